@@ -258,7 +258,7 @@ def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_res
     assert codes["full"] == [2, False, two] and codes["killed"] == [-signal.SIGKILL, False, two], "no half shard"
     assert codes["interrupted"] in ([130, False, two], [130, False, three])
     said = " ".join((tmp_path / "full.log").read_text().split())
-    assert "File too large. No store was made; 9 items are kept there. Make room, then run the same command" in said
+    assert "File too large; no store was made; 9 items are kept there. Make room, then run the same command" in said
     for fault in ("full", "interrupted", "killed"):
         assert command(str(source), "--out", str(tmp_path / fault)).exit_code == 0
         store = open_store(tmp_path / fault)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from tintype.audit.findings import Finding, find, ranked
 from tintype.audit.observe import observe
 from tintype.audit.seen import Group, Seen
-from tintype.errors import UserError
+from tintype.errors import as_user_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import World, current
 from tintype.runtime.machine import exact_fp32
@@ -80,10 +80,8 @@ def audit_run(
     parts = build_session(watched)
     state = new_state(parts)
     tensors, scalars = newest_good(path, state)
-    try:
+    with as_user_error(StateMismatchError, f"the checkpoint in {path} does not fit this plan and version"):
         state.load(tensors, scalars)
-    except StateMismatchError as error:
-        raise UserError(f"the checkpoint in {path} does not fit this plan and version: {error}") from None
     return _audited(parts, state, steps, on_step, (f"from the checkpoint of step {state.step}", *remarks))
 
 

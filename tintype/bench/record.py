@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tintype.bench.data import DataSpeeds, ImportSpeed
 from tintype.bench.run import AGAIN, DENSE, Comparison, Speeds
 from tintype.bench.study import StudySpeeds
+from tintype.config.strict import first_problem
 from tintype.errors import UserError
 from tintype.runtime.files import Json, read_object
 from tintype.runtime.identity import check_same
@@ -56,8 +57,7 @@ def read_record(path: Path) -> Record:
     try:
         return TypeAdapter(Record).validate_python(read_object(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = first_problem(error)
         raise UserError(f"--against: {path} does not have the figures of a bench ({what}); {remake}") from None
     except ValueError as error:
         raise UserError(f"--against: {path} {error}; {remake}") from None

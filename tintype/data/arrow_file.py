@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tintype.errors import UserError
+import pyarrow
 
-if TYPE_CHECKING:
-    import pyarrow
+from tintype.errors import UserError, as_user_error
 
 FILE_HEAD = 8
 """Bytes before the stream in a file of the form with a footer."""
@@ -25,8 +23,6 @@ _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:
     """Return an Arrow IPC file of one batch."""
-    import pyarrow
-
     sink = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -36,16 +32,13 @@ def file_of(batch: pyarrow.RecordBatch) -> bytes:
 
 def refuse_compressed(path: Path, first: int = 0) -> None:
     """Raise where a batch of the stream that begins at byte `first` is compressed, or the stream is cut short."""
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            file.seek(first)
-            for message in pyarrow.ipc.MessageReader.open_stream(file):
-                if _is_compressed(message):
-                    raise UserError(f"{path} has compressed batches, which are not read; write it without compression")
-    except (pyarrow.ArrowException, OSError, struct.error) as error:
-        raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short or damaged ({error})") from None
+    damaged = f"{path} cannot be read as an Arrow stream: it is cut short or damaged"
+    explained = as_user_error((pyarrow.ArrowException, OSError, struct.error), damaged)
+    with explained, pyarrow.memory_map(str(path)) as file:
+        file.seek(first)
+        for message in pyarrow.ipc.MessageReader.open_stream(file):
+            if _is_compressed(message):
+                raise UserError(f"{path} has compressed batches, which are not read; write it without compression")
 
 
 def _is_compressed(message: pyarrow.Message) -> bool:

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow
+from pyarrow import ArrowException, parquet
 
 from tintype.data.image_file import too_large
 from tintype.data.store.attributes import kind_of_arrow, plain_type
-from tintype.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyarrow import parquet
+from tintype.errors import UserError, as_user_error
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
@@ -38,9 +36,8 @@ _DATA, _DATA_V2 = 0, 3
 
 def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.ParquetFile:
     """Open a file whose footer is within its bound. Columns are read piece by piece, not all row groups at once."""
-    from pyarrow import ArrowException, parquet
-
-    try:
+    kinds = (ArrowException, OSError, UnicodeDecodeError)  # the last of a column's name
+    with as_user_error(kinds, f"{path} cannot be read as a Parquet file"):
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 8))
@@ -50,8 +47,6 @@ def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.Par
         return parquet.ParquetFile(
             path, read_dictionary=list(read_dictionary), pre_buffer=False, buffer_size=_READ_AHEAD
         )
-    except (ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
-        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
 
 
 def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -> None:
@@ -96,17 +91,14 @@ def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) 
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
     end, left = at + chunk.total_compressed_size, chunk.num_values
+    damaged = f"{path} cannot be read as a Parquet file: the header of a page is cut short or damaged"
     while left > 0 and at < end:
-        try:
+        with as_user_error((ValueError, LookupError, TypeError), damaged):
             fields, size = _struct(content[at : at + _MOST_HEADER_BYTES], 0, _DEEPEST)
             kind, unpacked, packed = (fields[number,] for number in (1, 2, 3))
             values = max(fields.get((number, 1), 0) for number in (5, 7, 8))
             if min(unpacked, packed, values) < 0:
                 raise ValueError("a negative size")
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"{path} cannot be read as a Parquet file: the header of a page is cut short or damaged: {error}"
-            ) from None
         yield _Page(kind, packed, unpacked, values)
         left -= values if kind in (_DATA, _DATA_V2) else 0
         at += size + packed
@@ -196,8 +188,6 @@ def parquet_rows(
 
     A batch is one row: what a row of a compressed file holds is known only when it is read.
     """
-    from pyarrow import ArrowException
-
     file = open_bounded(path)
     check_pages(file, path, columns)
     groups: list[int] = []
@@ -220,8 +210,6 @@ def parquet_rows(
 
 def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type with bytes in place of texts, also of those in a struct."""
-    import pyarrow
-
     kind = plain_type(kind)
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])

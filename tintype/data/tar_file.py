@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 
 _BLOCK = 512
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -18,25 +18,23 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
     Python's reader accepts a tar that ends between members, and takes a damaged header for the end.
     """
     size = path.stat().st_size
-    try:
-        with path.open("rb") as file, tarfile.open(path, "r:") as tar:
-            file.seek(max(0, size - _BLOCK))
-            if size % _BLOCK or any(file.read()):
-                raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
-            for member in tar:
-                if is_plain(member) and member.offset_data + member.size > size:
-                    raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
-                if not member.isdir():
-                    yield member
-            file.seek(tar.offset)
-            while block := file.read(1 << 20):
-                if any(block):
-                    raise UserError(
-                        f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is "
-                        "damaged, something follows. Make it anew; of tars that were joined in one file, give a folder"
-                    )
-    except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+    explained = as_user_error((tarfile.TarError, OSError), f"{path} cannot be read as a tar file")
+    with explained, path.open("rb") as file, tarfile.open(path, "r:") as tar:
+        file.seek(max(0, size - _BLOCK))
+        if size % _BLOCK or any(file.read()):
+            raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
+        for member in tar:
+            if is_plain(member) and member.offset_data + member.size > size:
+                raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
+            if not member.isdir():
+                yield member
+        file.seek(tar.offset)
+        while block := file.read(1 << 20):
+            if any(block):
+                raise UserError(
+                    f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is "
+                    "damaged, something follows. Make it anew; of tars that were joined in one file, give a folder"
+                )
 
 
 def is_plain(member: tarfile.TarInfo) -> bool:

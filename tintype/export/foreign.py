@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.export.architecture import PrxConfig, denoiser_in, from_config
 from tintype.export.pipeline_folder import ABOUT
 from tintype.export.trained import ABOUT_IN_HEADER
@@ -105,12 +105,10 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
+    with as_user_error((SafetensorError, OSError), f"{file} cannot be read as safetensors", "is it whole?"):
         with safe_open(file, "pt") as opened:
             header = opened.metadata() or {}
         return load_file(file), header
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read as safetensors: {error}; is it whole?") from None
 
 
 def _about(text: str, place: Path) -> Section:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import remove_unfinished, written_beside
 
 
@@ -24,11 +24,9 @@ def written_whole(target: Path) -> Iterator[Path]:
     """Yield a path to make a folder or a file at, which takes the target's name at the end."""
     refuse_existing(target)
     target = target.absolute()
-    try:
+    with as_user_error(OSError, f"cannot write {target}", "make room or choose another --out"):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_unfinished(target.parent, glob.escape(target.name))
         with written_beside(target) as temporary:
             yield temporary
             refuse_existing(target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}; make room or choose another --out") from error

@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from tintype.errors import UserError
+from tintype.errors import as_user_error
 from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import read_json, write_json
 from tintype.runtime.identity import check_same
@@ -43,10 +43,8 @@ def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and workers load the same repository at the same time
-            try:
+            with as_user_error(ValueError, f"{file} is damaged", "remove it to accept what is loaded next"):
                 known = read_json(file)
-            except ValueError as error:
-                raise UserError(f"{file} is damaged ({error}); remove it to accept what is loaded next") from None
             if item not in known:
                 write_json(file, {**known, item: found})
             first: dict[str, str | None] = known.get(item, found)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 
 Leaf = TypeVar("Leaf", Tensor, npt.NDArray[np.floating])
 _ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError, ImportError)
@@ -30,23 +30,19 @@ _ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, At
 
 def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
     """Read a pickle of dictionaries of numpy arrays of floats."""
-    try:
+    with as_user_error(_ERRORS, f"{where} is not a pickle of numpy arrays alone, and was not read"):
         found = dict(_leaves(_Arrays(io.BytesIO(data)).load(), np.ndarray))
         return {path: torch.from_numpy(np.array(array, dtype=np.float32)) for path, array in found.items()}
-    except _ERRORS as error:
-        raise UserError(f"{where} is not a pickle of numpy arrays alone, and was not read: {error}") from None
 
 
 def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
     """Read the tensors of a TorchScript archive; its code stays unread."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            (index,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            reader = _Archive(io.BytesIO(archive.read(index)))
-            reader.storage = lambda key: archive.read(index.removesuffix(".pkl") + "/" + key)
-            return dict(_leaves(reader.load(), Tensor))
-    except (*_ERRORS, zipfile.BadZipFile) as error:
-        raise UserError(f"{where} is not a TorchScript archive of tensors, and was not read: {error}") from None
+    refused = f"{where} is not a TorchScript archive of tensors, and was not read"
+    with as_user_error((*_ERRORS, zipfile.BadZipFile), refused), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (index,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        reader = _Archive(io.BytesIO(archive.read(index)))
+        reader.storage = lambda key: archive.read(index.removesuffix(".pkl") + "/" + key)
+        return dict(_leaves(reader.load(), Tensor))
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

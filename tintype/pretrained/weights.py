@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import sha256_of, write_text, written_beside
 from tintype.runtime.forms import forms_of, misfits
@@ -114,11 +114,12 @@ class Url:
     def obtain(self, folder: Path) -> Path:
         target = folder / self.url.rsplit("/", 1)[-1]
         note(f"downloading {self.url}")
-        try:
-            with urllib.request.urlopen(self.url, timeout=_URL_TIMEOUT_S) as answer, target.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-        except OSError as error:
-            raise UserError(f"cannot download {self.url} to {target}: {error}") from None
+        with (
+            as_user_error(OSError, f"cannot download {self.url} to {target}"),
+            urllib.request.urlopen(self.url, timeout=_URL_TIMEOUT_S) as answer,
+            target.open("wb") as file,
+        ):
+            shutil.copyfileobj(answer, file)
         return target
 
 
@@ -216,12 +217,9 @@ def _converted(known: Known, file: Path, words: str) -> Weights:
 
 def _read_cached(file: Path) -> Weights:
     damaged = f"{file} is damaged; delete it, and it will be made anew"
-    try:
-        with safe_open(file, framework="pt") as stored:
-            said = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{damaged} ({error})") from None
+    with as_user_error((SafetensorError, OSError), damaged), safe_open(file, framework="pt") as stored:
+        said = stored.metadata() or {}
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     if (found := digest(tensors.values())) != said.get("digest"):
         raise UserError(f"{damaged} (its tensors' digest is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)")
     source = said.get("source", str(file))
@@ -238,10 +236,8 @@ def _checksum(tensors: Tensors, source: str) -> str:
 
 
 def read_safetensors(file: Path) -> Tensors:
-    try:
+    with as_user_error(SafetensorError, f"{file} is not a file of safetensors"):
         return load_file(file)
-    except SafetensorError as error:
-        raise UserError(f"{file} is not a file of safetensors: {error}") from None
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import remove_unfinished
 
 _LOCK = ".lock"
@@ -24,11 +24,9 @@ def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[No
 
     The file names that process, for messages. What killed processes left half written in the folder is removed.
     """
-    try:
+    with as_user_error(OSError, f"cannot write to {folder}", otherwise):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("a+")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
     with lock:
         if not _take(lock):
             raise UserError(f"another process{_holder(folder)} works in {folder}; wait for it or {otherwise}")

@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime import fault
 from tintype.runtime.files import damaged
 
@@ -82,10 +82,8 @@ class DiskRows:
             raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
         if head != content.head:
             raise UserError(f"{file} holds the {content.words} of something else; {remake}")
-        try:
+        with as_user_error(RuntimeError, f"cannot map {file} into memory"):
             mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise UserError(f"cannot map {file} into memory: {error}") from None
         first = len(head)
         rows = first + _SUM_BYTES * count
         self.file, self._stamp = file, content.stamp
@@ -149,14 +147,14 @@ def fingerprint(source: _Images) -> str:
 def make_file(file: Path, content: Content) -> None:
     """An empty file of its full size, in place only when it is whole."""
     size = content.file_bytes
-    advice = f"; free some, set TINTYPE_CACHE to a folder with room, or {content.otherwise}"
-    try:
+    advice = f"free some, set TINTYPE_CACHE to a folder with room, or {content.otherwise}"
+    with as_user_error(OSError, f"cannot make {file} of {gigabytes(size)} ({size} bytes)", advice):
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(file.parent)
         if size > (free := shutil.disk_usage(file.parent).free):
             raise UserError(
                 f"the {content.words} need {gigabytes(size)} ({size} bytes) in {file.parent}, where "
-                f"{gigabytes(free)} are free{advice}"
+                f"{gigabytes(free)} are free; {advice}"
             )
         made = file.with_name(f"{secrets.token_hex(6)}.making")
         try:
@@ -166,8 +164,6 @@ def make_file(file: Path, content: Content) -> None:
             _put_in_place(made, file)
         finally:
             made.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {file} of {gigabytes(size)} ({size} bytes): {error.strerror}{advice}") from None
 
 
 def _put_in_place(made: Path, file: Path) -> None:

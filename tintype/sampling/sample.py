@@ -13,7 +13,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from tintype.data.image_file import open_image, read_file
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.files import write_bytes
 from tintype.runtime.watchdog import watch_ranks
@@ -59,10 +59,8 @@ def sample_run(
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
     if size_px % unit:
         raise UserError(f"--size {size_px}: this model makes sizes that are multiples of {unit}")
-    try:
+    with as_user_error(OSError, f"cannot write to {out}", "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     repeated = [prompt for prompt in prompts for _ in range(count)]
     ending = f"-ema-{average.length!r}.png" if average else ".png"
     details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
@@ -130,10 +128,8 @@ def _same(made: Made) -> Made:
 
 
 def _read_prompts(path: Path) -> list[str]:
-    try:
+    with as_user_error((OSError, UnicodeDecodeError), f"cannot read the prompts in {path}"):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the prompts in {path}: {error}") from None
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -19,7 +19,7 @@ from tintype.data.store.inspect_html import to_html
 from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
-from tintype.errors import UserError
+from tintype.errors import as_user_error
 from tintype.evaluation.fit import held_out_note
 from tintype.runtime.files import write_text
 from tintype.terminal.interrupts import leave
@@ -92,10 +92,8 @@ def inspect_with_progress(
         say(progress_console, f"{write_skip}: {count:,} entries; {option} (skip_sha256 {identity[:12]})")
     if out is None:
         return found.result
-    try:
+    with as_user_error(OSError, f"cannot write {out}", "choose another --out"):
         write_text(out, to_html(opened, found))
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     for problem in found.result["problems"]:
         say(progress_console, problem["title"], "red" if problem["severity"] == "alarm" else "yellow")
     say(progress_console, f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s")

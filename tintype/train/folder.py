@@ -21,7 +21,7 @@ from shlex import quote
 from typing import Any
 
 from tintype.data.sources import only_added
-from tintype.errors import DamagedFileError, DivergedError, UserError
+from tintype.errors import DamagedFileError, DivergedError, UserError, as_user_error
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.runtime import fault, files
 from tintype.runtime.dist import ALONE, World
@@ -275,20 +275,15 @@ def _moved(file: Path) -> str | None:
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
-    try:
+    remedy = "make room, then run the same command again to resume"
+    with as_user_error(OSError, f"cannot write to {path}", remedy):
         files.append_line(path, line)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to resume"
-        ) from error
 
 
 def read_about(folder: Path) -> Mapping[str, Any]:
     """Return what an export says about itself; nothing for the folder of a run."""
-    try:
+    with as_user_error(ValueError, f"{folder / ABOUT} is damaged", "export or download the model again"):
         about = files.read_json(folder / ABOUT)
-    except ValueError as error:
-        raise UserError(f"{folder / ABOUT} is damaged ({error}); export or download the model again") from None
     return about if isinstance(about, dict) and about.get("form") == FORM else {}
 
 

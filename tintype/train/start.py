@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.model.start import StartPart
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.runtime.identity import check_pin, in_words
@@ -55,10 +55,9 @@ def resume(folder: RunFolder, state: TrainState) -> None:
 
     with folder.world.fail_together():
         folder.restore_files()
-    try:
+    misfit = f"the checkpoint in {folder.checkpoints} does not fit this plan and version"
+    with as_user_error(StateMismatchError, misfit):
         checkpoint.restore(folder.checkpoints, state, on_damage, folder.world)
-    except StateMismatchError as error:
-        raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
     with folder.world.fail_together():
         folder.forget_after(state.step)
         if folder.writes:
@@ -77,13 +76,10 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
         tokens = plain(parent.plan.text)["max_tokens"]  # the number is in the identity, and may be another
         RunFolder(parent.path).check_identity("text", parts.text.identity_at(tokens))
     cut = any(map(is_sharded, state.parameters))
-    try:
+    damaged = f"start: the checkpoint {parent.checkpoint} is damaged"
+    with as_user_error(checkpoint.DamagedError, damaged, "remove it, or start from another run"):
         tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)
         whole = checkpoint.read(parent.checkpoint)[0] if cut and folder.writes else tensors
-    except checkpoint.DamagedError as error:
-        raise UserError(
-            f"start: the checkpoint {parent.checkpoint} is damaged ({error}); remove it, or start from another run"
-        ) from None
     with folder.world.fail_together():
         exported = read_about(parent.path)
         average = parent.plan.ema if start.weights == "average" and not exported else None

@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_no_half_store_and_can_be_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", full)
         with pytest.raises(
-            UserError, match=rf"No space left on device\. No store was made; {kept} items are kept there"
+            UserError, match=rf"No space left on device; no store was made; {kept} items are kept there"
         ):
             imported(source, tmp_path / "store")
     assert not (tmp_path / "store").exists()

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from tintype.config.strict import first_problem
 from tintype.data.folders import check_inside
 from tintype.data.image_file import Limits, read_file, too_large
 from tintype.data.importers.beside import UnreadableError, entries_of, text_of
@@ -35,7 +37,7 @@ from tintype.data.importers.importer import (
     leads_out,
 )
 from tintype.data.store.attributes import kinds_in
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 
 _INDEX, _CODEC = "index.json", "zstd"
 _IMAGES = ("jpeg", "png", "pil")
@@ -172,15 +174,12 @@ def _read_index(file: Path) -> list[_Shard]:
     try:
         return _Index.model_validate_json(read_file(file, MOST_TABLE_BYTES)).shards
     except (OSError, ValidationError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
         raise UserError(f"{file} is not the index of MDS shards: {reason}") from None
 
 
 def _place(source: Path, index: Path, shard: _Shard) -> _Place:
     """Return the plain file of a shard where it exists, else the compressed one."""
-    import pyarrow
-
     plain, packed = shard.raw_data, shard.zip_data
     if bad := next((one.basename for one in (plain, packed) if one and leads_out(one.basename)), None):
         raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
@@ -199,18 +198,16 @@ def _place(source: Path, index: Path, shard: _Shard) -> _Place:
 
 
 def _open(place: _Place) -> io.BufferedIOBase:
-    import pyarrow
-
     size = place.shard.raw_data.bytes
     if not place.packed:
         return place.path.open("rb")
     if size > MOST_TABLE_BYTES:
         raise UserError(f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked; unpack the shards first")
-    try:
-        with pyarrow.input_stream(str(place.path), compression=_CODEC) as stream:
-            content = stream.read(size + 1)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{place.path} cannot be unpacked: {error}") from None
+    with (
+        as_user_error((pyarrow.ArrowException, OSError), f"{place.path} cannot be unpacked"),
+        pyarrow.input_stream(str(place.path), compression=_CODEC) as stream,
+    ):
+        content = stream.read(size + 1)
     if len(content) != size:
         raise UserError(f"{place.path} does not unpack to the {size:,} bytes that {_INDEX} says")
     return io.BytesIO(content)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
+
+import pyarrow
 
 from tintype.data.arrow_file import refuse_compressed
 from tintype.data.folders import check_inside
@@ -17,11 +19,8 @@ from tintype.data.image_file import read_file
 from tintype.data.importers.importer import FOLDER, MOST_TABLE_BYTES, Reading
 from tintype.data.importers.table import Table, TableImporter
 from tintype.data.parquet_file import rows
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import Json, parse_object
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -66,9 +65,8 @@ def _table(source: Path, path: Path, split: str | None) -> Table:
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.RecordBatchStreamReader]]:
     """Yield the file and the stream in it."""
-    import pyarrow
-
-    try:
+    kinds = (pyarrow.ArrowException, OSError, UnicodeDecodeError)  # the last of a column's name
+    with as_user_error(kinds, f"{path} cannot be read as an Arrow stream"):
         with path.open("rb") as file:
             file.seek(-min(len(_END), path.stat().st_size), 2)
             if file.read() != _END:
@@ -76,8 +74,6 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
         refuse_compressed(path)
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
             yield mapped, stream
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
-        raise UserError(f"{path} cannot be read as an Arrow stream: {error}") from None
 
 
 def _data_files(folder: Path) -> list[Path]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import pyarrow
+from pyarrow import types
 
 from tintype.data.importers.importer import Importer, Item
 from tintype.data.parquet_file import TooLarge
 from tintype.data.store.attributes import kind_of_arrow, plain_type
 from tintype.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 IMAGE = "image"
 
@@ -102,16 +102,12 @@ def _item(values: Mapping[str, object], image: str, columns: Collection[str], pl
 
 
 def _is_bytes(kind: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
     tests = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_string, types.is_large_string)
     return any(test(kind) for test in tests)
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:
     """Return whether it is a struct with `bytes` and no list, which could have any length in few bytes."""
-    from pyarrow import types
-
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         return False
     return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)

@@ -56,21 +56,16 @@ class Captioner(Protocol):
     @property
     def where(self) -> str:
         """The place where it runs, on which the answers do not depend."""
-        ...
 
     def identity(self) -> dict[str, str]:
         """Return who answers, with all that the answers depend on."""
-        ...
 
     def check(self) -> None:
         """Raise where it cannot be asked, before the work begins."""
-        ...
 
     def alive(self) -> bool:
         """Return whether it can still be asked."""
-        ...
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
         """Yield replies to the pulled questions, in any order, until there are none, or until a signal comes: open
         questions are then dropped."""
-        ...

@@ -17,7 +17,7 @@ from typing import IO, Annotated
 
 from pydantic import BaseModel, Field
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import Json, checksum_of, parse_object
 from tintype.runtime.identity import check_same
 
@@ -58,16 +58,13 @@ class Journal:
     _synced_s: float = 0.0
 
     def add(self, entry: Entry) -> None:
-        try:
+        kept = f"{len(self.entries):,} answers are kept there"
+        remedy = f"{kept}; make room, then run the same command again to resume"
+        with as_user_error(OSError, f"cannot write to {self.path}", remedy):
             self.file.write(_line(entry.model_dump(exclude_defaults=True)))
             self.file.flush()
             if time.monotonic() - self._synced_s > _SYNC_S:
                 self.sync()
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {self.path}: {error.strerror}. {len(self.entries):,} answers are kept there; make "
-                "room, then run the same command again to resume"
-            ) from error
         self.entries[entry.key] = entry
 
     def sync(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tintype.config.strict import nearest, read_yaml
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 
 _BUILT_IN = read_yaml(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"), "prompts.yaml").data
 PROMPTS: dict[str, str] = {name: prompt["words"] for name, prompt in _BUILT_IN.items()}
@@ -27,12 +27,9 @@ def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
 
 
 def _read(file: Path) -> str:
-    try:
+    not_text = as_user_error(UnicodeDecodeError, f"--prompt-file {file} is not UTF-8 text")
+    with as_user_error(OSError, f"cannot read --prompt-file {file}"), not_text:
         text = file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise UserError(f"cannot read --prompt-file {file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file {file} is not UTF-8 text: {error}") from None
     if not text:
         raise UserError(f"--prompt-file {file} is empty; write into it what the model is to be asked")
     if len(text) > _LONGEST:

@@ -27,7 +27,7 @@ from tintype.data.image_sets import decode, encode
 from tintype.data.recaption.asking import Asking, Captioner, Pull, Question, Reply
 from tintype.data.recaption.journal import MOST_TOKENS
 from tintype.data.store.texts import shortened
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.interrupt import Interrupt
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
@@ -85,11 +85,9 @@ class Place:
 
 def read_place(url: str) -> Place:
     """Parse a URL. To `http://host:8000` the usual `/v1` is added; a path is taken as it is."""
-    try:
+    with as_user_error(ValueError, f"--server {url}"):
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise UserError(f"--server {url}: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise UserError(f"--server: leave name and password out of the URL; put a key into ${KEY_VARIABLE}")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -161,13 +159,10 @@ class Server(Captioner):
 
     def check(self) -> None:
         """Raise where nothing answers there."""
-        try:
+        examples = f"`vllm serve {self.model}`, `llama-server -hf {self.model}` or `ollama serve`"
+        remedy = f"start one, for example {examples}, or fix --server"
+        with as_user_error(_PassingError, f"no server answers at {self.place.url}", remedy):
             self._exchange("GET", "/models", None)
-        except _PassingError as error:
-            raise UserError(
-                f"no server answers at {self.place.url} ({error}). Start one, for example `vllm serve "
-                f"{self.model}`, `llama-server -hf {self.model}` or `ollama serve`, or fix --server"
-            ) from None
 
     def alive(self) -> bool:
         try:

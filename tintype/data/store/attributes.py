@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
+
+import pyarrow
+from pyarrow import types
 
 from tintype.data.store.texts import LONGEST, is_utf8, shortened
 from tintype.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Kind = Literal["text", "int", "float", "bool"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -158,8 +158,6 @@ _FITTED: dict[Kind, Callable[[object], Value]] = {"text": _text, "int": _int, "f
 
 def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
     """Return the kind of a column of a table, or None where it holds no attributes."""
-    from pyarrow import types
-
     kind = plain_type(kind)
     if types.is_string(kind) or types.is_large_string(kind):
         return "text"
@@ -172,6 +170,4 @@ def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
 
 def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type of the values, also where they lie in a dictionary."""
-    from pyarrow import types
-
     return kind.value_type if types.is_dictionary(kind) else kind

@@ -20,13 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from pydantic import ValidationError
 
 from tintype.data.arrow_file import file_of
 from tintype.data.image_file import open_image
 from tintype.data.store import layout
 from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, AddedPart, Store, identity_of, shard_of
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import sha256_of, write_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -72,8 +73,6 @@ def add_column(
 def _write_files(
     store: Store, name: str, texts: Sequence[str], made_by: Mapping[str, object], journal: bytes | None
 ) -> AddedColumn:
-    import pyarrow
-
     hashes = store.texts("sha256")
     total = hashlib.sha256()
     for text in texts:
@@ -106,15 +105,10 @@ def earlier_identities(store: Store) -> Iterator[str]:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Hold the lock of the store: of two columns that are ready at the same time, one waits for seconds."""
-    try:
-        with (path / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path}: {error.strerror or error}. The store is as it was; fix this, then run the same "
-            "command again"
-        ) from error
+    remedy = "the store is as it was; fix this, then run the same command again"
+    with as_user_error(OSError, f"cannot write to {path}", remedy), (path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
@@ -133,7 +127,8 @@ def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda do
 
 
 def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
-    try:
+    kinds = (LookupError, TypeError, AttributeError, OSError, ValidationError)
+    with as_user_error(kinds, f"{path / ABOUT} is damaged, or names a file that is", "import the store again"):
         shards = [_same(path, one) for one in content["shards"]]
         added = [
             {**one, "journal_sha256": sha256_of(path / Path(one["journal"]).name) if one.get("journal") else None}
@@ -142,10 +137,6 @@ def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
         quarantine = sha256_of(path / layout.QUARANTINE) if content["quarantined"] else None
         known = {"format": layout.FORMAT, "shards": shards, "added": added, "quarantine_sha256": quarantine}
         return AboutStore.model_validate_json(json.dumps({**content, **known}))
-    except (LookupError, TypeError, AttributeError, OSError, ValidationError) as error:
-        raise UserError(
-            f"{path / ABOUT} is damaged, or names a file that is ({error}); import the store again"
-        ) from None
 
 
 def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:

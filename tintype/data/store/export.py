@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import pyarrow
+from pyarrow import Table, parquet
 
 from tintype.data.image_file import open_image
 from tintype.data.store.attributes import ARROW_TYPES, Kind, Value
@@ -23,9 +26,6 @@ from tintype.errors import UserError
 from tintype.runtime.files import flush
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
@@ -144,8 +144,6 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _write_parquet(work: Path, store: Store, rows: Iterator[Row]) -> None:
-    from pyarrow import Table, parquet
-
     schema = _schema(store)
     for number, part in enumerate(_parts(rows)):
         with parquet.ParquetWriter(work / f"{number:05d}.parquet", schema) as writer:
@@ -157,8 +155,6 @@ def _write_parquet(work: Path, store: Store, rows: Iterator[Row]) -> None:
 
 def _schema(store: Store) -> pyarrow.Schema:
     """Return the schema with the note by which tools of the hub know a column of images."""
-    import pyarrow
-
     columns: dict[str, Kind] = {f"caption_{name}": "text" for name in store.captions}
     columns |= {f"attribute_{name}": kind for name, kind in store.attributes.items()}
     columns |= dict.fromkeys(ROW_TEXTS, "text")

@@ -26,7 +26,7 @@ from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, stra
 from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.texts import shortened
 from tintype.data.store.where import word_counts
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.page.svg import linear_ticks
 from tintype.runtime.files import write_text
 
@@ -216,10 +216,8 @@ def _aspects(store: Store, rows: NDArray[np.int64]) -> results.Aspects:
 
 
 def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> results.Captions:
-    from pyarrow import compute
-
     column = store.table[CAPTION + name].take(rows).fill_null("")
-    words = word_counts(compute, column).to_numpy().astype(np.int64)
+    words = word_counts(column).to_numpy().astype(np.int64)
     texts: list[str] = column.to_pylist()
     counts = Counter(texts)
     strange = [(row, what) for row, text in zip(rows.tolist(), texts, strict=True) if (what := strange_text(text))]
@@ -306,8 +304,6 @@ def _printable(text: str) -> str:
 def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
     lines = skip_lines(store, groups)
     head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]
-    try:
+    with as_user_error(OSError, f"cannot write {path}", "choose another --write-skip"):
         write_text(path, "\n".join([*head, *lines]) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --write-skip") from None
     return len(lines)

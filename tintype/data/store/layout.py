@@ -20,20 +20,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
+from pyarrow import Table, compute
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.image_file import Encoded
 from tintype.data.store.attributes import ARROW_TYPES, RESERVED, Kind, Value
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import Json, checksum_of, read_object
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -147,8 +146,6 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> pyarrow.Schema:
-    import pyarrow
-
     numbers = [(name, "int32") for name in _NUMBERS]
     texts = [(name, "string") for name in (*_TEXTS, *(CAPTION + name for name in captions))]
     typed = [(ATTRIBUTE + name, ARROW_TYPES[kind]) for name, kind in attributes.items()]
@@ -156,8 +153,6 @@ def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> pyarrow.S
 
 
 def added_schema(name: str) -> pyarrow.Schema:
-    import pyarrow
-
     return pyarrow.schema([("sha256", "string"), (CAPTION + name, "string")])
 
 
@@ -188,8 +183,6 @@ class Store:
     """A store that is open. Rows count through all its shards."""
 
     def __init__(self, path: Path, about: AboutStore | None = None) -> None:
-        from pyarrow import Table, compute
-
         self.path, self.about = path, about or read_about(path)
         self.captions, self.attributes = list(self.about.captions), dict(self.about.attributes)
         shards = range(len(self.about.shards))
@@ -408,16 +401,13 @@ def open_shard(path: Path) -> pyarrow.RecordBatch:
 
 def _mapped(path: Path) -> tuple[pyarrow.Buffer, pyarrow.RecordBatch]:
     """Return the bytes of a shard, and its one record batch in them."""
-    import pyarrow
-
     refuse_compressed(path, FILE_HEAD)
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            whole = file.read_buffer()
-            batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # what was checked, not the footer
-            if len(batches) != 1:
-                raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
-            batches[0].validate(full=True)  # offsets that point elsewhere would be followed
-            return whole, batches[0]
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a shard of a store: {error}") from None
+    kinds = (pyarrow.ArrowException, OSError, ValueError)
+    explained = as_user_error(kinds, f"{path} cannot be read as a shard of a store")
+    with explained, pyarrow.memory_map(str(path)) as file:
+        whole = file.read_buffer()
+        batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # what was checked, not the footer
+        if len(batches) != 1:
+            raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
+        batches[0].validate(full=True)  # offsets that point elsewhere would be followed
+        return whole, batches[0]

@@ -12,19 +12,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
+from pyarrow import ArrowException, compute, types
 
 from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.layout import Split, Store
 from tintype.data.store.where import kept_by
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.identity import Pin, check_pin
-
-if TYPE_CHECKING:
-    import pyarrow
 
 REPEATS = "repeats"
 _ENTRY = re.compile(rf"([0-9a-f]{{64}})(?:\s+({REPEATS}))?")
@@ -95,9 +93,6 @@ def refuse_empty(store: Store, selection: Selection, split: Split) -> None:
 
 
 def _skipped(store: Store, entries: SkipList) -> tuple[NDArray[np.bool_], frozenset[str]]:
-    import pyarrow
-    from pyarrow import compute
-
     if entries == SkipList():
         return np.zeros(len(store), dtype=np.bool_), frozenset()
     column = store.table["sha256"]
@@ -128,33 +123,26 @@ def read_skip_list(path: Path) -> SkipList:
 
 
 def _text_lines(path: Path) -> Iterable[tuple[str, str]]:
-    try:
+    with (
+        as_user_error(OSError, f"cannot read the skip list {path}"),
+        as_user_error(UnicodeDecodeError, f"the skip list {path} is not text in UTF-8", "one hash stands on each line"),
+    ):
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the skip list {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"the skip list {path} is not text in UTF-8; one hash stands on each line") from None
     return ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
 
 
 def _parquet_lines(path: Path) -> Iterable[tuple[str, str]]:
-    from pyarrow import ArrowException
-
     names = open_bounded(path).schema_arrow.names
     if "sha256" not in names:
         raise UserError(f"the skip list {path} has no column 'sha256'; its columns are {', '.join(names)}")
     file = open_bounded(path, read_dictionary=["sha256"])  # a text that many rows have is there once
     check_pages(file, path, ["sha256"])
-    try:
+    with as_user_error((ArrowException, OSError), f"cannot read the skip list {path} as a Parquet file"):
         values = [value for batch in file.iter_batches(columns=["sha256"]) for value in _values(batch.column(0))]
-    except (ArrowException, OSError) as error:
-        raise UserError(f"cannot read the skip list {path} as a Parquet file: {error}") from None
     return ((f"{path}, row {row}", "" if value is None else str(value)) for row, value in enumerate(values))
 
 
 def _values(column: pyarrow.Array) -> list[object]:
-    from pyarrow import types
-
     if not types.is_dictionary(column.type):
         return list(column.to_pylist())
     words = column.dictionary.to_pylist()

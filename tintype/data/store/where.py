@@ -18,12 +18,12 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from types import ModuleType
+from functools import partial, reduce
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pyarrow import ArrowInvalid, ChunkedArray, compute
 
 from tintype.config.strict import nearest
 from tintype.data.store.attributes import Kind
@@ -73,34 +73,30 @@ class Function:
     takes: tuple[Type | Literal["any"], ...]
     gives: Type
     compute: Callable[..., Value]
-    """Called with `pyarrow.compute` and the arguments."""
     example: str
     pattern: bool = False
     """Whether its last argument must be a literal text."""
 
 
-def word_counts(pc: ModuleType, text: Value) -> Value:
+def word_counts(text: Value) -> Value:
     """Return the number of words of each text, separated by white space."""
-    trimmed = pc.utf8_trim_whitespace(text)
-    pieces = pc.list_value_length(pc.utf8_split_whitespace(trimmed))
-    return pc.subtract(pieces, pc.equal(trimmed, "").cast("int32"))  # an empty text has one empty piece
+    trimmed = compute.utf8_trim_whitespace(text)
+    pieces = compute.list_value_length(compute.utf8_split_whitespace(trimmed))
+    return compute.subtract(pieces, compute.equal(trimmed, "").cast("int32"))  # an empty text has one empty piece
 
 
-def _arrow(name: str, **options: bool) -> Callable[..., Value]:
-    return lambda pc, *given: getattr(pc, name)(*given, **options)
-
-
+_least, _most = (partial(one, skip_nulls=False) for one in (compute.min_element_wise, compute.max_element_wise))
 FUNCTIONS = {
     "words": Function(("text",), "number", word_counts, "words(long)"),
-    "characters": Function(("text",), "number", _arrow("utf8_length"), "characters(long)"),
-    "min": Function(("number",) * 2, "number", _arrow("min_element_wise", skip_nulls=False), "min(width, height)"),
-    "max": Function(("number",) * 2, "number", _arrow("max_element_wise", skip_nulls=False), "max(width, height)"),
-    "lower": Function(("text",), "text", _arrow("utf8_lower"), "lower(long)"),
-    "contains": Function(("text",) * 2, "truth", _arrow("match_substring"), "contains(long, 'dog')", True),
-    "starts": Function(("text",) * 2, "truth", _arrow("starts_with"), "starts(source, 'train/')", True),
-    "ends": Function(("text",) * 2, "truth", _arrow("ends_with"), "ends(source, '.png')", True),
-    "matches": Function(("text",) * 2, "truth", _arrow("match_substring_regex"), "matches(long, '^A ')", True),
-    "missing": Function(("any",), "truth", _arrow("is_null"), "missing(score)"),
+    "characters": Function(("text",), "number", compute.utf8_length, "characters(long)"),
+    "min": Function(("number",) * 2, "number", _least, "min(width, height)"),
+    "max": Function(("number",) * 2, "number", _most, "max(width, height)"),
+    "lower": Function(("text",), "text", compute.utf8_lower, "lower(long)"),
+    "contains": Function(("text",) * 2, "truth", compute.match_substring, "contains(long, 'dog')", True),
+    "starts": Function(("text",) * 2, "truth", compute.starts_with, "starts(source, 'train/')", True),
+    "ends": Function(("text",) * 2, "truth", compute.ends_with, "ends(source, '.png')", True),
+    "matches": Function(("text",) * 2, "truth", compute.match_substring_regex, "matches(long, '^A ')", True),
+    "missing": Function(("any",), "truth", compute.is_null, "missing(score)"),
 }
 
 
@@ -124,8 +120,6 @@ class Node:
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
     """Return for each row whether the expression holds."""
-    from pyarrow import compute
-
     tree = _Builder(expression, option, known_columns(store)).whole()
     found = compute.and_kleene(store.table["sha256"].is_valid(), tree.value(store))  # one for each row, in any case
     kept: NDArray[np.bool_] = found.fill_null(False).to_numpy()
@@ -268,8 +262,6 @@ class _Builder:
         result = _called(_COMPUTE[type(node.op)], first, second)
 
         def divided(store: Store) -> Value:
-            from pyarrow import ChunkedArray, compute
-
             zero = compute.equal(second.value(store), 0)
             if zeros := compute.sum(zero).as_py():
                 records = f"{zeros:,} of the" if isinstance(zero, ChunkedArray) else "all"
@@ -311,10 +303,8 @@ class _Builder:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
 
         def value(store: Store) -> Value:
-            from pyarrow import compute
-
             try:
-                found = function.compute(compute, *(one.value(store) for one in given))
+                found = function.compute(*(one.value(store) for one in given))
             except ValueError as error:  # Arrow's, of a pattern
                 raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
             return compute.cast(found, "float64") if function.gives == "number" else found
@@ -353,8 +343,6 @@ def _as_number(text: Node, number: Node) -> str:
 
 
 def _read(store: Store, kind: Type, column: str) -> Value:
-    from pyarrow import ArrowInvalid
-
     try:
         return store.table[column].cast("float64") if kind == "number" else store.table[column]
     except ArrowInvalid:
@@ -366,21 +354,9 @@ def _read(store: Store, kind: Type, column: str) -> Value:
 
 def _called(function: str, *parts: Node) -> Compute:
     """Compute a function of Arrow on the values of parts."""
-
-    def value(store: Store) -> Value:
-        from pyarrow import compute
-
-        return compute.call_function(function, [part.value(store) for part in parts])
-
-    return value
+    return lambda store: compute.call_function(function, [part.value(store) for part in parts])
 
 
 def _joined(function: str, parts: Sequence[Node]) -> Compute:
     """Compute a function of Arrow on the first two parts, on the result and the third part, and so on."""
-
-    def value(store: Store) -> Value:
-        from pyarrow import compute
-
-        return reduce(getattr(compute, function), (part.value(store) for part in parts))
-
-    return value
+    return lambda store: reduce(getattr(compute, function), (part.value(store) for part in parts))

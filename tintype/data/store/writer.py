@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow
 from pydantic import BaseModel
 
 from tintype.data.arrow_file import file_of
@@ -16,11 +18,8 @@ from tintype.data.store import layout
 from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Prepared
 from tintype.data.store.layout import AboutStore, Shard, Split
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import checksum_of, flush, write_bytes
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
@@ -97,7 +96,7 @@ class Writer:
         written = self.written
         if written.items == self._items_kept:
             return
-        try:
+        with self._writing():
             if self._rows:
                 written.shards.append(self._write_shard(len(written.shards)))
             with self.quarantine.open("ab") as file:
@@ -109,8 +108,6 @@ class Writer:
             content = written.model_dump(mode="json")
             text = json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1)
             write_bytes(self._work / _PROGRESS, text.encode(), durable=True)
-        except OSError as error:
-            raise self._no_room(error) from error
         self._rows, self._refused, self._bytes, self._items_kept = [], bytearray(), 0, written.items
 
     def finish(self, out: Path) -> AboutStore:
@@ -128,7 +125,7 @@ class Writer:
             made_from=kept.request,
             attributes=dict(self._attributes),
         )
-        try:
+        with self._writing():
             write_bytes(self._work / layout.ABOUT, about.to_json().encode(), durable=True)
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
@@ -137,13 +134,9 @@ class Writer:
             flush(self._work)
             self._work.replace(out)
             flush(out.parent)
-        except OSError as error:
-            raise self._no_room(error) from error
         return about
 
     def _write_shard(self, index: int) -> Shard:
-        import pyarrow
-
         batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=layout.schema(self._captions, self._attributes))
         name = f"shard-{index:05d}.arrow"
         write_bytes(self._work / name, file_of(batch), durable=True)
@@ -157,11 +150,10 @@ class Writer:
             self._counts[row["split"]] += 1
             self.first_seen.setdefault(row["pixels"], (row["split"], row["source"]))
 
-    def _no_room(self, error: OSError) -> UserError:
-        return UserError(
-            f"cannot write to {self._work}: {error.strerror or error}. No store was made; {self._items_kept:,} items "
-            "are kept there. Make room, then run the same command again to resume"
-        )
+    def _writing(self) -> AbstractContextManager[None]:
+        kept = f"no store was made; {self._items_kept:,} items are kept there"
+        remedy = f"{kept}. Make room, then run the same command again to resume"
+        return as_user_error(OSError, f"cannot write to {self._work}", remedy)
 
 
 def has_kept(work: Path) -> bool:
@@ -172,7 +164,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
     """Return the progress of an earlier attempt, and truncate the quarantine to what was counted."""
     file, kept = work / _PROGRESS, Written(request=dict(request))
     if file.exists():
-        try:
+        with as_user_error((ValueError, RecursionError, AttributeError), f"{file} is damaged", _again(work)):
             content = json.loads(file.read_text(encoding="utf-8"))
             said = content.pop(_CHECKSUM, None)
             if said is None and "quarantine_sha256" not in content:
@@ -180,8 +172,6 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
             if said != checksum_of(content):
                 raise ValueError("it does not match its checksum")
             found = Written.model_validate(content)
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise UserError(f"{file} is damaged ({error}); {_again(work)}") from None
         if found.request == json.loads(json.dumps(request)):
             kept = found
         elif found.shards:

@@ -192,7 +192,7 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(monkeypatch: py
 def test_no_server_is_reported_with_its_url_and_what_to_start() -> None:
     with caption_server() as gone:
         client = to(gone)
-    with pytest.raises(UserError, match=rf"no server answers at {gone.url}/v1 \(Connection refused\).*vllm serve m"):
+    with pytest.raises(UserError, match=rf"no server answers at {gone.url}/v1: Connection refused; .*vllm serve m"):
         client.check()
     assert not client.alive()
 
