@@ -19,7 +19,7 @@ from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
 from tintype.study.power import MOST_SEEDS, Effect, Group, MetricPower, PowerPlan, degrees
-from tintype.study.report import findings
+from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
@@ -184,6 +184,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     for arm in results.arms:
         if words := findings.time_words(arm):
             say_note(console, f"{arm.label}: {words}")
+    for note in tuning.notes(results.tuning):
+        say_note(console, note)
     if results.trends:
         _show_trends(results, console)
 

@@ -8,9 +8,11 @@ import pytest
 
 from tests.studies import run_study
 from tests.tiny import TINY
+from tests.unit.study.example_results import example
 from tintype.errors import UserError
 from tintype.study import lab
 from tintype.study.lab import report_study, stored_study
+from tintype.study.report import tuning as report
 from tintype.study.results import Sweep, Tuning, TuningPoint, TuningRun, read_results_file
 from tintype.study.study import Study, load_study
 from tintype.study.tune import best, edges_of, tuned, tuning_of, tuning_tasks, untuned_words
@@ -117,6 +119,42 @@ def test_the_choice_changes_the_plans_of_each_arm_and_its_declared_diff(tmp_path
     assert chosen.baselines == study.baselines
 
 
+def point(values: dict[str, object], *scores: float | None) -> TuningPoint:
+    runs = [
+        TuningRun(seed=seed, hash="", state="diverged" if score is None else "done", value=score)
+        for seed, score in enumerate(scores)
+    ]
+    return TuningPoint(values=values, runs=runs)
+
+
+def swept(points: list[TuningPoint], chosen: int, arm: str = "baseline") -> Sweep:
+    return Sweep(arm=arm, points=points, chosen=chosen, edges=edges_of([one.values for one in points], chosen))
+
+
+def test_the_report_says_where_to_widen_and_what_diverged() -> None:
+    points = [point({"lr": 1.0}, 2.0, 4.0), point({"lr": 2.0}, 3.0, None)]
+    tuning = Tuning(metric="m", seeds=[0, 1], sweeps=[swept(points, 0), swept(points, 0, "a"), swept(points, 1, "b")])
+    assert report.notes(tuning) == [
+        "baseline, a: the best value lies at the edge of its grid; widen the grid: lr below 1.",
+        "b: no value of lr kept all its tuning runs.",
+    ]
+    cells = [report.cell(tuning.sweeps[0], one, 2) for one in points]
+    assert cells == ["✓ 3.00", "3.00 (diverged 1 of 2)"]
+    assert report.notes(None) == []
+
+
+def test_a_figure_has_the_best_over_the_other_keys() -> None:
+    grid = [
+        point({"lr": lr, "word": word}, score)
+        for lr, word, score in [(2.0, "x", 5.0), (2.0, "y", 3.0), (1.0, "x", 4.0)]
+    ]
+    results = example()
+    tuning = Tuning(metric="fd_scenes", seeds=[0], sweeps=[swept(grid, 1)])
+    (line,) = report.lines(results, tuning, "lr")
+    assert line.points == [(1.0, 4.0), (2.0, 3.0)] and line.chosen == 2.0
+    assert report.lines(results, tuning, "word") == []
+
+
 def test_a_tuned_study_from_its_sweep_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison waits for the whole sweep, a restart chooses the same, and the tuning seeds stay out of it."""
     small = ("tune={optimizer.lr: [1e-3, 1e-2]}", "seeds=[0]", "control_seeds=[]")
@@ -140,6 +178,10 @@ def test_a_tuned_study_from_its_sweep_to_its_report(tmp_path: Path, monkeypatch:
     compared = {run.hash for arm in found.arms for run in arm.runs}
     tried = {run.hash for sweep in found.tuning.sweeps for point in sweep.points for run in point.runs}
     assert not compared & tried and compared | tried == {folder.name for folder in (out / "runs").iterdir()}
+
+    page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
+    assert 'id="tuning"' in page and "validation loss over optimizer.lr" in page and "## Tuning" in text
+    assert all("widen the grid: optimizer.lr" in one for one in (page, text))  # with two values, the best is at an edge
 
     with monkeypatch.context() as patch:
         patch.setattr(lab, "run_tasks", lambda *arguments: {})  # nothing is trained: all is read from the runs

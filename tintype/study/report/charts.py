@@ -339,6 +339,48 @@ def _token_marks(
     return tag("g", *marks, class_=each.css)
 
 
+@dataclass(frozen=True)
+class Swept:
+    """The scores of one arm over the values of a setting, and the value that was chosen."""
+
+    points: list[Point]
+    chosen: float
+
+
+def sweep(metric: MetricInfo, key: str, lines: Sequence[Series[Swept]]) -> Markup:
+    """Draw the metric over the values of a tuned setting, one line for each arm; the chosen value has a large dot."""
+    width, height, left, top = _FIGURE_PX, 270, 52, 22
+    right, bottom = width - 112, height - 40
+    values = sorted({value for each in lines for value, _ in each.data.points})
+    scores = [score for each in lines for _, score in each.data.points]
+    log = values[0] > 0 and values[-1] >= 4 * values[0]
+    x = Scale(values[0], max(values[-1], values[0] * (1 + 1e-9)), left + 14, right - 14, log=log)
+    y = _up_is_better(*padded(scores, 0.12, metric.range), metric.direction == "lower", top, bottom)
+    ends = [Series(each.name, each.css, (x(each.data.points[-1][0]) + 8, y(each.data.points[-1][1]))) for each in lines]
+    marks = [
+        text(left, 11, f"{metric.label}, up is better", class_="quiet"),
+        *_y_axis(_ticks(y), left, right),
+        *(line(x(value), top, x(value), bottom, "grid") for value in values),
+        *(
+            text(at, bottom + 15, name, anchor="middle", class_="tick")
+            for at, name in _apart([(x(value), significant(value)) for value in values])
+        ),
+        text(right, height - 6, f"{key} →", anchor="end", class_="quiet"),
+        *(_sweep_marks(each, x, y) for each in lines),
+        *_end_names(ends, right + 16, top, bottom),
+    ]
+    return drawing(width, height, f"{metric.label} over {key}", marks)
+
+
+def _sweep_marks(each: Series[Swept], x: Scale, y: Scale) -> Markup:
+    marks = [tag("polyline", points=_written([(x(a), y(b)) for a, b in each.data.points]), class_="curve")]
+    for value, score in each.data.points:
+        title = tag("title", f"{each.name}: {significant(score)} at {significant(value)}")
+        radius = 6.0 if value == each.data.chosen else 2.8
+        marks.append(tag("circle", title, cx=x(value), cy=y(score), r=radius, class_="mean"))
+    return tag("g", *marks, class_=each.css)
+
+
 def parts(
     label: str, arms: Sequence[Series[dict[str, float]]], ceiling: dict[str, float], possible: Range = ANY_VALUE
 ) -> Markup:

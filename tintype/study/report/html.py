@@ -20,7 +20,7 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
 from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
-from tintype.study.report import charts, findings
+from tintype.study.report import charts, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
@@ -43,6 +43,8 @@ def to_html(results: StudyResults, folder: Path) -> str:
         part_colours=charts.PART_COLOURS,
         views=[_HtmlView(one, columns, folder, colours) for one, columns in columns_of(results)],
         token_figures=list(_token_figures(results, colours)),
+        tuning=tuning,
+        sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
         link=_link,
     )
@@ -187,6 +189,21 @@ def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[t
         figure = charts.against_tokens(info, lines, findings.token_counts(results), percents=info.name != SPEED)
         if figure is not None:
             yield info, figure
+
+
+def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[Markup]:
+    """Draw the scores over the values of each tuned setting, at each resolution together."""
+    if (tuned := results.tuning) is None:
+        return
+    metric = tuning.tuned_metric(results, tuned)
+    for key in tuned.sweeps[0].points[0].values:
+        found = tuning.lines(results, tuned, key)
+        series = [
+            Series(tuning.label(one.sweep), colours[one.sweep.arm], charts.Swept(one.points, one.chosen))
+            for one in found
+        ]
+        if series:
+            yield charts.sweep(metric, key, series)
 
 
 def _image(folder: Path, path: str) -> _Image:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
-from tintype.study.report import findings
+from tintype.study.report import findings, tuning
 from tintype.study.report.view import View, columns_of
 from tintype.study.results import Arm, StudyResults
 
@@ -24,6 +24,7 @@ def to_markdown(results: StudyResults) -> str:
         views=[View(one, columns) for one, columns in columns_of(results)],
         where=["Resolution", "Tokens"] if results.resolutions else [],
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
+        tuning=tuning,
         answer_row=_answer_row,
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,

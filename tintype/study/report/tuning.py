@@ -1,0 +1,98 @@
+"""The sweeps of a tuned study, before any layout: what each value gave, what was chosen, and what to widen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+from tintype.page.numerals import UNKNOWN, fixed
+from tintype.study.report import findings
+from tintype.study.results import MetricInfo, StudyResults, Sweep, Tuning, TuningPoint, arm_label, assignments_words
+
+_LOST = ("diverged", "failed", "missing")
+
+
+def tuned_metric(results: StudyResults, tuning: Tuning) -> MetricInfo:
+    return next(metric for metric in results.metrics if metric.name == tuning.metric)
+
+
+def label(sweep: Sweep) -> str:
+    return arm_label(sweep.arm, sweep.resolution)
+
+
+def labels(tuning: Tuning) -> list[str]:
+    return [label(sweep) for sweep in tuning.sweeps]
+
+
+def lead(results: StudyResults, tuning: Tuning) -> str:
+    """Say what was tried, and that the comparison did not use it."""
+    points, metric = len(tuning.sweeps[0].points), tuned_metric(results, tuning)
+    seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {', '.join(map(str, tuning.seeds))}"
+    return (
+        f"The baseline and each arm were trained with the same {points} choices of {_keys(tuning)}, on {seeds}, which "
+        f"the comparison does not use. The best mean {metric.label} ({metric.direction} is better) was chosen for "
+        "each, and the comparison has those values: an arm may differ from the baseline in them too."
+    )
+
+
+def _keys(tuning: Tuning) -> str:
+    return " and ".join(tuning.sweeps[0].points[0].values)
+
+
+def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
+    """Write the mean of a choice, with a sign where it was chosen, and the runs that it lost."""
+    written = fixed(fmean(point.known), decimals) if point.known else UNKNOWN
+    states = [run.state for run in point.runs]
+    lost = [f"{state} {states.count(state)} of {len(states)}" for state in _LOST if state in states]
+    chosen = ["✓"] if sweep.points[sweep.chosen] is point else []
+    return " ".join([*chosen, written, *(f"({words})" for words in lost)])
+
+
+def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
+    """Yield a row for each choice of values: its words, then the score of the baseline and each arm."""
+    decimals = findings.metric_decimals(results, tuning.metric)
+    for index, point in enumerate(tuning.sweeps[0].points):
+        yield [assignments_words(point.values), *(cell(one, one.points[index], decimals) for one in tuning.sweeps)]
+
+
+def notes(tuning: Tuning | None) -> list[str]:
+    """Say where the best lies at the edge of its grid, and where no choice kept all its runs."""
+    found: dict[str, list[str]] = {}
+    for sweep in tuning.sweeps if tuning else ():
+        chosen = sweep.points[sweep.chosen]
+        if len(chosen.known) < len(chosen.runs):
+            words = f"no value of {' and '.join(chosen.values)} kept all its tuning runs"
+            found.setdefault(words, []).append(label(sweep))
+        elif sweep.edges:
+            widen = f"the best value lies at the edge of its grid; widen the grid: {' and '.join(sweep.edges)}"
+            found.setdefault(widen, []).append(label(sweep))
+    return [f"{', '.join(names)}: {words}." for words, names in found.items()]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One arm's scores over the values of one key: the best over the values of all other keys."""
+
+    sweep: Sweep
+    points: list[tuple[float, float]]
+    chosen: float
+
+
+def lines(results: StudyResults, tuning: Tuning, key: str) -> list[Line]:
+    """Return the lines of a figure; none where the key has values that are no numbers."""
+    metric = tuned_metric(results, tuning)
+    found = []
+    for sweep in tuning.sweeps:
+        best: dict[float, float] = {}
+        for point in sweep.points:
+            value = point.values[key]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return []
+            if point.known:
+                score = fmean(point.known)
+                known = best.get(value, score)
+                best[value] = min(known, score) if metric.direction == "lower" else max(known, score)
+        if best:
+            found.append(Line(sweep, sorted(best.items()), sweep.points[sweep.chosen].values[key]))
+    return found
