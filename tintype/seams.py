@@ -291,8 +291,27 @@ class Weighting(Protocol):
     def __call__(self, t_B: Tensor) -> Tensor: ...
 
 
+class AverageUpdate(Protocol):
+    """One update of the weight averages, which an optimizer can do along with the weights.
+
+    Each average moves by its share of the way to its weight: average + share x (weight - average).
+    """
+
+    shares: Sequence[Tensor]
+    """A scalar for each of a weight's averages, 0 where the step is skipped."""
+
+    def take(self, weight: Tensor) -> list[Tensor]:
+        """Return the averages of a weight, in the order of `shares`; the caller moves them. Empty: it has none."""
+
+    def finish(self) -> None:
+        """Move the averages that nobody took."""
+
+
 class WeightAverage(Protocol):
     """Average, in fp32, of the weights that it was built with; the optimizer updates those in place."""
+
+    def begin(self, skipped: Tensor) -> AverageUpdate:
+        """Count an update, unless `skipped` is 1, and return it: it is done after the weights have moved."""
 
     def update(self, skipped: Tensor) -> None:
         """Average the weights in, unless `skipped` (a scalar on their device) is 1. The host does not wait."""

@@ -36,6 +36,7 @@ from tintype.model.layers import (
     unpatchify,
 )
 from tintype.model.packing import PackedKeyValue, PackedText, Places, pack
+from tintype.runtime.copies import Copy
 from tintype.runtime.graphs import Graphs
 from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
@@ -134,6 +135,14 @@ class Block(nn.Module):
         with torch.autocast(token_BLD.device.type, enabled=False):
             return self._kernels().run(token_BLD.bfloat16(), text, six_B6D, rotation.squeeze(1))
 
+    def refresh(self) -> None:
+        """Cast the weights that have changed, ahead of a graph that reads their copies."""
+        self._kernels().weights.refresh()
+
+    def copies(self) -> list[Copy]:
+        """Return the copies of weights that this block reads in place of them; none before its first fused pass."""
+        return [] if self._on_kernels is None else self._on_kernels.weights.copies()
+
     def _kernels(self) -> FusedBlock:
         """Return the fused kernels on this block's weights, with their bf16 or FP8 copies of them.
 
@@ -193,6 +202,15 @@ class Transformer(nn.Module):
         mask_BS = text.mask_BL if isinstance(projected, Tensor) else None
         return TextCache(tuple(block.read_text(projected) for block in self._blocks()), mask_BS)
 
+    def copies(self) -> list[Copy]:
+        """Return the copies of weights that the blocks read, for an optimizer that writes them along with the weights.
+
+        FSDP2 gathers weights anew for each pass: their copies are no one's to keep.
+        """
+        if isinstance(self.blocks[0], FSDPModule):
+            return []
+        return [copy for block in self._blocks() for copy in block.copies()]
+
     def _pack(self, text: TextTokens) -> TextTokens | PackedText:
         return pack(text) if self.fused_on(text.tokens_BLC.device) else text
 
@@ -238,6 +256,8 @@ class Transformer(nn.Module):
         self, x_t_BCHW: Tensor, t_B: Tensor, text: PackedText | TextCache, route: Route | None, taps: list[int]
     ) -> Output | None:
         kept = () if route is None or route.kept_BK is None else (route.kept_BK,)
+        for block in self._blocks():
+            block.refresh()
 
         def run(inputs: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
             x_t_BCHW, t_B, *rest = inputs

@@ -13,12 +13,14 @@ from torch.utils._triton import has_triton
 
 from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import EXACT, Storage
+from tintype.runtime.copies import Copy
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.gradients import portions
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
+from tintype.seams import AverageUpdate
 
 if TYPE_CHECKING:
-    from tintype.optim.adamw_kernel import Chunks
+    from tintype.optim.adamw_kernel import Chunks, Moved
 
 _CHUNK_NUMBERS = 1 << 26
 """Weights that are opened at a time."""
@@ -52,6 +54,10 @@ class AdamW(torch.optim.Optimizer):
     update_number: int = 0
     gradient_factor: Tensor | None = None
     """A scalar by which `step` multiplies the gradients where `clips` is set, so that clipping needs no pass."""
+    averaging: AverageUpdate | None = None
+    """An update of the weight averages that `step` takes along where it can."""
+    copies: Sequence[Copy] = ()
+    """Copies of weights that `step` writes along where it can; the others are stale after it."""
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
         super().__init__(parameters, {"lr": settings.lr, "fused": True})  # by which torch loads step counts right
@@ -71,17 +77,16 @@ class AdamW(torch.optim.Optimizer):
         from tintype.optim import adamw_kernel
 
         moving = [parameter for parameter in parameters if parameter.grad is not None]
-        states = [_state(self, parameter) for parameter in moving]
+        if not moving:
+            return
         if group not in self._chunks or self._chunks[group].shapes != [parameter.shape for parameter in moving]:
             self._chunks[group] = adamw_kernel.Chunks(moving)
         assert self.gradient_factor is not None and self.found_inf is not None
+        copies = {id(copy.weight): copy for copy in self.copies if adamw_kernel.takes(copy)}
         adamw_kernel.step(
             self._chunks[group],
-            moving,
-            [parameter.grad.contiguous() for parameter in moving if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["step"] for state in states],
+            [self._moved(parameter, copies.get(id(parameter))) for parameter in moving],
+            self.averaging.shares if self.averaging else (),
             self.gradient_factor,
             self.found_inf,
             lr=lr,
@@ -91,6 +96,15 @@ class AdamW(torch.optim.Optimizer):
             weight_decay=self.settings.weight_decay,
         )
 
+    def _moved(self, parameter: Tensor, copy: Copy | None) -> Moved:
+        from tintype.optim.adamw_kernel import Moved
+
+        state, gradient = _state(self, parameter), parameter.grad
+        assert gradient is not None
+        averages = self.averaging.take(parameter) if self.averaging else []
+        mean, square = (state[slot] for slot in _MOMENTS)
+        return Moved(parameter, gradient.contiguous(), mean, square, state["step"], copy, averages)
+
     def slots(self, parameter: Tensor) -> dict[str, Form]:
         """The state of a parameter, from its first step on."""
         return adamw_slots(parameter, self.storage)
@@ -98,8 +112,12 @@ class AdamW(torch.optim.Optimizer):
 
 def _fits_kernel(parameter: Tensor) -> bool:
     """Return whether the kernel of one pass can move it."""
-    on_gpu = parameter.is_cuda and torch.version.cuda is not None and has_triton()
-    return on_gpu and not is_sharded(parameter) and parameter.dtype == torch.float32 and parameter.is_contiguous()
+    whole = not is_sharded(parameter) and parameter.dtype == torch.float32 and parameter.is_contiguous()
+    return whole and runs_kernels(parameter.device)
+
+
+def runs_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.cuda is not None and has_triton()
 
 
 def step_adamw(
@@ -147,6 +165,7 @@ def _step_chunk(
         maximize=False,
     )
     if exact:
+        torch.autograd.graph.increment_version(weights)  # torch's kernel does not, and copies would look fresh
         return
     for slot in _MOMENTS:
         torch._foreach_copy_(stored[slot], opened[slot])

@@ -1,29 +1,39 @@
-"""AdamW in one pass over weights, gradients and moments, clipping included; by itself, as not all have Triton.
+"""AdamW in one pass over weights, gradients and moments: clipping, weight averages and copies of weights included.
 
-Plain form: torch's fused AdamW on gradients that were multiplied by the factor.
+By itself, as not all have Triton. Plain form: torch's fused AdamW on gradients that were multiplied by the factor, then
+`averages.Update.finish` and `runtime.copies.cast`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tintype.runtime.copies import Copy
+from tintype.runtime.transfer import send
+
 _CHUNK, _BLOCK = 1 << 15, 1 << 11
-_COLUMNS = 4
+_COLUMNS = tl.constexpr(5)
+"""Addresses of a weight, its gradient, its two moments and its copy; those of its averages come after them."""
+_COPY = tl.constexpr(4)
+_ALIGNED_BYTES = 16
+COPY_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 @triton.jit
-def _pointer(table, column):
-    """Return one of a weight's four addresses; torch aligns them."""
-    return tl.multiple_of(tl.load(table + column).to(tl.pointer_type(tl.float32)), 16)
+def _pointer(table, column, KIND: tl.constexpr):
+    """Return one of a weight's addresses, 0 for what it has not."""
+    return tl.multiple_of(tl.load(table + column).to(tl.pointer_type(KIND)), 16)
 
 
 @triton.jit
-def _move(weight, gradient, mean, square, here, mask, factor, rate, decay, root, beta1, beta2, eps):
+def _move(row, shares, weight, gradient, mean, square, here, mask, factor, rate, decay, root, beta1, beta2, eps,
+          AVERAGES: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     number = tl.load(weight + here, mask=mask)
     slope = tl.load(gradient + here, mask=mask) * factor
     first = tl.load(mean + here, mask=mask)
@@ -34,17 +44,25 @@ def _move(weight, gradient, mean, square, here, mask, factor, rate, decay, root,
     tl.store(weight + here, number, mask=mask)
     tl.store(mean + here, first, mask=mask)
     tl.store(square + here, second, mask=mask)
+    if tl.load(row + _COPY) != 0:
+        tl.store(_pointer(row, _COPY, KIND) + here, number.to(KIND), mask=mask)
+    for index in tl.static_range(AVERAGES):
+        if tl.load(row + _COLUMNS + index) != 0:
+            average = _pointer(row, _COLUMNS + index, tl.float32) + here
+            before = tl.load(average, mask=mask)
+            tl.store(average, before + tl.load(shares + index) * (number - before), mask=mask)
 
 
 @triton.jit
-def _adamw(table, sizes, owners, starts, corrections, factor, skipped, lr, beta1, beta2, eps, weight_decay,
-           CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _adamw(table, shares, sizes, owners, starts, corrections, factor, skipped, lr, beta1, beta2, eps, weight_decay,
+           AVERAGES: tl.constexpr, KIND: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     if tl.load(skipped) == 0:
         owner = tl.load(owners + tl.program_id(0))
         start = tl.multiple_of(tl.load(starts + tl.program_id(0)), BLOCK)
         size = tl.load(sizes + owner)
-        weight, gradient = _pointer(table + owner * 4, 0), _pointer(table + owner * 4, 1)
-        mean, square = _pointer(table + owner * 4, 2), _pointer(table + owner * 4, 3)
+        row = table + owner * (_COLUMNS + AVERAGES)
+        weight, gradient = _pointer(row, 0, tl.float32), _pointer(row, 1, tl.float32)
+        mean, square = _pointer(row, 2, tl.float32), _pointer(row, 3, tl.float32)
         scale = tl.load(factor)
         rate = lr * tl.load(corrections + owner * 2)
         root = tl.load(corrections + owner * 2 + 1)
@@ -52,11 +70,13 @@ def _adamw(table, sizes, owners, starts, corrections, factor, skipped, lr, beta1
         if start + CHUNK <= size:  # no mask: then a thread reads and writes four numbers at once
             for offset in range(0, CHUNK, BLOCK):
                 here = start + offset + tl.arange(0, BLOCK)
-                _move(weight, gradient, mean, square, here, None, scale, rate, decay, root, beta1, beta2, eps)
+                _move(row, shares, weight, gradient, mean, square, here, None, scale, rate, decay, root, beta1, beta2,
+                      eps, AVERAGES, KIND)  # fmt: skip
         else:
             for offset in range(0, CHUNK, BLOCK):
                 here = start + offset + tl.arange(0, BLOCK)
-                _move(weight, gradient, mean, square, here, here < size, scale, rate, decay, root, beta1, beta2, eps)
+                _move(row, shares, weight, gradient, mean, square, here, here < size, scale, rate, decay, root, beta1,
+                      beta2, eps, AVERAGES, KIND)  # fmt: skip
 
 
 class Chunks:
@@ -73,13 +93,35 @@ class Chunks:
         self.sizes = sizes.to(device)
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A weight, and all that the pass reads and writes with it."""
+
+    weight: Tensor
+    gradient: Tensor
+    mean: Tensor
+    square: Tensor
+    step: Tensor
+    copy: Copy | None
+    averages: Sequence[Tensor]
+
+    def addresses(self, averages: int) -> list[int]:
+        """Return a row of the table; 0 stands for what the weight has not."""
+        four = [one.data_ptr() for one in (self.weight, self.gradient, self.mean, self.square)]
+        copy = 0 if self.copy is None else self.copy.values.data_ptr()
+        return [*four, copy, *([one.data_ptr() for one in self.averages] or [0] * averages)]
+
+
+def takes(copy: Copy) -> bool:
+    """Return whether the pass can keep a copy fresh: it has its weight's numbers, since a skipped step writes none."""
+    aligned = copy.values.is_contiguous() and copy.values.data_ptr() % _ALIGNED_BYTES == 0
+    return copy.fresh and aligned and copy.values.dtype in COPY_TYPES
+
+
 def step(
     chunks: Chunks,
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    steps: Sequence[Tensor],
+    moved: Sequence[Moved],
+    shares: Sequence[Tensor],
     factor: Tensor,
     skipped: Tensor,
     *,
@@ -89,18 +131,23 @@ def step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Move the weights by their gradients times `factor`, unless `skipped` is 1."""
+    """Move the weights by their gradients times `factor`, and the averages by `shares`, unless `skipped` is 1."""
+    steps = [one.step for one in moved]
     taken = (1 - skipped).to(steps[0].dtype)
-    torch._foreach_add_(list(steps), [taken] * len(steps))  # one tensor for all would be read by the host, which waits
-    number = torch.stack(list(steps)).double()
+    torch._foreach_add_(steps, [taken] * len(steps))  # one tensor for all would be read by the host, which waits
+    number = torch.stack(steps).double()
     first, second = 1 - beta1**number, 1 - beta2**number
     corrections = torch.stack([1 / first, second.rsqrt()], dim=1).float()
-    rows = [[one.data_ptr() for one in four] for four in zip(weights, gradients, means, squares, strict=True)]
-    table = torch.tensor(rows, dtype=torch.int64).pin_memory().to(factor.device, non_blocking=True)
-    with torch.cuda.device(factor.device):
+    table = send(torch.tensor([one.addresses(len(shares)) for one in moved]), factor.device)
+    share_A = torch.stack(list(shares)) if shares else corrections
+    copies = [one.copy for one in moved if one.copy is not None]
+    kind = COPY_TYPES[copies[0].values.dtype if copies else torch.bfloat16]
+    with torch.cuda.device_of(factor):
         _adamw[(len(chunks.owners),)](
-            table, chunks.sizes, chunks.owners, chunks.starts, corrections, factor, skipped, lr, beta1, beta2, eps,
-            weight_decay, CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=8,
+            table, share_A, chunks.sizes, chunks.owners, chunks.starts, corrections, factor, skipped, lr, beta1, beta2,
+            eps, weight_decay, AVERAGES=len(shares), KIND=kind, CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
-    for changed in (weights, means, squares):
-        torch.autograd.graph.increment_version(changed)
+    for one in moved:
+        torch.autograd.graph.increment_version((one.weight, one.mean, one.square, *one.averages))
+    for copy in copies:
+        copy.mark_fresh()

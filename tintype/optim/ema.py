@@ -27,8 +27,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype.optim.averages import Averages
 from tintype.optim.part import AverageSettings
-from tintype.runtime.layout import local
 from tintype.settings import PlanView, Since
 
 UPDATES = "updates"
@@ -71,7 +71,7 @@ class EmaSettings(AverageSettings):
         return {name: tensor for name, tensor in stored.items() if name != UPDATES}
 
 
-class Ema:
+class Ema(Averages):
     """Follows the weights that it is given; they are updated in place by the optimizer.
 
     A ramp starts from zeros, so that the first update copies the weights exactly. It counts its updates on the device,
@@ -86,24 +86,15 @@ class Ema:
             else weight.detach().to(torch.float32, copy=True)
             for name, weight in weights.items()
         }
-        self._weights = [local(weight.detach()) for weight in weights.values()]
-        self.updates = torch.zeros((), dtype=torch.int64, device=self._weights[0].device) if ramp else None
+        super().__init__(weights, [self.average])
+        self.updates = torch.zeros((), dtype=torch.int64, device=self._device) if ramp else None
 
     def tensors(self) -> dict[str, Tensor]:
         return self.average if self.updates is None else {UPDATES: self.updates, **self.average}
 
-    @torch.no_grad()
-    def update(self, skipped: Tensor) -> None:
-        """Moves the average towards the weights, unless `skipped` (a scalar on their device) is 1."""
-        averages = [local(average) for average in self.average.values()]
-        step = torch._foreach_sub([weight.float() for weight in self._weights], averages)
-        torch._foreach_mul_(step, self._share(1 - skipped))
-        torch._foreach_add_(averages, step)
-
-    def _share(self, taken: Tensor) -> Tensor:
-        """How far this update moves the average towards the weights; 0 where the step is not taken."""
+    def _shares(self, taken: Tensor) -> list[Tensor]:
         if self.updates is None:
-            return (1 - self.decay) * taken
+            return [(1 - self.decay) * taken]
         self.updates += taken.long()
         ramp = _RAMP / (self.updates.double() + (_RAMP - 1))
-        return (ramp.clamp_min(1 - self.decay) * taken).float()
+        return [(ramp.clamp_min(1 - self.decay) * taken).float()]

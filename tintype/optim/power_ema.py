@@ -13,11 +13,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from tintype.optim.averages import Averages
 from tintype.optim.ema import UPDATES
 from tintype.optim.part import AverageSettings
 from tintype.optim.power_function import LONGEST, exponent
 from tintype.runtime.forms import under
-from tintype.runtime.layout import local
 from tintype.settings import Part
 
 Length = Annotated[float, Field(gt=0, lt=LONGEST)]
@@ -46,7 +46,7 @@ class PowerEmaSettings(Part, AverageSettings):
         return step * self.snapshots // steps > (step - 1) * self.snapshots // steps
 
 
-class PowerEma:
+class PowerEma(Averages):
     """The first update copies the weights. `updates` counts on the device, so that a skipped step leaves no trace."""
 
     def __init__(self, lengths: tuple[float, ...], weights: Mapping[str, Tensor]) -> None:
@@ -54,8 +54,8 @@ class PowerEma:
             length: {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()}
             for length in lengths
         }
-        self._weights = [local(weight.detach()) for weight in weights.values()]
-        self.updates = torch.zeros((), dtype=torch.int64, device=self._weights[0].device)
+        super().__init__(weights, list(self.averages.values()))
+        self.updates = torch.zeros((), dtype=torch.int64, device=self._device)
 
     def tensors(self) -> dict[str, Tensor]:
         named = {
@@ -65,17 +65,9 @@ class PowerEma:
         }
         return {UPDATES: self.updates, **named}
 
-    @torch.no_grad()
-    def update(self, skipped: Tensor) -> None:
-        """Moves each average by its share of the way to the weights, unless `skipped` (a scalar) is 1."""
-        taken = 1 - skipped
+    def _shares(self, taken: Tensor) -> list[Tensor]:
         self.updates += taken.long()
-        weights = [weight.float() for weight in self._weights]
-        for length, average in self.averages.items():
-            averages = [local(one) for one in average.values()]
-            step = torch._foreach_sub(weights, averages)
-            torch._foreach_mul_(step, (share(length, self.updates) * taken).float())
-            torch._foreach_add_(averages, step)
+        return [(share(length, self.updates) * taken).float() for length in self.averages]
 
 
 def share(length: float, updates: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Replay:
             self._graph = self._recorded()
         self._copy(inputs)
         self._graph.replay()
+        torch.autograd.graph.increment_version(self._anchors())  # a graph does not: copies of weights would look fresh
 
     def _copy(self, inputs: Sequence[Tensor]) -> None:
         """Copy all tensors of one type at once: one kernel for many."""

@@ -102,9 +102,12 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
         state.optimizer.found_inf, state.optimizer.update_number = skipped, state.step  # type: ignore[attr-defined]
+        averaged = state.ema and plan.ema and plan.ema.update_due(state.step + 1)
+        averaging = state.ema.begin(skipped) if state.ema and averaged else None
+        state.optimizer.averaging, state.optimizer.copies = averaging, parts.denoiser.copies()  # type: ignore[attr-defined]
         state.optimizer.step()
-        if state.ema and plan.ema and plan.ema.update_due(state.step + 1):
-            state.ema.update(skipped)
+        if averaging:
+            averaging.finish()
         if joint:
             losses |= joint.finish(skipped)
     fault.point("step.optimizer")

@@ -10,9 +10,11 @@ from tests.tiny import tiny_plan
 from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear
 from tintype.model.islands import rounded
-from tintype.optim.adamw import AdamWSettings
+from tintype.optim.adamw import AdamW, AdamWSettings
+from tintype.optim.power_ema import PowerEma
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
+from tintype.runtime.copies import Copy, cast
 from tintype.seams import Route, TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
 from tintype.train.session import build_session
@@ -163,7 +165,7 @@ def test_a_graph_gives_the_same_bits_and_so_does_a_second_call(matmul: str) -> N
 
 
 def test_a_graph_reads_changed_weights_and_adds_up_micro_batches() -> None:
-    """Gradients of two passes without a reset are twice those of one; a changed weight is cast inside the graph."""
+    """Gradients of two passes without a reset are twice those of one; a changed weight is cast before the graph."""
     model = denoiser("fused")
     first = all_gradients(model, None, calls=3)
     weight = model.blocks[0].down_proj.weight  # type: ignore[union-attr]
@@ -228,3 +230,50 @@ def test_adamw_in_one_pass_is_torchs_on_clipped_gradients() -> None:
         assert relative(mine, other) < 1e-6
         for slot in ("exp_avg", "exp_avg_sq", "step"):
             assert relative(fused.state[mine][slot], plain.state[other][slot]) < 1e-6, slot
+
+
+def test_the_optimizers_pass_moves_the_averages_and_writes_the_copies() -> None:
+    """An average is the plain one but for the last bits; a copy is the weight rounded to nearest, bit for bit."""
+    found = []
+    for one_pass in (True, False):
+        generator = torch.Generator(CUDA).manual_seed(0)
+        weights = {
+            str(shape): nn.Parameter(torch.randn(*shape, device=CUDA, generator=generator))
+            for shape in ((1000, 77), (24,), (70_001,))
+        }
+        optimizer = AdamWSettings(lr=1e-2).build(weights.items())
+        assert isinstance(optimizer, AdamW) and optimizer.clips
+        optimizer.clips = one_pass
+        average = PowerEma((0.05, 0.1), weights)
+        optimizer.copies = [Copy(one, torch.empty_like(one, dtype=torch.bfloat16)) for one in weights.values()]
+        cast(optimizer.copies)
+        for copy in optimizer.copies:
+            copy.mark_fresh()
+        for step in range(4):
+            for one in weights.values():
+                one.grad = torch.randn(one.shape, device=CUDA, generator=generator)
+            skipped = torch.tensor(float(step == 2), device=CUDA)
+            optimizer.gradient_factor, optimizer.found_inf = torch.ones((), device=CUDA), skipped
+            optimizer.averaging = average.begin(skipped)
+            optimizer.step()
+            optimizer.averaging.finish()
+            assert all(copy.fresh == one_pass for copy in optimizer.copies)
+        if one_pass:
+            assert all(torch.equal(copy.values, copy.weight.bfloat16()) for copy in optimizer.copies)
+        found.append(average.tensors())
+    assert all(relative(found[0][name], found[1][name]) < 1e-6 for name in found[1])
+
+
+@pytest.mark.parametrize("techniques", [[], ["muon"], ["ema"], ["tread"]], ids=str)
+def test_copies_have_the_weights_numbers_after_every_step(techniques: list[str]) -> None:
+    """Fused blocks with and without graphs, two micro-batches a step, and weights loaded in between."""
+    on_gpu = ("run.device=cuda", "precision.compute=bf16", "model.width=64", "model.heads=2", "model.kernels=fused")
+    parts = build_session(tiny_plan(*on_gpu, "train.accumulate=2", techniques=techniques))
+    state = new_state(parts)
+    for step in range(6):
+        update(parts, state, Clock(parts.device))
+        if step == 3:
+            state.load({name: tensor.clone() for name, tensor in state.tensors().items()}, state.scalars())
+        for copy in parts.denoiser.copies():
+            assert not copy.fresh or torch.equal(copy.values, copy.weight.bfloat16()), step
+    assert len(parts.denoiser.copies()) == 6 * parts.plan.model.depth

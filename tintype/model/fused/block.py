@@ -27,6 +27,7 @@ from tintype.model.fused.products import (
     weight_gradient,
 )
 from tintype.model.packing import PackedKeyValue, PackedText, Places
+from tintype.runtime.copies import Copy
 
 
 class Parameters(NamedTuple):
@@ -54,8 +55,14 @@ class Matrices:
         self.down = Weight([parameters.down], fp8)
 
     def refresh(self) -> None:
-        for weight in (self.qkv, self.text_kv, self.out, self.gate_up, self.down):
+        for weight in self._all():
             weight.refresh()
+
+    def copies(self) -> list[Copy]:
+        return [copy for weight in self._all() for copy in weight.copies]
+
+    def _all(self) -> tuple[Weight, ...]:
+        return self.qkv, self.text_kv, self.out, self.gate_up, self.down
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tintype.model.fused.quantise import new_transposed, quantise, transpose
+from tintype.runtime.copies import Copy, cast
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 COPY_TYPE = torch.bfloat16
@@ -47,35 +48,42 @@ def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
 class Weight:
     """One or several parameters, one under the other, as the products read them: cast once a step, not once a batch.
 
-    The copies stay where they are in memory, so that a captured graph can fill them too.
+    The copies stay where they are in memory, so that a captured graph reads what is cast before it is replayed.
     """
 
     def __init__(self, parameters: Sequence[Tensor], fp8: bool) -> None:
-        self._parameters, self._fp8 = parameters, fp8
+        self._fp8 = fp8
         self._sizes = [len(parameter) for parameter in parameters]
-        self._cast_from: list[tuple[int, int]] | None = None
         like, rows = parameters[0], sum(self._sizes)
         operand = new_operand(rows, like.shape[1], E4M3 if fp8 else COPY_TYPE, like.device)
         self.values_NK, self.scale_N = operand.values_RC, operand.scale_R
+        places = self.values_NK.split(self._sizes)
+        self._copies = [Copy(parameter, place) for parameter, place in zip(parameters, places, strict=True)]
         if fp8:
             self.transposed_KN, self.scale_K = new_transposed(self.values_NK), like.new_empty(like.shape[1])
 
+    @property
+    def copies(self) -> list[Copy]:
+        """Return the copies that a cast of each number alone makes, which an optimizer can write: not those in FP8."""
+        return [] if self._fp8 else self._copies
+
     def refresh(self) -> None:
-        """Cast the parameters if one has changed since the last time."""
-        now = [(parameter.data_ptr(), parameter._version) for parameter in self._parameters]
-        capturing = self.values_NK.is_cuda and torch.cuda.is_current_stream_capturing()
-        if now != self._cast_from or capturing:
-            self._cast()
-            self._cast_from = now
+        """Cast the parameters that have changed since the last time."""
+        stale = [copy for copy in self._copies if not copy.fresh]
+        if not stale:
+            return
+        if self._fp8:
+            self._quantise()
+        else:
+            cast(stale)
+        for copy in self._copies:
+            copy.mark_fresh()
 
     @torch.no_grad()
-    def _cast(self) -> None:
-        if not self._fp8:
-            torch._foreach_copy_(list(self.values_NK.split(self._sizes)), list(self._parameters))
-            return
-        places = zip(self.values_NK.split(self._sizes), self.scale_N.split(self._sizes), strict=True)
-        for parameter, (values_NK, scale_N) in zip(self._parameters, places, strict=True):
-            quantise(parameter, values_NK, scale_N)
+    def _quantise(self) -> None:
+        scales = self.scale_N.split(self._sizes)
+        for copy, scale_N in zip(self._copies, scales, strict=True):
+            quantise(copy.weight, copy.values, scale_N)
         most = self.scale_N.amax()
         transpose(self.values_NK, self.transposed_KN, self.scale_N / most)
         self.scale_K.copy_(most.expand_as(self.scale_K))

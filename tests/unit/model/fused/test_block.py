@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -14,7 +14,10 @@ interpret_kernels()
 
 from tintype.model import transformer  # noqa: E402
 from tintype.model.fused import products, quantise  # noqa: E402
-from tintype.model.transformer import Transformer  # noqa: E402
+from tintype.model.transformer import Block, Transformer  # noqa: E402
+from tintype.optim import adamw  # noqa: E402
+from tintype.optim.adamw import AdamWSettings  # noqa: E402
+from tintype.runtime.copies import Copy, cast  # noqa: E402
 from tintype.seams import Output, Route, TextTokens  # noqa: E402
 from tintype.settings import ModelSettings, PrecisionSettings  # noqa: E402
 
@@ -92,6 +95,62 @@ def test_a_changed_weight_is_cast_again() -> None:
     with torch.no_grad():
         denoiser.blocks[0].down_proj.weight.mul_(2)  # type: ignore[union-attr,operator]
     assert not torch.equal(denoiser(x, t_B, words).prediction_BCHW, before)
+
+
+@pytest.mark.parametrize("one_pass", [True, False], ids=["one pass", "torch's kernel"])
+def test_weights_are_cast_by_the_optimizer_or_after_it_and_not_in_every_micro_batch(
+    one_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's own kernel leaves the versions of weights alone: unless ours are raised, old copies would be read."""
+    monkeypatch.setattr(adamw, "runs_kernels", lambda device: one_pass)
+    casts: list[int] = []
+
+    def count(copies: Sequence[Copy]) -> None:
+        casts.append(len(copies))
+        cast(copies)
+
+    monkeypatch.setattr(products, "cast", count)
+    gate, up = (nn.Parameter(torch.randn(4, 8)) for _ in range(2))
+    weight = products.Weight([gate, up], fp8=False)
+    optimizer = AdamWSettings(lr=1e-2).build([("gate", gate), ("up", up)])
+    assert isinstance(optimizer, adamw.AdamW)
+    optimizer.found_inf, optimizer.gradient_factor, optimizer.copies = torch.zeros(()), torch.ones(()), weight.copies
+    for step in range(3):
+        for _ in range(2):
+            weight.refresh()
+            assert torch.equal(weight.values_NK, torch.cat([gate, up])), step
+        gate.grad, up.grad = torch.ones_like(gate), torch.ones_like(up)
+        optimizer.step()
+    assert casts == ([2] if one_pass else [2, 2, 2])
+
+
+def test_loaded_weights_are_cast_again() -> None:
+    denoiser = model("fused")
+    block = denoiser.blocks[1]
+    assert isinstance(block, Block) and denoiser.copies() == []
+    block.refresh()
+    assert len(denoiser.copies()) == 6 and all(copy.fresh for copy in denoiser.copies())
+    denoiser.load_state_dict({name: 2 * tensor for name, tensor in denoiser.state_dict().items()})
+    assert not any(copy.fresh for copy in denoiser.copies())
+    block.refresh()
+    assert all(copy.fresh and torch.equal(copy.values, copy.weight) for copy in denoiser.copies())
+
+
+def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer, "_LONG_FLOPS", 1e12)
+    denoiser, words = model("fused"), text(with_lengths=True)
+    seen: list[int] = []
+
+    def graph(key: object, run: object, inputs: tuple[Tensor, ...], parameters: object) -> tuple[Tensor, ...]:
+        seen.append(sum(copy.fresh for copy in denoiser.copies()))
+        return inputs[:1]
+
+    monkeypatch.setattr(denoiser, "_graphs", graph)
+    for _ in range(2):
+        denoiser(torch.randn(3, 4, 6, 4), torch.rand(3), words)
+        with torch.no_grad():
+            denoiser.blocks[1].up_proj.weight.mul_(2)  # type: ignore[union-attr,operator]
+    assert seen == [12, 12]
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
