@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Literal, TypedDict
@@ -19,6 +19,10 @@ from tintype.runtime.files import check_sha256, damaged, read_checked, write_che
 FORMAT: Literal[3] = 3
 _UNCHECKED = 2
 """The format of results that had no checksum."""
+
+
+PER_IMAGE_FILE = "per_image.json"
+"""File beside a result: numbers of single images, which arms of a study are compared by."""
 
 
 class _Record(BaseModel):
@@ -126,14 +130,28 @@ def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:
     return EvaluationResult.model_validate_json(json.dumps(content))  # JSON's rules: a list may fill a tuple
 
 
-def write_result(file: Path, result: EvaluationResult) -> None:
+def write_result(file: Path, result: EvaluationResult, per_image: Mapping[str, Sequence[float]] | None = None) -> None:
+    """Write a result, and before it the numbers of its images by metric, in a file beside it."""
+    if per_image is not None:
+        rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
+        write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded})
     write_checked(file, result.dump(), FORMAT)
+
+
+def read_per_image(file: Path) -> dict[str, list[float]]:
+    """Return the numbers of the images of a stored result, by metric; empty for a result that was stored without."""
+    content = read_checked(file.with_name(PER_IMAGE_FILE), _remake(file))
+    return dict(content["metrics"]) if content else {}
+
+
+def _remake(file: Path) -> str:
+    run = quote(str(file.parents[2]))
+    return f"run `tintype evaluate {run}` with the same settings, or its study again, to score it again"
 
 
 def read_result(file: Path) -> EvaluationResult:
     """Return a stored result; refuse one whose numbers or preview images are not those that were written."""
-    run = file.parents[2]
-    remake = f"run `tintype evaluate {quote(str(run))}` with the same settings, or its study again, to score it again"
+    remake = _remake(file)
     content = read_checked(file, remake, FORMAT, earlier=(_UNCHECKED,))
     if not content:
         raise damaged(file, "it is missing or empty", remake)

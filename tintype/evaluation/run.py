@@ -105,7 +105,7 @@ def evaluate(
             previews=previews,
             previews_sha256=tuple(sha256_of(path / name) for name in previews),
         )
-        results.write_result(file, result)
+        results.write_result(file, result, {name: one.per_image for name, one in measured.items()})
         world.broadcast(result.dump())
         return result
 
@@ -156,6 +156,7 @@ def _stored(
         return None
     try:
         result = results.read_result(file)
+        results.read_per_image(file)
     except DamagedFileError as error:
         _discard(path, file, step, error)
         return None

@@ -23,6 +23,8 @@ class Measured:
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     """The metric by attribute, by time, or by the group of a prompt."""
+    per_image: tuple[float, ...] = field(default=(), repr=False)
+    """A number for each image, whose mean is the value; empty for a distance, which is one of sets."""
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -97,4 +97,4 @@ def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
     """Return the mean of one number for each image."""
     error = bootstrap_error(value_N, copy_N)
     method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
-    return Measured(float(value_N.double().mean()), error, method)
+    return Measured(float(value_N.double().mean()), error, method, per_image=tuple(value_N.double().tolist()))

@@ -9,17 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import torch
 from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.results import EvaluationResult, read_result, result_file
+from tintype.evaluation.results import EvaluationResult, read_per_image, read_result, result_file
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
+from tintype.metrics.resample import mean_error
 from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
@@ -38,6 +41,8 @@ LogLine: TypeAlias = Mapping[str, Any]
 """A line of a run's metrics.jsonl, or another small record of a run."""
 Runs: TypeAlias = Mapping[str, list[results.Run]]
 """The runs of each arm, by its label."""
+PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
+"""The numbers of a run's images by metric, by the run's hash."""
 Rows: TypeAlias = Mapping[Key, results.Comparison]
 COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
@@ -52,7 +57,7 @@ def collect(study: Study, out: Path) -> results.StudyResults:
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     trends = _trend_pairs(study, runs)
     planned = planned_comparisons(study, meanings)
-    rows = _compared(study, runs, meanings, trends, planned)
+    rows = _compared(study, runs, meanings, trends, planned, _per_image(study, out))
     along = study.along(study.arms[0].plans[0])
     found = results.StudyResults(
         name=study.name,
@@ -332,6 +337,7 @@ def _compared(
     meanings: Mapping[str, Definition],
     trends: Mapping[Key, Pair | str],
     planned: Sequence[Key],
+    images: PerImage = MappingProxyType({}),
 ) -> dict[Key, results.Comparison]:
     """Compare what is measured. All planned comparisons are corrected together, whatever their resolution."""
     pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
@@ -340,17 +346,34 @@ def _compared(
         new, old = runs[arm.label], runs[baseline.label]
         for key in ((arm.label, metric) for metric in meanings if (arm.label, metric) in planned):
             pairs[key] = pair_runs(new, old, key[1], arm.role == "arm")
-            errors[key] = _sampling_error(new, old, key[1])
+            errors[key] = _sampling_error(new, old, key[1], images)
     measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
-def _sampling_error(new: Sequence[results.Run], old: Sequence[results.Run], metric: str) -> float | None:
-    """Return the standard error of a mean difference that comes from sampling; both arms sample independently."""
+def _per_image(study: Study, out: Path) -> PerImage:
+    plans, protocol = [plan for arm in study.arms for plan in arm.plans], study.settings.evaluation
+    return {p.hash: read_per_image(result_file(out / "runs" / p.hash, protocol, p.train.steps)) for p in plans}
+
+
+def _sampling_error(
+    new: Sequence[results.Run], old: Sequence[results.Run], metric: str, images: PerImage
+) -> float | None:
+    """Return the standard error of a mean difference that comes from sampling.
+
+    All runs share prompts and noises: where single images have numbers, it is that of the images' differences. The
+    others, distances, are taken as independent.
+    """
+    values = [
+        [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)
+    ]
+    if all(values) and len({len(one) for of_arm in values for one in of_arm}) == 1 and values[0][0]:
+        mean_new_N, mean_old_N = (torch.tensor(of_arm, dtype=torch.float64).mean(0) for of_arm in values)
+        return mean_error(mean_new_N - mean_old_N)
     pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=True)]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return math.sqrt(sum(a * a + b * b for a, b in known)) / len(known) if known else None
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return math.sqrt(sum(a * a + b * b for a, b in both)) / len(both) if both else None
 
 
 def _levels(study: Study, runs: Runs, name: str) -> list[Level]:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import huggingface_hub.constants
@@ -23,7 +24,7 @@ from tintype.evaluation import samples as sampling
 from tintype.evaluation.fit import readiness_problems, refuse
 from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.results import EvaluationResult, read_result, result_file
+from tintype.evaluation.results import PER_IMAGE_FILE, EvaluationResult, read_per_image, read_result, result_file
 from tintype.evaluation.run import evaluate
 from tintype.metrics.metric import Measured
 from tintype.metrics.scene_accuracy import SHUFFLED, UNSCALED
@@ -93,6 +94,22 @@ def test_the_error_of_sampling_stands_beside_it_with_its_method(scored: Scored) 
     low, high = scored.result.intervals["fd_scenes"]
     assert high - low == pytest.approx(2 * 1.96 * errors["fd_scenes"])
     assert "bootstrap" in methods["scene_accuracy"] and "jackknife" in methods["fd_scenes"]
+
+
+def test_metrics_of_single_images_keep_a_number_for_each(scored: Scored) -> None:
+    found = read_per_image(result_file(scored.run, scored.protocol, scored.result.step))
+    distances = {name for name, how in scored.result.error_methods.items() if "bootstrap" not in how}
+    assert set(found) == set(scored.result.metrics) - distances - {"images_per_s"}
+    for name, values in found.items():
+        assert fmean(values) == pytest.approx(scored.result.metrics[name], rel=1e-5, abs=1e-6)
+
+
+def test_a_run_whose_numbers_of_images_are_damaged_is_scored_again(scored: Scored) -> None:
+    file = result_file(scored.run, scored.protocol, scored.result.step).with_name(PER_IMAGE_FILE)
+    whole = file.read_text()
+    file.write_text(whole.replace("1", "2", 1))
+    assert evaluate(scored.run, scored.protocol).metrics == pytest.approx(scored.result.metrics)
+    assert file.read_text() == whole
 
 
 def test_benchmark_prompts_are_scored_by_group(scored: Scored) -> None:
