@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -51,6 +51,7 @@ class Since:
         return self.then(owner) if callable(self.then) else self.then
 
 
+@cache
 def joined_later(settings: type[Settings]) -> dict[str, Since]:
     """Return the marks of the settings that joined later, by name."""
     fields = settings.model_fields.items()
@@ -61,6 +62,7 @@ class Housekeeping:
     """Marks a setting that cannot change what is learnt: it is left out of the plan's hash and of an arm's diff."""
 
 
+@cache
 def is_housekeeping(settings: type[Settings], name: str) -> bool:
     return name in settings.model_fields and Housekeeping in settings.model_fields[name].metadata
 

@@ -23,20 +23,32 @@ def ablate(
         list[str], Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
     arm: Annotated[list[str], Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the arms and stop")] = False,
+    budget: Annotated[
+        str | None, Option(help="Time for planned looks, as 45m: a look begins only where it is expected to fit")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the arms, the number of runs and their cost, and stop")
+    ] = False,
+    like: Annotated[
+        Path | None, Option(help="With --dry-run: take the seconds of a run from this study of the same baseline")
+    ] = None,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
+    from tintype.study.costs import cost_of, parse_duration
     from tintype.study.study import choose_arms, load_study
-    from tintype.terminal.studies import run_with_progress, show_arms
+    from tintype.terminal.studies import run_with_progress, show_arms, show_cost
 
     resolved = load_study(study, set_)
     if arm:
         resolved = choose_arms(resolved, arm)
+    budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
-    if not dry_run:
-        code = run_with_progress(resolved, out, jobs, console, ["tintype", *sys.argv[1:]])
-        if code:
-            sys.exit(code)
+    if dry_run:
+        show_cost(cost_of(resolved, out, like), console)
+        return
+    code = run_with_progress(resolved, out, jobs, console, ["tintype", *sys.argv[1:]], budget_s)
+    if code:
+        sys.exit(code)
 
 
 @app.command()

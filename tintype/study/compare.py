@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -29,7 +30,19 @@ from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
+from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
+from tintype.study.looks import (
+    DECIDED,
+    Look,
+    SeedPlan,
+    describe_looks,
+    planned_looks,
+    read_looks,
+    replay,
+    unplanned_looks,
+    with_look,
+)
 from tintype.study.runner import FAILURES
 from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
@@ -43,6 +56,7 @@ Runs: TypeAlias = Mapping[str, list[results.Run]]
 """The runs of each arm, by its label."""
 PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
 """The numbers of a run's images by metric, by the run's hash."""
+_NO_IMAGES: PerImage = MappingProxyType({})
 Rows: TypeAlias = Mapping[Key, results.Comparison]
 COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
@@ -50,22 +64,25 @@ COMMANDS_FILE = "commands.jsonl"
 
 def collect(study: Study, out: Path) -> results.StudyResults:
     protocol, settings = study.settings.evaluation, study.settings
-    runs = {arm.label: [read_run(plan, protocol, out, study.along(plan)) for plan in arm.plans] for arm in study.arms}
+    runs = read_runs(study, out)
     _check_identities(runs)
     meanings = definitions(protocol, study.of_scenes)
+    planned = planned_comparisons(study, meanings)
+    reading = _read_at_looks(study, out, runs, _per_image(study, out))
+    study, rows = reading.study, reading.rows
+    runs = _runs_of(study, runs)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     trends = _trend_pairs(study, runs)
-    planned = planned_comparisons(study, meanings)
-    rows = _compared(study, runs, meanings, trends, planned, _per_image(study, out))
     along = study.along(study.arms[0].plans[0])
+    seeds = [plan.seed for plan in study.arms[0].plans]
     found = results.StudyResults(
         name=study.name,
         question=settings.question,
-        seeds=settings.every_seed.seeds,
-        sketch=len(settings.every_seed.seeds) == 1,
+        seeds=seeds,
+        sketch=len(seeds) == 1,
         confidence=stats.CONFIDENCE,
-        method=_method(study, planned),
+        method=" ".join([_method(study, planned), describe_looks(reading.looks, reading.planned)]),
         metrics=[
             results.MetricInfo(
                 name=name,
@@ -78,7 +95,10 @@ def collect(study: Study, out: Path) -> results.StudyResults:
             )
             for name, meaning in meanings.items()
         ],
-        arms=[_arm(arm, runs, rows, incomparable(study)) for arm in study.arms],
+        arms=[
+            _arm(arm, runs, rows, incomparable(study)).model_copy(update={"stopped": reading.stopped.get(arm.name, "")})
+            for arm in study.arms
+        ],
         **only.model_dump(exclude={"name"}),
         protocol=plain(protocol),
         encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
@@ -87,8 +107,118 @@ def collect(study: Study, out: Path) -> results.StudyResults:
         trends=[_trend(key, study, runs, pair, rows) for key, pair in trends.items()],
         commands=read_commands(out),
         along_images=along.protocol.count if along else 0,
+        looks=reading.looks,
+        looks_planned=reading.planned,
     )
     return with_along(found)
+
+
+def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
+    """Read every run that the study has or may get, by the arm's label."""
+    protocol = study.settings.evaluation
+    return {arm.label: [read_run(plan, protocol, out, study.along(plan)) for plan in arm.plans] for arm in study.arms}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A study as its looks show it."""
+
+    study: Study
+    """The arms with the seeds that were read."""
+    rows: Rows
+    looks: list[results.LookInfo]
+    planned: bool
+    stopped: Mapping[str, str]
+
+
+def _read_at_looks(study: Study, out: Path, runs: Runs, images: PerImage) -> _Reading:
+    if isinstance(study.settings.seeds, SeedPlan):
+        return _read_planned(study, study.settings.seeds, runs, images)
+    every, read = study.settings.every_seed, made_looks(out)
+    looks = unplanned_looks(with_look(read, every))
+    held = [
+        set(look.seeds) <= set(every.seeds) and set(look.control_seeds) <= set(every.control_seeds) for look in looks
+    ]
+    rows = [
+        compare_at(study, study_at(study, look), look, runs, images)
+        if there
+        else {}  # a study that dropped seeds paid for them
+        for look, there in zip(looks, held, strict=True)
+    ]
+    made = [
+        look.read in read or any(_is_read(row) for row in of.values()) for look, of in zip(looks, rows, strict=True)
+    ]
+    return _Reading(study, replay(rows), _look_infos(looks, made), False, {})
+
+
+def _read_planned(study: Study, plan: SeedPlan, runs: Runs, images: PerImage) -> _Reading:
+    looks, standing = planned_looks(plan), follow_runs(study, runs, images=images)
+    infos = _look_infos(looks, [look in standing.made for look in looks])
+    if not standing.made:
+        first = study_at(study, looks[0])
+        return _Reading(first, replay([compare_at(study, first, looks[0], runs, images)]), infos, True, {})
+    arms = [replace(arm, plans=arm.plans[: standing.counts[arm.name]]) for arm in study.arms]
+    return _Reading(replace(study, arms=tuple(arms)), standing.rows, infos, True, standing.stopped)
+
+
+def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.LookInfo]:
+    return [
+        results.LookInfo(**look.read.model_dump(), share=look.share, made=done)
+        for look, done in zip(looks, made, strict=True)
+    ]
+
+
+def _is_read(row: results.Comparison) -> bool:
+    """Return whether a comparison was tested, so that reading it spends error."""
+    return row.verdict in (*DECIDED, "undecided", "not shown")
+
+
+def made_looks(out: Path) -> list[results.SeedSet]:
+    """Return the seeds of each look that was made at a study. An older report, of which none is recorded, was one."""
+    if (recorded := read_looks(out)) is not None:
+        return recorded
+    last = _last_results(out)
+    if last is None or not any(_is_read(row) for arm in last.arms for row in arm.comparisons.values()):
+        return []
+    control = [run.seed for run in next((arm.runs for arm in last.arms if arm.role == "control"), [])]
+    looks = [results.SeedSet(seeds=one.seeds, control_seeds=one.control_seeds) for one in last.looks if one.made]
+    return looks or [results.SeedSet(seeds=last.seeds, control_seeds=control)]
+
+
+def follow_runs(
+    study: Study, runs: Runs, tried: Collection[tuple[str, int]] | None = None, images: PerImage = _NO_IMAGES
+) -> Standing:
+    """Return how far a study with planned looks has come.
+
+    A run that failed or diverged has ended if it is among those that were `tried`; by default it has.
+    """
+    assert isinstance(study.settings.seeds, SeedPlan)
+
+    def ended(at_look: Study) -> bool:
+        return all(
+            run.state == "done" or (run.state != "missing" and (tried is None or (label, run.seed) in tried))
+            for label, of_arm in _runs_of(at_look, runs).items()
+            for run in of_arm
+        )
+
+    looks = planned_looks(study.settings.seeds)
+    return follow(study, looks, lambda at_look, look: compare_at(study, at_look, look, runs, images), ended)
+
+
+def compare_at(study: Study, at_look: Study, look: Look, runs: Runs, images: PerImage) -> dict[Key, results.Comparison]:
+    """Compare the arms and seeds of a look. The family is that of the whole study."""
+    meanings = definitions(study.settings.evaluation, study.of_scenes)
+    read = _runs_of(at_look, runs)
+    planned = planned_comparisons(study, meanings)
+    return _compared(at_look, read, meanings, _trend_pairs(at_look, read), planned, images, look.share)
+
+
+def _runs_of(study: Study, runs: Runs) -> dict[str, list[results.Run]]:
+    """Return the runs of the seeds that the study's arms have."""
+    return {
+        arm.label: [run for run in runs[arm.label] if run.seed in {plan.seed for plan in arm.plans}]
+        for arm in study.arms
+    }
 
 
 def read_commands(out: Path) -> list[results.Command]:
@@ -337,7 +467,8 @@ def _compared(
     meanings: Mapping[str, Definition],
     trends: Mapping[Key, Pair | str],
     planned: Sequence[Key],
-    images: PerImage = MappingProxyType({}),
+    images: PerImage = _NO_IMAGES,
+    share: float = 1.0,
 ) -> dict[Key, results.Comparison]:
     """Compare what is measured. All planned comparisons are corrected together, whatever their resolution."""
     pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
@@ -348,7 +479,7 @@ def _compared(
             pairs[key] = pair_runs(new, old, key[1], arm.role == "arm")
             errors[key] = _sampling_error(new, old, key[1], images)
     measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
-    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
+    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned, share)
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
@@ -377,9 +508,9 @@ def _sampling_error(
 
 
 def _levels(study: Study, runs: Runs, name: str) -> list[Level]:
-    """Return an arm's runs at each resolution with the baseline's."""
+    """Return an arm's runs at each resolution with the baseline's; an arm that stopped has its first seeds."""
     return [
-        Level(arm.resolution, runs[arm.label], runs[baseline.label])
+        Level(arm.resolution, runs[arm.label], runs[baseline.label][: len(runs[arm.label])])
         for arm, baseline in study.compared()
         if arm.name == name
     ]
@@ -407,7 +538,7 @@ def _method(study: Study, planned: Sequence[Key]) -> str:
     control = any(arm.role == "control" for arm in study.arms)
     counts = counts_of(planned, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
-    text = describe_method(len(settings.every_seed.seeds), counts, control, settings.primary, settings.analysis, tokens)
+    text = describe_method(len(study.arms[0].plans), counts, control, settings.primary, settings.analysis, tokens)
     return " ".join([text, *_not_compared(study)])
 
 

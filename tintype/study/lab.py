@@ -24,9 +24,22 @@ from tintype.runtime.files import check_sha256, read_checked, read_sealed, write
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
-from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
+from tintype.study.adaptive import wanted_arms
+from tintype.study.compare import (
+    COMMANDS_FILE,
+    Runs,
+    collect,
+    follow_runs,
+    made_looks,
+    read_commands,
+    read_runs,
+    real_folder,
+    reported_commands,
+)
+from tintype.study.costs import Budget, run_seconds
+from tintype.study.looks import SeedPlan, record_looks
 from tintype.study.report import write_report
-from tintype.study.results import Command, StudyResults, TokenizerInfo, read_results_file
+from tintype.study.results import Command, SeedSet, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
 from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
@@ -56,6 +69,8 @@ class StudyOutcome:
     report: StudyReport | None
     no_report: str = ""
     """Why there is no report."""
+    left: str = ""
+    """The look that was not begun because it did not fit into the budget; empty where all were."""
 
     @property
     def done(self) -> int:
@@ -96,12 +111,23 @@ _SILENT = StudyProgress()
 
 
 def run_study(
-    study: Study, out: Path, jobs: int, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()
+    study: Study,
+    out: Path,
+    jobs: int,
+    progress: StudyProgress = _SILENT,
+    argv: Sequence[str] = (),
+    budget_s: float | None = None,
 ) -> StudyOutcome:
     """Run what is not done yet, then write the report.
 
-    `argv` is the command line as it was given, for the report; empty where the study was not started by one.
+    `argv` is the command line as it was given, for the report; empty where the study was not started by one. A look
+    after the first begins only where its expected time fits into what is left of `budget_s`.
     """
+    if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
+        raise UserError(
+            "--budget decides between looks whether the next one fits, and this study has one look; plan several, for "
+            "example --set 'seeds={first: 4, most: 16}' (and control_seeds=[])"
+        )
     with locked(out):
         tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
         untrained = [task for task in tasks if not _trained(task)]
@@ -114,20 +140,68 @@ def run_study(
                 if task.plan.start is not None and task.parent is None:
                     find_parent(task.plan, task.plan.start, task.folder)
             _fetch_weights([task.plan for task in untrained])
+        last: dict[tuple[str, int], Message] = {}
+        total, left, budget = 0, "", Budget(budget_s, jobs)
         with watch_signals() as interrupt:
             if tuning := tuning_tasks(study, out):
                 with progress.runs(len(tuning), interrupt, "tuning") as on_message:
-                    last = run_tasks(tuning, study.settings.evaluation, jobs, interrupt, on_message)
+                    swept = run_tasks(tuning, study.settings.evaluation, jobs, interrupt, on_message)
                 if untuned := untuned_words(tuning_of(study, out)):
-                    return StudyOutcome(len(tuning), last, interrupt.signal, None, untuned)
+                    return StudyOutcome(len(tuning), swept, interrupt.signal, None, untuned)
             study = tuned(study, tuning_of(study, out))
-            tasks = tasks_of(study, out)
-            _note_lost_scores(tasks, progress)
-            with progress.runs(len(tasks), interrupt) as on_message:
-                last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
+            _note_lost_scores(tasks_of(study, out), progress)
+            while interrupt.signal is None and (wanted := next_runs(study, out, last)).tasks:
+                if left := budget.refusal(wanted.tasks, run_seconds(wanted.runs)):
+                    left = f"{wanted.words} was not begun: {left}"
+                    break
+                progress.note(f"{wanted.words} begins") if wanted.words else None
+                total += len(wanted.tasks)
+                with budget.running(), progress.runs(len(wanted.tasks), interrupt) as on_message:
+                    last |= run_tasks(wanted.tasks, study.settings.evaluation, jobs, interrupt, on_message)
+                budget.note(_seconds_of_new(wanted, read_runs(study, out)))
+        if interrupt.signal is not None:  # what was to follow is left to do
+            total += len(next_runs(study, out, last).tasks)
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
-    return StudyOutcome(len(tasks), last, interrupt.signal, report, loss)
+    return StudyOutcome(total, last, interrupt.signal, report, loss, left)
+
+
+@dataclass(frozen=True)
+class NextRuns:
+    """The runs that a study wants next, and all that it has."""
+
+    tasks: list[Task]
+    runs: Runs
+    words: str = ""
+    """The planned look that they belong to; empty with fixed seeds."""
+
+
+def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] = ()) -> NextRuns:
+    """Return the runs that are wanted next, without those that were `tried`. A function of the study's files alone.
+
+    With fixed seeds these are all runs; with planned looks those of the look that is under way, and none where every
+    arm has stopped or has all its seeds.
+    """
+    wanted, words, runs = study, "", read_runs(study, out)
+    if isinstance(study.settings.seeds, SeedPlan):
+        standing = follow_runs(study, runs, tried)
+        if standing.next is None:
+            return NextRuns([], runs)
+        wanted = wanted_arms(study, standing.next, standing.stopped)
+        counts = study.settings.seeds.counts
+        words = f"look {len(standing.made) + 1} of {len(counts)} ({len(standing.next.seeds)} seeds for {_arms(wanted)})"
+    return NextRuns([task for task in tasks_of(wanted, out) if task.key not in tried], runs, words)
+
+
+def _arms(study: Study) -> str:
+    return ", ".join(dict.fromkeys(arm.name for arm in study.arms if arm.role == "arm"))
+
+
+def _seconds_of_new(wanted: NextRuns, after: Runs) -> float:
+    """Return the seconds of the runs that were not done before and are now."""
+    before = {run.hash for some in wanted.runs.values() for run in some if run.state == "done"}
+    new = [run for some in after.values() for run in some if run.state == "done" and run.hash not in before]
+    return sum(run.train_s + run.evaluate_s for run in new)
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
@@ -228,7 +302,9 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
     """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
-            _refuse_another_baseline(study, _untuned_study(out), out)
+            stored = _untuned_study(out)
+            _refuse_another_baseline(study, stored, out)
+            _refuse_other_looks(study, stored, out)
         except DamagedFileError as error:
             known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
             there = {folder.name for folder in (out / "runs").glob("*")}
@@ -278,6 +354,17 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
     if changed or not set(mine.values()) & set(stored.values()):
         where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
         raise UserError(f"{out} holds a study of another baseline{where} ('{there.name}'); choose another --out")
+
+
+def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
+    """Refuse to change planned looks once a study was looked at: the error is shared among those that were planned."""
+    new, old = study.settings.seeds, there.settings.seeds
+    if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)) and made_looks(out):
+        raise UserError(
+            f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
+            "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
+            "against fresh seeds with `tintype replicate`"
+        )
 
 
 def _baseline_file(out: Path, resolution: str) -> Path:
@@ -341,6 +428,8 @@ def _known_tokenizers(stored: Path) -> Known:
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
         results = collect(study, out).model_copy(update={"tuning": tuning_of(study, out)})
+        if made := [SeedSet(**one.model_dump(include={"seeds", "control_seeds"})) for one in results.looks if one.made]:
+            record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
         next_part("writing the report")
         if without_data:
             results = results.without_data().without_paths()

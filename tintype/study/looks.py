@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from tintype.runtime.files import damaged, read_checked, write_checked
 from tintype.settings import Settings
-from tintype.study.results import Comparison, SeedSet
+from tintype.study.results import Comparison, LookInfo, SeedSet
 from tintype.study.verdicts import Key
 
 CONTROL_OFFSET = 1_000
@@ -120,6 +120,30 @@ def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Compa
             if key not in found or found[key].verdict not in DECIDED:
                 found[key] = row.model_copy(update={"look": number})
     return found
+
+
+def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:
+    """Return how the error is shared among looks, as a sentence for the report's method."""
+    if planned:
+        shares = [f"{100 * look.share:.0f}%" for look in looks]
+        counts = [str(len(look.seeds)) for look in looks]
+        return (
+            f"Looks were planned at {_listed(counts)} seeds, with {_listed(shares)} of the error: each look compares "
+            "the first seeds alone, and the first that decides a comparison decides it for good. After a look, arms "
+            "that are decided or have nothing in sight stop, which makes no verdict."
+        )
+    spent = [f"{100 * look.share:.3g}%" for look in looks]
+    first = f"The first look at the study spends {spent[0]} of the error"
+    later = (
+        f"; {_listed(spent[1:])} went to later looks with other seeds, and a verdict that a look has reached stays"
+        if spent[1:]
+        else "; the rest is kept for looks with more seeds"
+    )
+    return f"{first}{later}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def read_looks(out: Path) -> list[SeedSet] | None:

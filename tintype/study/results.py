@@ -398,8 +398,7 @@ class LookInfo(SeedSet):
     share: float
     """Share of the study's error that it may spend."""
     made: bool
-    runs: int = 0
-    """Number of runs that the study had at this look."""
+    """Whether comparisons were read at it; a planned one may be still to come."""
 
 
 def read_results_file(path: Path) -> StudyResults:

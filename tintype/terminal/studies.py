@@ -17,7 +17,9 @@ from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study import stats
+from tintype.study.costs import Cost, minutes
 from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
+from tintype.study.looks import SeedPlan
 from tintype.study.power import MOST_SEEDS, Effect, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
@@ -32,13 +34,17 @@ _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identi
 """All other verdicts are yellow."""
 
 
-def run_with_progress(study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
+def run_with_progress(
+    study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
+) -> int:
     """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
-    outcome = run_study(study, out, jobs, _ShownProgress(console), argv)
+    outcome = run_study(study, out, jobs, _ShownProgress(console), argv, budget_s)
     if outcome.report is None:
         say(console, f"no report: {outcome.no_report}", "yellow")
     else:
         show_report(outcome.report, console)
+    if outcome.left:
+        say(console, f"{outcome.left}; run the same command with a larger --budget, or none, to go on", "yellow")
     if outcome.interrupted:
         kept = f"{outcome.done} of {outcome.total} runs are done, those that had begun are saved"
         leave(outcome.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
@@ -90,7 +96,7 @@ def show_arms(study: Study, console: Console) -> None:
     for arm in (arm for arms in resolutions for arm in arms):
         changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.decisions.items()]
         nothing = "nothing (other seeds)" if arm.role == "control" else "–"
-        seeds = ", ".join(str(plan.seed) for plan in arm.plans)
+        seeds = _seed_words(study.settings.seeds, [plan.seed for plan in arm.plans])
         if arm.role == "baseline":
             table.add_section()
         where = [_where(arm)] if first else []
@@ -117,6 +123,29 @@ def _tuning_words(study: Study) -> str:
         f"tuning comes first: {values} × {seeds} for the baseline and each arm, {runs} runs; the best by "
         f"{settings.primary[0]} are chosen for each, then the comparison runs on other seeds"
     )
+
+
+def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
+    """Return the seeds of an arm; of planned looks, the first and the last, and how many at each look."""
+    if not isinstance(plan, SeedPlan):
+        return ", ".join(map(str, seeds))
+    return f"{seeds[0]} to {seeds[-1]},\nlooks at {', '.join(map(str, plan.counts))}"
+
+
+def show_cost(cost: Cost, console: Console) -> None:
+    """Show how many runs a study has and what they cost, before the first step."""
+    least, most = cost.least, cost.most
+    runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
+    say(console, f"{runs}; {cost.done} of them are done" if cost.done else runs)
+    if cost.seconds is None:
+        say(console, "cost: no run was measured yet; run one first, or give a past study of this baseline with --like")
+        return
+    each = [cost.seconds_of(count) for count in (least, cost.expected, most)]
+    shown = (
+        minutes(each[2]) if least == most else f"{minutes(each[0])} to {minutes(each[2])}, {minutes(each[1])} expected"
+    )
+    done = f"; without the runs that are done at most {minutes(cost.left_s)}" if cost.done else ""
+    say(console, f"cost of the runs, one after another: {shown}{done} ({cost.measured})")
 
 
 def _where(arm: ArmPlan | Arm) -> str:
@@ -182,9 +211,9 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         table.add_section()
     console.print(table)
     for arm in results.arms:
-        if words := findings.time_words(arm):
+        for words in filter(None, (arm.stopped, findings.time_words(arm))):
             say_note(console, f"{arm.label}: {words}")
-    for note in tuning.notes(results.tuning):
+    for note in (*findings.look_notes(results), *tuning.notes(results.tuning)):
         say_note(console, note)
     if results.trends:
         _show_trends(results, console)

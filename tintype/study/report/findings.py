@@ -354,15 +354,41 @@ def warnings(results: StudyResults) -> list[str]:
 
 
 def notes(results: StudyResults) -> list[str]:
-    """Return the notes on the answer: what the control shows, and what this study cannot detect."""
+    """Return the notes on the answer: which look it is, what the control shows, what this study cannot detect."""
     if not results.resolutions:
-        return _notes_at_one(results)
+        return [*look_notes(results), *_notes_at_one(results)]
     said: dict[str, list[str]] = {}
     views = results.by_resolution()
     for view in views:
         for note in _notes_at_one(view):
             said.setdefault(note, []).append(resolution_title(view))
-    return [note if len(where) == len(views) else f"At {_listed(where)}: {note}" for note, where in said.items()]
+    found = [note if len(where) == len(views) else f"At {_listed(where)}: {note}" for note, where in said.items()]
+    return [*look_notes(results), *found]
+
+
+def look_notes(results: StudyResults) -> list[str]:
+    """Say which look at the study this is, and what planned looks saved; empty at the first look at fixed seeds."""
+    made = [look for look in results.looks if look.made]
+    if results.looks_planned:
+        ahead = "" if len(made) == len(results.looks) or not _going_on(results) else ", and more are to come"
+        most = len(results.looks[-1].seeds)
+        whole, runs = most * len(results.arms), sum(len(arm.runs) for arm in results.arms)
+        saved = f" With {most} seeds for every arm it would have been {whole}." if runs < whole and not ahead else ""
+        return [
+            f"{len(made)} of {len(results.looks)} planned looks were made{ahead}. The study has {runs} runs.{saved}"
+        ]
+    if len(made) < 2:
+        return []
+    before = _listed([str(len(look.seeds)) for look in made[:-1]])
+    return [
+        f"Look {len(made)} of this study: it was read before with {before} seeds, so this look has "
+        f"{100 * made[-1].share:.3g}% of its error. Verdicts that an earlier look reached stay."
+    ]
+
+
+def _going_on(results: StudyResults) -> bool:
+    """Return whether an arm may get more seeds."""
+    return any(not arm.stopped for arm in _with_role(results, "arm"))
 
 
 def _notes_at_one(results: StudyResults) -> list[str]:

@@ -52,7 +52,7 @@ def _named(arm: Arm) -> list[str]:
 def _answer_row(view: View, arm: Arm) -> list[str]:
     few = f" ({findings.TOO_FEW_SEEDS} to see a change)"
     cells = [column.effect(arm) + few * column.blind(arm) for column in view.primary]
-    summary = "; ".join(filter(None, [arm.summary, findings.time_words(arm)]))
+    summary = "; ".join(filter(None, [arm.summary, findings.time_words(arm), arm.stopped]))
     return [*_named(arm), *cells, view.speed_words(arm), summary]
 
 

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import TINY
+from tests.written_runs import METRIC, Writer, written_runs
+from tintype.errors import UserError
+from tintype.study.adaptive import why_stop
+from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
+from tintype.study.looks import read_looks
+from tintype.study.results import Comparison, SeedSet, StudyResults, Verdict
+from tintype.study.study import Study, load_study
+
+STUDY = """
+question: Does it pay?
+recipe: PLAN
+seeds: {first: 4, most: 16}
+arms:
+  - {name: strong, set: [optimizer.lr=0.01]}
+  - {name: weak, set: [optimizer.lr=0.02]}
+  - {name: nothing, set: [optimizer.lr=0.03]}
+primary: [validation_loss]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [], sampler: {steps: 1}}
+"""
+EFFECTS = {"strong": -20.0, "weak": -1.4}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return study_with(tmp_path)
+
+
+def study_with(folder: Path, *assignments: str) -> Study:
+    (folder / "plan.yaml").write_text(TINY)
+    (folder / "study.yaml").write_text(STUDY.replace("PLAN", str(folder / "plan.yaml")))
+    return load_study(str(folder / "study.yaml"), assignments)
+
+
+def run(study: Study, out: Path, writer: Writer, budget_s: float | None = None) -> StudyOutcome:
+    with written_runs(writer):
+        return run_study(study, out, 1, budget_s=budget_s)
+
+
+def results_of(outcome: StudyOutcome) -> StudyResults:
+    assert outcome.report is not None
+    return outcome.report.results
+
+
+def counts(results: StudyResults) -> dict[str, int]:
+    return {arm.name: len(arm.runs) for arm in results.arms}
+
+
+def test_decided_and_hopeless_arms_stop_and_undecided_ones_get_more_seeds(study: Study, tmp_path: Path) -> None:
+    results = results_of(run(study, tmp_path / "out", Writer(EFFECTS)))
+    arms = {arm.name: arm for arm in results.arms}
+    assert arms["strong"].stopped == "stopped after 4 seeds: decided"
+    assert arms["strong"].comparisons[METRIC].verdict == "better"
+    assert arms["strong"].comparisons[METRIC].look == 1
+    assert arms["nothing"].stopped == "stopped after 4 seeds: nothing in sight"
+    assert counts(results) == {"baseline": 16, "control": 16, "strong": 4, "weak": 16, "nothing": 4}
+    assert arms["weak"].comparisons[METRIC].look == 3
+    assert not arms["weak"].stopped
+    assert {run.state for arm in results.arms for run in arm.runs} == {"done"}
+
+
+def test_a_study_ends_where_no_arm_has_anything_in_sight(study: Study, tmp_path: Path) -> None:
+    outcome = run(study, tmp_path / "out", Writer())
+    assert outcome.total == 5 * 4
+    assert not outcome.interrupted
+
+
+def test_a_study_that_was_stopped_anywhere_ends_with_the_same_runs_and_verdicts(study: Study, tmp_path: Path) -> None:
+    whole = Writer(EFFECTS)
+    expected = results_of(run(study, tmp_path / "whole", whole))
+    for stop_after in (7, 20, 31):
+        out = tmp_path / f"stopped-{stop_after}"
+        writer = Writer(EFFECTS, stop_after=stop_after)
+        stopped = run(study, out, writer)
+        assert stopped.interrupted
+        writer.stop_after = None
+        results = results_of(run(study, out, writer))
+        assert results.model_copy(update={"commands": []}) == expected
+        assert sorted(writer.begun) == sorted(whole.begun), "no run twice, and none too many"
+
+
+def test_what_is_wanted_next_is_a_function_of_the_files(study: Study, tmp_path: Path) -> None:
+    first = next_runs(study, tmp_path / "out")
+    assert {task.key for task in first.tasks} == {
+        *((arm, seed) for arm in ("baseline", "strong", "weak", "nothing") for seed in range(4)),
+        *(("control", seed) for seed in range(1000, 1004)),
+    }
+    assert first.words == "look 1 of 3 (4 seeds for strong, weak, nothing)"
+    run(study, tmp_path / "out", Writer(EFFECTS, stop_after=20))
+    second = next_runs(study, tmp_path / "out")
+    assert "strong" not in {task.arm for task in second.tasks}
+    assert second.words.startswith("look 2 of 3 (8 seeds for weak")
+    run(study, tmp_path / "out", Writer(EFFECTS))
+    assert not next_runs(study, tmp_path / "out").tasks
+
+
+def test_a_failed_run_stops_its_arm_until_the_study_is_run_again(study: Study, tmp_path: Path) -> None:
+    writer = Writer(EFFECTS, failing={("weak", 2)})
+    outcome = run(study, tmp_path / "out", writer)
+    arms = {arm.name: arm for arm in results_of(outcome).arms}
+    assert arms["weak"].stopped == "stopped after 4 seeds: failed 1 of 4"
+    assert [message.key for message in outcome.failed] == [("weak", 2)]
+    writer.failing.clear()
+    again = results_of(run(study, tmp_path / "out", writer))
+    assert again == results_of(run(study, tmp_path / "whole", Writer(EFFECTS)))
+
+
+def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(study_with(tmp_path, "seeds={first: 3, most: 16}"), out, Writer(stop_after=2))
+    run(study, out, Writer(EFFECTS))  # nothing had been read
+    with pytest.raises(UserError, match="was looked at with other seeds planned"):
+        run(study_with(tmp_path, "seeds={first: 4, most: 32}"), out, Writer(EFFECTS))
+    with pytest.raises(UserError, match="was looked at with other seeds planned"):
+        run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, Writer(EFFECTS))
+
+
+def test_a_look_begins_only_where_it_fits_into_the_budget(study: Study, tmp_path: Path) -> None:
+    """Runs of 100 s each: the first look is run to measure them, and the second does not fit into 150 s."""
+    out = tmp_path / "out"
+    outcome = run(study, out, Writer(EFFECTS, seconds=100.0), budget_s=150.0)
+    assert outcome.total == 20
+    assert outcome.left.startswith("look 2 of 3 (8 seeds for weak")
+    assert "of the budget of 2.5 min were left" in outcome.left
+    assert [look.made for look in results_of(outcome).looks] == [True, False, False]
+    assert run(study, out, Writer(EFFECTS), budget_s=1e9).left == ""
+
+
+def test_a_budget_needs_several_looks(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="this study has one look; plan several"):
+        run(study_with(tmp_path, "seeds=[0, 1]"), tmp_path / "out", Writer(), budget_s=60.0)
+
+
+def test_added_seeds_are_a_look_that_pays_and_verdicts_stay(tmp_path: Path) -> None:
+    out, writer = tmp_path / "out", Writer({"strong": -20.0})
+    three = results_of(run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, writer))
+    assert [look.share for look in three.looks] == [0.8]
+    assert read_looks(out) == [look_seeds(4)]
+    report_study(out)
+    assert read_looks(out) == [look_seeds(4)], "the same seeds again are the same look"
+    writer.effects["strong"] = 20.0  # fresh seeds contradict the first ones
+    more = results_of(run(study_with(tmp_path, f"seeds={list(range(12))}"), out, writer))
+    assert [look.share for look in more.looks] == pytest.approx([0.8, 0.1])
+    strong = next(arm for arm in more.arms if arm.name == "strong").comparisons[METRIC]
+    assert (strong.verdict, strong.look) == ("better", 1)
+    nothing = next(arm for arm in more.arms if arm.name == "nothing").comparisons[METRIC]
+    assert nothing.look == 2
+    assert read_looks(out) == [look_seeds(4), look_seeds(12)]
+
+
+def test_a_report_of_before_looks_were_recorded_counts_as_one(tmp_path: Path) -> None:
+    out, writer = tmp_path / "out", Writer()
+    run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, writer)
+    (out / "looks.json").unlink()
+    more = results_of(run(study_with(tmp_path, "seeds=[0, 1, 2, 3, 4]"), out, writer))
+    assert [(len(look.seeds), look.share) for look in more.looks] == [(4, 0.8), (5, pytest.approx(0.1))]
+
+
+def test_a_half_done_study_is_no_look(tmp_path: Path) -> None:
+    out, writer = tmp_path / "out", Writer(stop_after=1)
+    run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, writer)
+    assert read_looks(out) is None
+    results = results_of(run(study_with(tmp_path, "seeds=[0, 1]"), out, Writer()))
+    assert [(len(look.seeds), look.share) for look in results.looks] == [(2, 0.8)]
+
+
+def look_seeds(count: int) -> SeedSet:
+    return SeedSet(seeds=list(range(count)))
+
+
+def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:
+    return Comparison(mean=1, baseline_mean=1, differences=[], difference=0, p=p, verdict=verdict, lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([row("better", 0.001), row("worse", 0.001)], "decided"),
+        ([row("better", 0.001), row("not shown", 0.1)], ""),
+        ([row("better", 0.001), row("not shown", 0.9)], "nothing more in sight"),
+        ([row("not shown", 0.51), row("not shown", 0.9)], "nothing in sight"),
+        ([row("not shown", 0.49), row("not shown", 0.9)], ""),
+        ([row("diverged", None, "diverged 1 of 4"), row("not shown", 0.1)], "diverged 1 of 4"),
+    ],
+)
+def test_an_arm_stops_where_more_seeds_would_not_help(rows: list[Comparison], words: str) -> None:
+    assert why_stop(rows) == words

@@ -1,0 +1,109 @@
+"""Seeds for the arms that need them: which arms go on after each planned look, and which runs are wanted next.
+
+Every decision is a pure function of the runs that are there, so a study that was killed resumes at the same look with
+the same decisions. Stopping an arm never makes a verdict: it only leaves the arm undecided, so the level of the study
+holds whatever the rule. An arm gets no more seeds when
+
+- every comparison on a primary metric is decided, or
+- nothing is in sight: each that is undecided has p > 0.5, or no p at all, or
+- one of its runs diverged or failed, so that it can have no verdict.
+
+The baseline and the control have as many seeds as the arm with most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tintype.study.looks import DECIDED, Look, replay
+from tintype.study.results import Comparison
+from tintype.study.study import ArmPlan, Study
+from tintype.study.trends import trend_key
+from tintype.study.verdicts import Key
+
+HOPELESS_P = 0.5
+"""An undecided comparison with a larger p has nothing in sight."""
+Rows = Mapping[Key, Comparison]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a study with planned looks has come."""
+
+    made: list[Look]
+    rows: dict[Key, Comparison]
+    """Every comparison, as the first look that decided it shows it, or its last."""
+    stopped: dict[str, str]
+    """Why an arm gets no more seeds, by its name."""
+    counts: dict[str, int]
+    """Seeds that each arm has been compared with, by its name; of the baseline and the control, at the last look."""
+    next: Look | None
+    """The look that is under way; None where every arm has stopped or has all its seeds."""
+
+
+def follow(
+    study: Study,
+    looks: Sequence[Look],
+    compare_at: Callable[[Study, Look], Rows],
+    ended: Callable[[Study], bool],
+) -> Standing:
+    """Replay the looks that were made and the decisions after each.
+
+    `ended` returns whether every run of a study has ended: it is called with the arms and seeds of a look, and so is
+    `compare_at`.
+    """
+    made: list[Look] = []
+    stopped: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    rows_of_looks: list[Rows] = []
+    for look in looks:
+        at_look = study_at(study, look, stopped)
+        active = [arm.name for arm in at_look.arms if arm.role == "arm"]
+        if not active or not ended(at_look):
+            return Standing(made, replay(rows_of_looks), stopped, counts, look if active else None)
+        rows_of_looks.append(compare_at(at_look, look))
+        rows = replay(rows_of_looks)
+        made.append(look)
+        counts |= {arm.name: len(look.seeds) for arm in at_look.arms}
+        reasons = {name: why_stop(_asked(study, name, rows)) for name in active if look is not looks[-1]}
+        stopped |= {name: f"stopped after {len(look.seeds)} seeds: {why}" for name, why in reasons.items() if why}
+    return Standing(made, replay(rows_of_looks), stopped, counts, None)
+
+
+def study_at(study: Study, look: Look, without: Collection[str] = ()) -> Study:
+    """Return the study with the seeds of a look, and without these arms."""
+    seeds = {"control": set(look.control_seeds)}
+    kept = [arm for arm in study.arms if arm.name not in without]
+    arms = [_with_seeds(arm, seeds.get(arm.role, set(look.seeds))) for arm in kept]
+    return replace(study, arms=tuple(arm for arm in arms if arm.plans))
+
+
+def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
+    return replace(arm, plans=tuple(plan for plan in arm.plans if plan.seed in seeds))
+
+
+def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
+    """Return an arm's comparisons on the primary metrics, at all resolutions and between them."""
+    labels = {arm.label for arm in study.arms if arm.name == name} | {trend_key(name, "")[0]}
+    return [row for (label, metric), row in rows.items() if label in labels and metric in study.settings.primary]
+
+
+def why_stop(rows: Sequence[Comparison]) -> str:
+    """Return why an arm with these comparisons gets no more seeds; empty where it does."""
+    open_rows = [row for row in rows if row.verdict not in DECIDED]
+    if not open_rows:
+        return "decided"
+    if lost := next((row.lost for row in open_rows if row.lost), ""):
+        return lost
+    if all(row.p is None or row.p > HOPELESS_P for row in open_rows):
+        return "nothing in sight" if len(open_rows) == len(rows) else "nothing more in sight"
+    return ""
+
+
+def wanted_arms(study: Study, look: Look, stopped: Collection[str]) -> Study:
+    """Return the arms and seeds of a look, with the arms that they start from, which may have stopped."""
+    active = {arm.name for arm in study.arms} - set(stopped)
+    while missing := {arm.parent for arm in study.arms if arm.name in active and arm.parent} - active:
+        active |= missing
+    return study_at(study, look, {arm.name for arm in study.arms} - active)

@@ -1,0 +1,188 @@
+"""Cost of a study: its runs by look, and the seconds that they take, from the runs that were measured."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist, fmean
+
+import numpy as np
+
+from tintype.errors import UserError
+from tintype.study.adaptive import HOPELESS_P
+from tintype.study.compare import read_runs
+from tintype.study.looks import SeedPlan
+from tintype.study.results import Run, read_results_file
+from tintype.study.runner import Task, tasks_of
+from tintype.study.study import Study
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration as `45m`, `1h30m` or `90s`."""
+    found = _DURATION.findall(text)
+    if not found or _DURATION.sub("", text).strip():
+        raise UserError(f"'{text}' is no duration; give a number with s, m, h or d, as 45m or 1h30m")
+    return sum(float(count) * _UNITS_S[unit] for count, unit in found)
+
+
+@dataclass(frozen=True)
+class RunSeconds:
+    """Mean seconds of training and scoring of the runs that are done, by the arm's label."""
+
+    by_arm: Mapping[str, float]
+
+    @property
+    def known(self) -> bool:
+        return bool(self.by_arm)
+
+    def of(self, arm: str) -> float:
+        """Return an arm's seconds; of one that was not measured, the mean of the others."""
+        return self.by_arm.get(arm, fmean(self.by_arm.values()))
+
+    def total(self, tasks: Iterable[Task]) -> float:
+        return sum(self.of(task.arm) for task in tasks)
+
+
+def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
+    """Return the seconds that runs took, from those that are done."""
+    taken = {arm: [run.train_s + run.evaluate_s for run in some if run.state == "done"] for arm, some in runs.items()}
+    return RunSeconds({arm: fmean(seconds) for arm, seconds in taken.items() if seconds})
+
+
+@dataclass
+class Budget:
+    """The wall-clock time that one command may take. It decides between looks, and never stops a run."""
+
+    seconds: float | None
+    jobs: int
+    began_s: float = field(default_factory=time.monotonic)
+    running_s: float = 0.0
+    """Time in which runs were made."""
+    measured_s: float = 0.0
+    """Seconds that these runs measured: training and scoring, without the start of workers."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self.running_s += time.monotonic() - began_s
+
+    def note(self, measured_s: float) -> None:
+        self.measured_s += measured_s
+
+    def expected_s(self, tasks: Sequence[Task], seconds: RunSeconds) -> float:
+        """Return the time that the tasks are expected to take, at the pace of those that this command has made."""
+        pace = self.running_s * self.jobs / self.measured_s if self.measured_s else 1.0
+        return max(1.0, pace) * seconds.total(tasks) / self.jobs
+
+    def refusal(self, tasks: Sequence[Task], seconds: RunSeconds) -> str:
+        """Return why the tasks do not fit into the budget; empty where they do, or where no run was measured yet."""
+        if self.seconds is None or not seconds.known:
+            return ""
+        left_s = max(0.0, self.seconds - (time.monotonic() - self.began_s))
+        expected_s = self.expected_s(tasks, seconds)
+        if expected_s <= left_s:
+            return ""
+        words = f"{len(tasks)} runs would take about {minutes(expected_s)}"
+        return f"{words}, and {minutes(left_s)} of the budget of {minutes(self.seconds)} were left"
+
+
+def minutes(seconds: float) -> str:
+    """Write a duration in minutes; a short one in seconds."""
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds >= 600
+        else f"{seconds / 60:.1f} min"
+        if seconds >= 60
+        else f"{seconds:.0f} s"
+    )
+
+
+def seeds_of_looks(study: Study) -> list[int]:
+    """Return the number of seeds at each look; of a study with fixed seeds, that of its one look."""
+    seeds = study.settings.seeds
+    return list(seeds.counts) if isinstance(seeds, SeedPlan) else [len(seeds)]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The number of runs of a study, and the seconds that they take."""
+
+    least: int
+    """Where every arm stops after the first look; the same as `most` with fixed seeds."""
+    expected: int
+    """Where no arm changes anything: nothing comes in sight of most of them."""
+    most: int
+    done: int
+    seconds: float | None
+    """Mean seconds of a run over all arms; None where no run was measured."""
+    left_s: float
+    """Seconds of the runs that are not done, if every arm gets the most seeds; 0 where no run was measured."""
+    measured: str = ""
+    """Where the seconds come from."""
+
+    def seconds_of(self, runs: int) -> float:
+        return runs * (self.seconds or 0.0)
+
+
+def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
+    """Return what a study costs, by the runs in its folder, or by those of a past study of the same baseline."""
+    runs, tasks = read_runs(study, out), tasks_of(study, out)
+    seconds, measured = run_seconds(runs), f"measured on the runs in {out}"
+    if not seconds.known and like is not None:
+        seconds, measured = _seconds_like(study, like), f"measured in {like}"
+    states = {(arm, run.seed): run.state for arm, some in runs.items() for run in some}
+    left = [task for task in tasks if states[task.key] != "done"]
+    arms, others = len(study.arms), sum(arm.role != "arm" for arm in study.arms)
+    counts = seeds_of_looks(study)
+    of_arm, of_baseline = expected_seeds(counts, arms - others, len(study.settings.primary))
+    return Cost(
+        least=arms * counts[0],
+        expected=round((arms - others) * of_arm + others * of_baseline),
+        most=len(tasks),
+        done=len(tasks) - len(left),
+        seconds=seconds.total(tasks) / len(tasks) if seconds.known else None,
+        left_s=seconds.total(left) if seconds.known else 0.0,
+        measured=measured,
+    )
+
+
+def _seconds_like(study: Study, like: Path) -> RunSeconds:
+    """Return the seconds of a past study; refuse one of another baseline."""
+    results = read_results_file(like / "results.json" if like.is_dir() else like)
+    baseline = study.arms[0].plans[0]
+    known = {run.seed: run.hash for arm in results.arms if arm.role == "baseline" for run in arm.runs}
+    if not any(baseline.model_copy(update={"seed": seed}).hash == found for seed, found in known.items()):
+        raise UserError(f"--like {like}: its baseline is not that of this study, so its runs may take another time")
+    return run_seconds({arm.label: arm.runs for arm in results.arms})
+
+
+_SIMULATED = 2_000
+_HALF = NormalDist().inv_cdf(1 - HOPELESS_P / 2)
+"""A difference of so many standard errors has p = 0.5."""
+
+
+def expected_seeds(counts: Sequence[int], arms: int, metrics: int) -> tuple[float, float]:
+    """Return the expected seeds of an arm that changes nothing, and of the baseline, which has the most of any arm.
+
+    By simulated studies of independent metrics with normal spreads. Arms stop where p > 0.5 on every primary metric.
+    """
+    if not arms:
+        return float(counts[0]), float(counts[0])
+    generator = np.random.default_rng(0)
+    reached = np.full((_SIMULATED, arms), counts[0])
+    active = np.ones((_SIMULATED, arms), bool)
+    sums, before = np.zeros((_SIMULATED, arms, metrics)), 0
+    for count in counts:
+        reached[active] = count
+        sums += np.sqrt(count - before) * generator.normal(size=sums.shape)
+        before = count
+        active &= (np.abs(sums / np.sqrt(count)) > _HALF).any(-1)
+    return float(reached.mean()), float(reached.max(1).mean())
