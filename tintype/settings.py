@@ -535,6 +535,11 @@ class RunSettings(Settings):
         description="Threads that compute, where the device is the CPU. Results are bit-exact for one number of them, "
         "so it depends neither on the machine nor on --jobs; a run alone on a machine is faster with more",
     )
+    deterministic: bool = Field(
+        True,
+        description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit; "
+        "an operation that has none is named in an event and in the report. Nothing changes on the CPU",
+    )
     save_every_steps: int = Field(1000, ge=1)
     save: Literal["auto", "wait", "background"] = Field(
         "auto",

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype.flow.routes import RangePart, random_kept
+from tintype.model.rows import put_rows
 from tintype.seams import Draws, Route
 from tintype.settings import ModelSettings, PlanView, Settings
 
@@ -108,8 +109,7 @@ class Sprint(nn.Module):
         mask_D = self.mask_D.to(deep_BKD.dtype)
         deep_BLD = deep_BKD
         if kept_BK is not None:
-            index_BKD = kept_BK[:, :, None].expand_as(deep_BKD)
-            deep_BLD = mask_D.expand_as(whole_BLD).scatter(1, index_BKD, deep_BKD)
+            deep_BLD = put_rows(mask_D.expand_as(whole_BLD), kept_BK, deep_BKD)
         if dropped_B is not None:
             deep_BLD = torch.where(dropped_B[:, None, None], mask_D, deep_BLD)
         fused_BLD: Tensor = self.fusion(torch.cat([deep_BLD, whole_BLD.to(deep_BLD.dtype)], dim=-1))

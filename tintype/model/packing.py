@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tintype.model.rows import take_rows
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 
@@ -82,11 +83,11 @@ def pack(text: TextTokens) -> PackedText:
     Where the host does not know their number it would have to wait for the device: then all rows stay, the tokens of
     each sample before its padding.
     """
-    batch, most, size = text.tokens_BLC.shape
+    batch, most, _ = text.tokens_BLC.shape
     device = text.tokens_BLC.device
     if text.lengths is None:
         order_BS = text.mask_BL.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-        rows_BSC = text.tokens_BLC.gather(1, order_BS[:, :, None].expand(-1, -1, size))
+        rows_BSC = take_rows(text.tokens_BLC, order_BS)
         first_B = torch.arange(batch, device=device) * most
         return PackedText(rows_BSC.flatten(0, 1), Places(first_B, text.mask_BL.sum(1), most, dense=0))
     ends = list(accumulate(text.lengths))

@@ -36,6 +36,7 @@ from tintype.model.layers import (
     unpatchify,
 )
 from tintype.model.packing import PackedKeyValue, PackedText, Places, pack
+from tintype.model.rows import put_rows, take_rows
 from tintype.runtime.copies import Copy
 from tintype.runtime.graphs import Graphs
 from tintype.seams import Output, Route, Tapped, TextTokens
@@ -388,12 +389,10 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
     """Return the kept tokens, each with its own rotation."""
     if kept_BK is None:
         return token_BLD, rotation
-    kept_BKD = token_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, token_BLD.shape[-1]))
-    return kept_BKD, rotation[0, 0][kept_BK][:, None]
+    return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
 
 
 def _put_back(whole_BLD: Tensor, kept_BKD: Tensor, kept_BK: Tensor | None) -> Tensor:
     if kept_BK is None:
         return kept_BKD
-    index = kept_BK[:, :, None].expand(-1, -1, whole_BLD.shape[-1])
-    return whole_BLD.scatter(1, index, kept_BKD.to(whole_BLD.dtype))
+    return put_rows(whole_BLD, kept_BK, kept_BKD.to(whole_BLD.dtype))

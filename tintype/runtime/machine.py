@@ -33,7 +33,7 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
 def cpu_threads(device: str, threads: int) -> Iterator[None]:
     """Compute on the CPU with this number of threads: another number adds sums in another order.
 
-    On a GPU torch's own number stays: runs are not bit-exact there.
+    On a GPU torch's own number stays: the sums are the GPU's.
     """
     before = torch.get_num_threads()
     if choose_device(device).type == "cpu":

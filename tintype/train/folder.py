@@ -24,6 +24,7 @@ from tintype.data.sources import only_added
 from tintype.errors import DamagedFileError, DivergedError, UserError, as_user_error
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.runtime import fault, files
+from tintype.runtime.determinism import why_inexact
 from tintype.runtime.dist import ALONE, World
 from tintype.runtime.files import damaged, flush, set_aside, sha256_of
 from tintype.runtime.identity import another, check_same
@@ -212,7 +213,9 @@ class RunFolder:
         if not self.writes:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
+        inexact = why_inexact(parts.device, parts.plan.run.deterministic, parts.world.size)
         made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.replicas}
+        made_on["not_exact"] = inexact
         self.write_record("environment.json", made_on | {"parameters": sum(sizes.values()), "plan": parts.plan.hash})
         about = {
             kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}

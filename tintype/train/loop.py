@@ -19,6 +19,7 @@ from tintype.runtime.watchdog import watch_ranks
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.divergence import check_weights, count_step
+from tintype.train.exact import exact_steps, take_step
 from tintype.train.folder import RunFolder
 from tintype.train.kept import keep_weights
 from tintype.train.prepare import check_latents, get_ready, prepare_images
@@ -29,7 +30,7 @@ from tintype.train.start import begin, resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.train.tracker import open_tracker
-from tintype.train.update import StepResult, update
+from tintype.train.update import StepResult
 from tintype.train.window import window_line
 
 
@@ -69,6 +70,7 @@ def train(
         folder.note_divergence(),
         exact_fp32(),
         cpu_threads(plan.run.device, plan.run.threads),
+        exact_steps(plan, world),
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
@@ -124,7 +126,7 @@ class RunTraining:
         return self.interrupt.on_any_rank(self.folder.world)
 
     def take_step(self) -> StepResult:
-        return update(self.parts, self.state, self.clock)
+        return take_step(self.folder, self.parts, self.state, self.clock)
 
     def check_step(self, result: StepResult) -> None:
         count_step(self.folder, self.parts, self.state, result)

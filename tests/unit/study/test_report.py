@@ -493,6 +493,26 @@ def test_both_reports_say_on_what_the_runs_computed_and_what_is_bit_exact(
     assert said in _page(results, tmp_path).text
 
 
+def test_the_report_names_the_arms_that_are_not_exact_on_a_gpu(results: StudyResults) -> None:
+    """Runs of earlier versions do not say whether they were."""
+    assert "may give a slightly different run." in findings.repeatability(results)
+
+    def stated(reasons: list[str], operation: str | None) -> StudyResults:
+        events = [] if operation is None else [{"event": "not-exact", "step": 1, "operation": operation}]
+        runs = [[run.model_copy(update={"environment": run.environment | {"not_exact": []}}) for run in arm.runs]
+                for arm in results.arms]  # fmt: skip
+        last = runs[-1][0]
+        changed = {"environment": last.environment | {"not_exact": reasons}, "events": [*last.events, *events]}
+        runs[-1][0] = last.model_copy(update=changed)
+        arms = [arm.model_copy(update={"runs": own}) for arm, own in zip(results.arms, runs, strict=True)]
+        return results.model_copy(update={"arms": arms})
+
+    label = results.arms[-1].label
+    assert "deterministic algorithms only" in findings.repeatability(stated([], None))
+    said = findings.repeatability(stated(["run.deterministic is false"], "some_backward_cuda"))
+    assert f"these arms: {label} (run.deterministic is false, some_backward_cuda)." in said
+
+
 _NOTHING = {
     "state": "missing",
     "metrics": {},

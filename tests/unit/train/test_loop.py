@@ -18,14 +18,17 @@ from tintype.data.scenes.source import SceneSource
 from tintype.data.sources import forget_sources
 from tintype.errors import DivergedError, UserError
 from tintype.runtime import signals
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt, watch_signals
-from tintype.train import checkpoint, loop
+from tintype.train import checkpoint, exact, loop
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.prepare import prepare_images
 from tintype.train.session import Session, build_session
+from tintype.train.state import TrainState
 from tintype.train.steps import Progress
+from tintype.train.update import StepResult, update
 
 
 def test_the_loop_is_one_file_that_can_be_read_at_once() -> None:
@@ -213,3 +216,35 @@ def test_a_damaged_checkpoint_is_said_when_a_run_is_loaded(tmp_path: Path, capsy
 def test_what_a_killed_first_write_left_does_not_block_the_run(tmp_path: Path) -> None:
     (tmp_path / ".plan.yaml.writing").write_text("half")
     assert train(tiny_plan(), tmp_path, Interrupt()).finished
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_operation_without_a_deterministic_form_is_named_and_the_step_taken_again(
+    moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not once the weights have moved. The refusal is torch's own, of an operation that has no exact form here."""
+    plan = tiny_plan("train.steps=2", "run.save_every_steps=2")
+    train(plan, tmp_path / "usual", Interrupt())
+
+    def with_another_operation(parts: Session, state: TrainState, clock: Clock) -> StepResult:
+        if moved:
+            state.parameters[0].data.add_(0)
+            torch.autograd.graph.increment_version(state.parameters[0])
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+        return update(parts, state, clock)
+
+    monkeypatch.setattr(exact, "update", with_another_operation)
+    monkeypatch.setattr(exact, "choose_device", lambda name: torch.device("cuda"))  # which asks for the strict mode
+    run = RunFolder(tmp_path / "run")
+    if moved:
+        with pytest.raises(RuntimeError, match="put_ does not have"):
+            train(plan, run.path, Interrupt())
+    else:
+        with pytest.warns(UserWarning, match="put_ does not have"):
+            train(plan, run.path, Interrupt())
+        assert [(event["event"], event["step"], event["operation"]) for event in run.events()] == [
+            ("not-exact", 1, "put_")
+        ]
+        losses = [[line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("usual", "run")]
+        assert losses[0] == losses[1]
+    assert not torch.are_deterministic_algorithms_enabled()

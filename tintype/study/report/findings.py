@@ -628,9 +628,30 @@ def repeatability(results: StudyResults) -> str:
     plural = "" if threads == "1" else "s"
     return (
         f"The runs used {' and '.join(found['device'])}, with {threads} CPU thread{plural} each. On one kind of CPU, "
-        "the same plan, seed, number of threads and version of torch give bit-identical results. On a GPU, the same "
-        "seed may give a slightly different run."
+        "the same plan, seed, number of threads and version of torch give bit-identical results. "
+        f"{_on_a_gpu(results)}"
     )
+
+
+def _on_a_gpu(results: StudyResults) -> str:
+    """Say what holds of runs on a GPU. Runs of earlier versions do not say whether they were exact."""
+    if any("not_exact" not in run.environment for arm in results.arms for run in arm.runs if run.environment):
+        return "On a GPU, the same seed may give a slightly different run."
+    reasons = {arm.label: why for arm in results.arms if (why := inexact(arm))}
+    if not reasons:
+        return "On a GPU they would use deterministic algorithms only (run.deterministic)."
+    arms = "; ".join(f"{label} ({', '.join(why)})" for label, why in reasons.items())
+    return f"On a GPU, the same seed may give a slightly different run of these arms: {arms}."
+
+
+def inexact(arm: Arm) -> list[str]:
+    """Return why runs of an arm may differ in their bits from others of the same seed."""
+    found: dict[str, None] = {}
+    for run in arm.runs:
+        stated = run.environment.get("not_exact", [])
+        found |= dict.fromkeys(map(str, stated if isinstance(stated, list) else [stated]))
+        found |= dict.fromkeys(str(one.get("operation")) for one in run.events if one.get("event") == "not-exact")
+    return list(found)
 
 
 def events(results: StudyResults) -> list[tuple[Arm, Run, dict[str, object]]]:

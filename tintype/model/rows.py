@@ -1,0 +1,28 @@
+"""Rows taken out of each sample and put back, by one index for each row.
+
+With an index for each number, as `gather` and `scatter` take, torch's deterministic mode would sort all numbers; so it
+sorts the rows.
+
+B: samples, L: rows of a sample, K: rows taken, D: width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def take_rows(x_BLD: Tensor, index_BK: Tensor) -> Tensor:
+    """Return some rows of each sample, [B, K, D]."""
+    row_ND = x_BLD.flatten(0, 1).index_select(0, _flat(index_BK, x_BLD.shape[1]))
+    return row_ND.view(*index_BK.shape, x_BLD.shape[2])
+
+
+def put_rows(x_BLD: Tensor, index_BK: Tensor, row_BKD: Tensor) -> Tensor:
+    """Return the samples with some of their rows replaced; no row is named twice."""
+    return x_BLD.flatten(0, 1).index_copy(0, _flat(index_BK, x_BLD.shape[1]), row_BKD.flatten(0, 1)).view_as(x_BLD)
+
+
+def _flat(index_BK: Tensor, rows: int) -> Tensor:
+    """Return the indices among the rows of all samples."""
+    return (torch.arange(len(index_BK), device=index_BK.device)[:, None] * rows + index_BK).flatten()

@@ -1,0 +1,66 @@
+"""The same seed as the same run on a GPU: deterministic algorithms only, and the names of operations that have none.
+
+torch's `warn_only` does not do it: with it cuDNN's attention stays in use and the memory-efficient one splits its keys,
+and both add up in any order. In the strict mode torch takes the deterministic form of whatever has one and raises for
+the rest. A training that meets such an operation notes its name, allows it, and takes the step again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_EXACT_WORKSPACES = (":4096:8", ":16:8")
+"""Workspaces with which cuBLAS promises the same bits, and without which torch refuses its products."""
+_WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
+
+
+def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
+    """Return why two runs of a plan on this device may differ in their bits, in words; empty where they may not."""
+    if device.type != "cuda":
+        return []
+    workspace = os.environ.get(_WORKSPACE, _EXACT_WORKSPACES[0])
+    reasons = {
+        "run.deterministic is false": not wanted,
+        f"the gradients of {ranks} ranks are added up": ranks > 1,
+        f"the environment variable {_WORKSPACE} is {workspace}": workspace not in _EXACT_WORKSPACES,
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+@contextmanager
+def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None]:
+    """Use deterministic algorithms only, on a GPU, unless there are reasons why a run cannot be exact anyway."""
+    if device.type != "cuda" or inexact:
+        yield
+        return
+    os.environ.setdefault(_WORKSPACE, _EXACT_WORKSPACES[0])  # read by cuBLAS at its first product
+    cudnn = torch.backends.cudnn
+    mode, filled = torch.get_deterministic_debug_mode(), torch._C._get_deterministic_fill_uninitialized_memory()
+    flags = cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)  # a pass over each new tensor; none is read unset
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        torch._C._set_deterministic_fill_uninitialized_memory(filled)
+        cudnn.deterministic, cudnn.benchmark = flags
+
+
+def inexact_operation(error: RuntimeError) -> str | None:
+    """Return the name of the operation that torch refused for want of a deterministic form; None for other errors."""
+    found = _WITHOUT.search(str(error))
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return found[1] if found and strict else None
+
+
+def allow_inexact() -> None:
+    """Allow operations without a deterministic form up to the end of `deterministic`. torch warns of each once."""
+    torch.use_deterministic_algorithms(True, warn_only=True)

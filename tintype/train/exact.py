@@ -1,0 +1,39 @@
+"""Steps that end with the same bits whenever they are taken, on a GPU too where `run.deterministic` is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tintype.plan import Plan
+from tintype.runtime.clock import Clock
+from tintype.runtime.determinism import allow_inexact, deterministic, inexact_operation, why_inexact
+from tintype.runtime.dist import World
+from tintype.runtime.machine import choose_device
+from tintype.train.folder import RunFolder
+from tintype.train.session import Session
+from tintype.train.state import TrainState
+from tintype.train.update import StepResult, update
+
+
+@contextmanager
+def exact_steps(plan: Plan, world: World) -> Iterator[None]:
+    """Use deterministic algorithms only, where the plan and the ranks can be exact."""
+    device = choose_device(plan.run.device)
+    with deterministic(device, why_inexact(device, plan.run.deterministic, world.size)):
+        yield
+
+
+def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock) -> StepResult:
+    """Take a step. An operation that has no deterministic form is noted and allowed, and the step taken again."""
+    weight = state.parameters[0]
+    version = weight._version
+    try:
+        return update(parts, state, clock)
+    except RuntimeError as error:
+        operation = inexact_operation(error)
+        if operation is None or weight._version != version:  # once the weights have moved, it would be two steps
+            raise
+    folder.log_event("not-exact", state.step + 1, operation=operation)
+    allow_inexact()
+    return update(parts, state, clock)
