@@ -64,7 +64,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subproc
     plan = folder / "plan.yaml"
     plan.write_text(TINY.replace("steps: 6", "steps: 12"))
     file = folder / "tiny.yaml"
-    file.write_text(STUDY.replace("PLAN", str(plan)))
+    file.write_text(STUDY.replace("PLAN", str(plan)) + "score_at: [0.5]\nscore_count: 8\n")
     out = folder / "out"
     command = [sys.executable, "-m", "tintype", "ablate", str(file), "--out", str(out)]
     return file, out, subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
@@ -88,6 +88,21 @@ def test_the_study_ends_with_verdicts_and_the_path_of_the_report(
     html = (out / "report.html").read_text()
     assert "<b>target</b>" not in html and "&lt;b&gt;target" in html
     assert (out / "results.csv").exists() and (out / "report.md").exists()
+
+
+def test_it_has_scores_along_training_and_keeps_no_weights_for_them(
+    study: tuple[Path, Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, out, _ = study
+    results = json.loads((out / "results.json").read_text())
+    runs = [run for arm in results["arms"] for run in arm["runs"]]
+    assert [[score["step"] for score in run["along"]] for run in runs] == [[6, 12]] * 6
+    assert results["along_images"] == 8
+    arms = {(one["arm"], one["metric"]): one for one in results["along"]}
+    assert {arm for arm, _ in arms} == {"control", "x-prediction"}
+    assert [one["step"] for one in arms["x-prediction", "fd_scenes"]["differences"]] == [6, 12]
+    assert not list(out.glob("runs/*/kept"))
+    assert 'id="along"' in (out / "report.html").read_text() and "## Along training" in (out / "report.md").read_text()
 
 
 def test_running_it_again_trains_nothing(study: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:

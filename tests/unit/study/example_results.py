@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from tintype.study.along import with_along
 from tintype.study.results import (
     Arm,
     Change,
@@ -18,6 +19,7 @@ from tintype.study.results import (
     Resolution,
     Role,
     Run,
+    ScoreAt,
     StudyResults,
     Trend,
 )
@@ -216,6 +218,32 @@ def _trends(arms: list[Arm]) -> list[Trend]:
                 )
             )
     return found
+
+
+def with_scores_along(results: StudyResults) -> StudyResults:
+    """Return the study with scores along training: the second arm is faster at first and then falls behind."""
+    steps = (375, 750, 1125, 1500)
+    lags = {"short_captions": (2.2, 1.6, 1.3, 1.1), "uniform_time": (1.2, 1.1, 1.1, 1.15)}
+    arms = []
+    for arm in results.arms:
+        runs = []
+        for run in arm.runs:
+            draw = random.Random(f"{arm.name} {run.seed} along")
+            scores = [
+                ScoreAt(
+                    step=step,
+                    seconds=step * (0.14 if arm.name == "uniform_time" else 0.12),
+                    images=32 * step,
+                    metrics={
+                        "scene_accuracy": 0.62 / lag + draw.gauss(0, 0.01),
+                        "fd_scenes": 30 * lag + draw.gauss(0, 0.8),
+                    },
+                )
+                for step, lag in zip(steps, lags.get(arm.name, (2.0, 1.4, 1.1, 1.0)), strict=True)
+            ]
+            runs.append(run.model_copy(update={"along": scores}))
+        arms.append(arm.model_copy(update={"runs": runs}))
+    return with_along(results.model_copy(update={"arms": arms, "along_images": 128}))
 
 
 def with_failed_run() -> StudyResults:

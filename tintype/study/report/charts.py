@@ -224,6 +224,27 @@ def curves(label: str, traces: Sequence[Series[list[Curve]]], *, tail: bool = Fa
     return drawing(width, height, f"{label} over training", parts)
 
 
+def quality(label: str, arms: Sequence[Series[Band]], x_label: str) -> Markup:
+    """Draw scores along training: a dot for each mean over seeds, with the range of seeds as a band."""
+    width, height, left, top = _FIGURE_PX, 270, 40, 10
+    right, bottom = width - 112, height - 40
+    x = Scale(*padded((point[0] for band in arms for point in band.data), 0.03), left, right)
+    y = _value_scale([value for band in arms for point in band.data for value in point[2:]], bottom, top)
+    ends = [Series(band.name, band.css, (x(band.data[-1][0]) + 2, y(band.data[-1][1]))) for band in arms]
+    dots = [
+        tag("g", *(circle(x(at), y(mean), 3, "mean") for at, mean, *_ in band.data), class_=band.css) for band in arms
+    ]
+    parts = [
+        *_x_axis(x, top, bottom),
+        *_y_axis(_ticks(y), left, right),
+        text(right, height - 6, f"{x_label} →", anchor="end", class_="quiet"),
+        *(_band_marks(band, x, y) for band in arms),
+        *dots,
+        *_end_names(ends, right + 16, top, bottom),
+    ]
+    return drawing(width, height, f"{label} over training, by {x_label}", parts)
+
+
 def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
     if min(values) > 0 and max(values) > 4 * min(values):
         return Scale(min(values) * 0.94, max(values) * 1.06, bottom, top, log=True)
@@ -241,11 +262,11 @@ def _bin_edges(steps: Sequence[int], tail: bool) -> list[float]:
     return [first * (last / first) ** (index / 56) for index in range(57)]
 
 
-_Band: TypeAlias = list[tuple[float, float, float, float]]
-"""(step, mean, lowest, highest) over seeds."""
+Band: TypeAlias = list[tuple[float, float, float, float]]
+"""(step or seconds, mean, lowest, highest) over seeds."""
 
 
-def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> _Band:
+def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> Band:
     """Average each seed's curve in each bin that has a finite value, then take mean and range over the seeds."""
     averages: dict[int, list[Point]] = {}
     for curve in of_seeds if edges else ():
@@ -258,7 +279,7 @@ def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> _Band:
     return [(fmean(steps), fmean(values), min(values), max(values)) for steps, values in found]
 
 
-def _band_marks(band: Series[_Band], x: Scale, y: Scale) -> Markup:
+def _band_marks(band: Series[Band], x: Scale, y: Scale) -> Markup:
     middle, lower, upper = ([(x(point[0]), y(point[at])) for point in band.data] for at in (1, 2, 3))
     return tag(
         "g",

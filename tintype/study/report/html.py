@@ -20,7 +20,7 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
 from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
-from tintype.study.report import charts, findings, tuning
+from tintype.study.report import along, charts, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
@@ -37,6 +37,7 @@ def to_html(results: StudyResults, folder: Path) -> str:
     return template("tintype.study.report", "report.html.j2", **filters).render(
         results=results,
         findings=findings,
+        along=along,
         several=bool(results.resolutions),
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
@@ -121,6 +122,15 @@ class _HtmlView(View):
             captions = {label: False, f"{label}, second half": True} if name == "flow" else {label: False}
             drawn = [(caption, charts.curves(label, traces, tail=tail)) for caption, tail in captions.items()]
             found += [(caption, figure) for caption, figure in drawn if figure is not None]
+        return found
+
+    def along_figures(self, metric: MetricInfo) -> list[tuple[str, Markup]]:
+        """Return (caption, figure) of a metric along training: over steps and over seconds."""
+        arms = [arm for arm in self.results.arms if metric.name not in arm.incomparable]
+        found = []
+        for place, over_seconds in (("steps", False), ("training seconds", True)):
+            bands = [self._series(arm, along.band(arm, metric.name, over_seconds=over_seconds)) for arm in arms]
+            found.append((f"over {place}", charts.quality(metric.label, [one for one in bands if one.data], place)))
         return found
 
     @cached_property

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
-from tintype.study.report import findings, tuning
+from tintype.study.report import along, findings, tuning
 from tintype.study.report.view import View, columns_of
 from tintype.study.results import Arm, StudyResults
 
@@ -21,6 +21,9 @@ def to_markdown(results: StudyResults) -> str:
     text = template("tintype.study.report", "report.md.j2", finalize=_safe, **filters).render(
         results=results,
         findings=findings,
+        along=along,
+        along_rows=_along_rows,
+        difference_rows=_difference_rows,
         views=[View(one, columns) for one, columns in columns_of(results)],
         where=["Resolution", "Tokens"] if results.resolutions else [],
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
@@ -72,6 +75,26 @@ def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
                 continue
             mean = column.mean(arm) if arm.name in column.cells else f"{column.mean(arm)} {column.spread(arm)}".strip()
             yield [*_named(arm), mean, *numbers, column.values(arm)]
+
+
+def _along_rows(views: Sequence[View]) -> Iterator[list[str]]:
+    """Yield a row for the baseline and for each arm that was scored along training, by metric."""
+    for metric in (metric for view in views[:1] for metric in along.metrics_along(view.results)):
+        for view in views:
+            column, arms = view.column(metric.name), along.compared(view, metric.name)
+            for _, one in arms[:1]:
+                yield [*_named(view.baseline), metric.label, *along.baseline_cells(one)]
+            yield from ([*_named(arm), metric.label, *along.cells(column, one)] for arm, one in arms)
+
+
+def _difference_rows(views: Sequence[View]) -> Iterator[list[str]]:
+    """Yield a row for each arm, metric and scored step."""
+    for view in views:
+        for metric in along.metrics_along(view.results):
+            for arm, one in along.compared(view, metric.name):
+                cells = along.difference_cells(view.column(metric.name), one)
+                for at, cell in zip(one.differences, cells, strict=True):
+                    yield [*_named(arm), metric.label, f"{at.step:,}", cell]
 
 
 def _prompt_kinds(view: View) -> list[str]:

@@ -1,0 +1,69 @@
+"""Scores along training in the report: curves, a table in words, and nothing where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.study.example_results import draw_previews, example, several, with_scores_along
+from tests.unit.study.test_report import _Page
+from tintype.study.report import write_report
+from tintype.study.report.along import _reached, band, lead
+from tintype.study.report.markdown import to_markdown
+from tintype.study.results import StudyResults, read_results_file
+
+
+@pytest.mark.parametrize(
+    "results", [with_scores_along(example()), with_scores_along(several())], ids=["one", "several"]
+)
+def test_the_page_has_curves_and_a_row_for_each_arm(results: StudyResults, tmp_path: Path) -> None:
+    draw_previews(results, tmp_path)
+    html = write_report(results, tmp_path).read_text()
+    page = _Page(html)
+    assert 'href="#along"' in html and not page.open
+    metrics, views = 2, len(results.by_resolution())
+    assert html.count("over training, by steps</title>") == metrics * views
+    assert html.count("over training, by training seconds</title>") == metrics * views
+    words = "ahead until step 750, behind from step 1,500"
+    assert words in html
+    text = (tmp_path / "report.md").read_text()
+    assert "## Along training" in text and words in text
+    assert read_results_file(tmp_path / "results.json").along == results.along
+
+
+def test_a_study_without_them_has_no_such_section(tmp_path: Path) -> None:
+    results = example()
+    draw_previews(results, tmp_path)
+    assert "long training" not in write_report(results, tmp_path).read_text()
+    assert "long training" not in to_markdown(results)
+
+
+def test_the_section_says_that_scores_are_of_fewer_images() -> None:
+    results = with_scores_along(example()).model_copy(update={"protocol": {"count": 512}})
+    assert lead(results).startswith("Each score is taken on 128 images, and the full evaluation on 512: compare")
+    same = results.model_copy(update={"protocol": {"count": 128}})
+    assert lead(same).startswith("Each score is taken on 128 images: compare")
+
+
+@pytest.mark.parametrize(
+    ("written", "at_first", "words"),
+    [
+        (["320", "250", "410"], False, "320 [250, 410]"),
+        (["320", "250", ""], False, "320 [250, …]"),
+        (["320", "", ""], False, "320"),
+        (["100", "100", "150"], True, "100 or before"),
+        (["", "430", ""], False, "not reached (perhaps from 430 on)"),
+        (["", "", ""], False, "not reached"),
+    ],
+)
+def test_a_reach_in_words(written: list[str], at_first: bool, words: str) -> None:
+    assert _reached(written, at_first) == words
+
+
+def test_a_band_is_the_range_of_the_runs_over_steps_or_seconds() -> None:
+    arm = with_scores_along(example()).arms[0]
+    values = [run.along[0].metrics["fd_scenes"] for run in arm.runs]
+    step, mean, low, high = band(arm, "fd_scenes", over_seconds=False)[0]
+    assert (step, low, high) == (375, min(values), max(values)) and low < mean < high
+    assert band(arm, "fd_scenes", over_seconds=True)[0][0] == pytest.approx(45)

@@ -1,0 +1,101 @@
+"""Scores along training in writing, as the page and the Markdown both show them."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from tintype.page import numerals
+from tintype.study.report.charts import Band
+from tintype.study.report.view import Column, View
+from tintype.study.results import AlongArm, Arm, DifferenceAt, EqualTime, MetricInfo, ScoreAt, StudyResults
+
+HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
+NOTE = (
+    "The baseline's final quality is its mean at its last step. An interval begins where an arm may have reached it "
+    "and ends where it surely has; … lies beyond the last score. Seconds are those of the steps themselves, without "
+    "data loading, saves and compilations. At equal time: the arm, interpolated at the seconds of the whole baseline, "
+    "minus the baseline's end; such a score comes before the end of the arm's own schedule. Nothing is extrapolated."
+)
+
+
+def metrics_along(results: StudyResults) -> list[MetricInfo]:
+    """Return the metrics that have scores along training."""
+    known = {one.metric for one in results.along}
+    return [metric for metric in results.metrics if metric.name in known]
+
+
+def lead(results: StudyResults) -> str:
+    """Return what the scores are, and that they are no verdicts."""
+    full, images = results.protocol.get("count"), results.along_images
+    fewer = "" if full == images else f", and the full evaluation on {full:,}" if isinstance(full, int) else ""
+    return (
+        f"Each score is taken on {images:,} images{fewer}: compare these numbers with each other, not with those of "
+        f"other sections. Differences are arm minus baseline with {100 * results.confidence:g}% intervals over seeds, "
+        "which describe and are not corrected. Only a crossing is a verdict, at an error of 5% for each arm and metric."
+    )
+
+
+def compared(view: View, metric: str) -> list[tuple[Arm, AlongArm]]:
+    """Return the arms with a comparison along training, in the report's order."""
+    found = {one.arm: one for one in view.results.along if one.metric == metric}
+    return [(arm, found[arm.name]) for arm in view.arms if arm.name in found]
+
+
+def baseline_cells(one: AlongArm) -> list[str]:
+    """Return the baseline's row: its own steps and seconds, and the quality that the arms are held against."""
+    return [f"{one.target_step:,}", _seconds(one.target_seconds), f"its end: {numerals.significant(one.target)}", ""]
+
+
+def cells(column: Column, one: AlongArm) -> list[str]:
+    """Return an arm's row under `HEADS`."""
+    reach, equal = one.reach, one.equal_time
+    some = f" ({one.runs} of {one.of} runs)" if one.runs < one.of else ""
+    steps = [_step(value) for value in (reach.step, reach.step_low, reach.step_high)]
+    seconds = [_seconds(value) for value in (reach.seconds, reach.seconds_low, reach.seconds_high)]
+    return [
+        _reached(steps, reach.at_first) + some,
+        _reached(seconds, reach.at_first),
+        f"not scored: {equal.refused}" if equal.refused else f"{_written(column, equal)}, at step {_step(equal.step)}",
+        one.crossing,
+    ]
+
+
+def difference_cells(column: Column, one: AlongArm) -> list[str]:
+    """Return the difference at each scored step with its interval."""
+    return [_written(column, at) for at in one.differences]
+
+
+def _written(column: Column, one: DifferenceAt | EqualTime) -> str:
+    return f"{column.written(one.value, signed=True)} {numerals.interval(one.low, one.high, column.decimals)}".strip()
+
+
+def _reached(written: list[str], at_first: bool) -> str:
+    """Return a place and its interval in words; an empty text stands for one that was not reached."""
+    value, low, high = written
+    if not value:
+        return f"not reached (perhaps from {low} on)" if low else "not reached"
+    if at_first:
+        return f"{value} or before"
+    return f"{value} [{low}, {high or '…'}]" if low else value
+
+
+def _step(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{numerals.significant(value)} s"
+
+
+def band(arm: Arm, metric: str, *, over_seconds: bool) -> Band:
+    """Return the mean and the range over runs at each scored step, by step or by the mean seconds of the runs."""
+    by_step: dict[int, list[ScoreAt]] = {}
+    for one in (one for run in arm.runs for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))):
+        by_step.setdefault(one.step, []).append(one)
+    found: Band = []
+    for step, scores in sorted(by_step.items()):
+        values = [one.metrics[metric] for one in scores]
+        place = fmean(one.seconds for one in scores) if over_seconds else float(step)
+        found.append((place, fmean(values), min(values), max(values)))
+    return found
