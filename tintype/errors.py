@@ -25,4 +25,5 @@ def as_user_error(kinds: type[Exception] | tuple[type[Exception], ...], what: st
         yield
     except kinds as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = f"there is no {error}" if isinstance(error, KeyError) else reason
         raise UserError(f"{what}: {reason}" + (f"; {remedy}" if remedy else "")) from error

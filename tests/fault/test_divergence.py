@@ -16,7 +16,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.pending import PendingNumbers
+from tintype.runtime.transfer import PendingNumbers
 from tintype.settings import SKIP_WINDOW_STEPS
 from tintype.study.compare import read_run
 from tintype.study.runner import Task, _note_failure, _run

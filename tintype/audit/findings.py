@@ -187,9 +187,6 @@ def _average(seen: Seen) -> Iterator[Finding]:
             share,
             "note",
         )
-
-
-def _init_in_average(seen: Seen) -> Iterator[Finding]:
     if seen.init_share > MOST_INIT:
         yield Finding(
             "average-init",
@@ -307,7 +304,7 @@ def _fp16(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _gathered(seen: Seen) -> Iterator[Finding]:
+def _gathered_and_tf32(seen: Seen) -> Iterator[Finding]:
     if seen.precision.get("gather") == "bf16":
         yield Finding(
             "gathered-bf16",
@@ -316,9 +313,6 @@ def _gathered(seen: Seen) -> Iterator[Finding]:
             "precision.gather=fp32",
             severity="note",
         )
-
-
-def _tf32(seen: Seen) -> Iterator[Finding]:
     if seen.tf32 and seen.precision["compute"] == "fp32":
         yield Finding(
             "tf32",
@@ -347,14 +341,12 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     _weights,
     _fp32_updates,
     _average,
-    _init_in_average,
     _rounded_inputs,
     _projector,
     _moments,
     _fp16,
     _islands,
-    _gathered,
-    _tf32,
+    _gathered_and_tf32,
     _buffers,
     _loss_scale,
 )

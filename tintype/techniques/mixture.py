@@ -7,22 +7,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.data.mixture.settings import MixedSource, MixtureSettings
+from tintype.data.mixture.settings import MixedSource, MixtureSettings, Share
 from tintype.data.parts import Given, source_like
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.schedule import Schedule
-from tintype.settings import DataPart, Settings
+from tintype.settings import DataPart
 from tintype.techniques.technique import Changes, Technique
-
-
-class Share(Settings):
-    share: float = Field(1.0, ge=0, description="Relative to those of the other sources")
-    rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
-    schedule: Schedule = Schedule()
-
-    def of(self, data: DataPart) -> MixedSource:
-        return MixedSource(share=self.share, rest=self.rest, schedule=self.schedule, data=data)
 
 
 class Added(Share):
@@ -41,7 +31,7 @@ def apply(plan: Plan, options: Options) -> Changes:
             raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
     own = there[_scored(plan, options)].data
     added = {
-        name: one.of(source_like(own, one.data, f"technique 'mixture': add.{name}.data"))
+        name: _source(one, source_like(own, one.data, f"technique 'mixture': add.{name}.data"))
         for name, one in options.add.items()
     }
     sources = {**there, **added}
@@ -50,13 +40,17 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 def _there(plan: Plan, options: Options) -> dict[str, MixedSource]:
     if not isinstance(plan.data, MixtureSettings):
-        return {options.own: options.of(plan.data)}
+        return {options.own: _source(options, plan.data)}
     if given := options.model_fields_set - {"add"}:
         raise UserError(
             f"technique 'mixture': {', '.join(sorted(given))}: the plan's own data is a mixture, whose sources have "
             "their names and shares"
         )
     return dict(plan.data.sources)
+
+
+def _source(share: Share, data: DataPart) -> MixedSource:
+    return MixedSource(share=share.share, rest=share.rest, schedule=share.schedule, data=data)
 
 
 def _scored(plan: Plan, options: Options) -> str:

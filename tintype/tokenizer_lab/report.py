@@ -38,7 +38,7 @@ from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
 from tintype.tokenizers import TOKENIZERS
-from tintype.tokenizers.part import TokenizerPart
+from tintype.tokenizers.part import TokenizerPart, channel_statistics
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice
@@ -164,7 +164,8 @@ def round_trip(
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoundTrip:
     """Encode and decode. Speeds leave out a first batch to warm up, and copies to the device."""
-    count, sums_2C = len(image_NCHW), torch.zeros(2, tokenizer.channels, dtype=torch.float64)
+    count = len(image_NCHW)
+    latents: list[Tensor] = []
     made: list[Tensor] = []
     encode_s = decode_s = 0.0
     position_N = torch.arange(count, device=device)
@@ -177,12 +178,10 @@ def round_trip(
         seen_BCHW = tokenizer.decode(z_BCHW)
         encode_s, decode_s = encode_s + between - began, decode_s + synchronized_s(device) - between
         made.append(seen_BCHW.cpu())
-        z_BCHW = z_BCHW.double().cpu()
-        sums_2C += torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)])
+        latents.append(z_BCHW.cpu())
         on_images(int(position_B[-1]) + 1, count)
-    mean_C, square_C = sums_2C / count
-    std_C = (square_C - mean_C.square()).clamp_min(0).sqrt()
-    return RoundTrip(torch.cat(made), mean_C, std_C, z_BCHW.shape[1:], count / encode_s, count / decode_s)
+    statistics = channel_statistics(latents)
+    return RoundTrip(torch.cat(made), *statistics, z_BCHW.shape[1:], count / encode_s, count / decode_s)
 
 
 class Comparison:

@@ -32,7 +32,7 @@ from tintype.runtime.machine import exact_fp32
 from tintype.runtime.transfer import send
 from tintype.settings import plain
 from tintype.tokenizer_lab.images import SCENES, ImageSettings, TrainingImages, TrainingScenes, TrainingSet
-from tintype.tokenizers.part import to_floats
+from tintype.tokenizers.part import channel_statistics, to_floats
 from tintype.tokenizers.small_vae import Record, SmallVae, SmallVaeShape, Vae, is_trained, read_record, write_vae
 from tintype.train.folder import RunFolder
 from tintype.train.simple import SimpleTraining, claim_folder
@@ -223,12 +223,5 @@ def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> R
 @torch.no_grad()
 def latent_statistics(network: Vae, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of the posterior's mean, over images and places: float32 [C]."""
-    total_C = square_C = torch.zeros(network.shape.channels, dtype=torch.float64)
-    count = 0
-    for image_BCHW in batches:
-        raw_BCHW = network.posterior(to_floats(image_BCHW)).mean_BCHW.double()
-        total_C = total_C + raw_BCHW.sum(dim=(0, 2, 3)).cpu()
-        square_C = square_C + raw_BCHW.square().sum(dim=(0, 2, 3)).cpu()
-        count += raw_BCHW.numel() // raw_BCHW.shape[1]
-    mean_C = total_C / count
-    return mean_C.float(), (square_C / count - mean_C.square()).clamp_min(0).sqrt().float()
+    mean_C, std_C = channel_statistics(network.posterior(to_floats(image_BCHW)).mean_BCHW for image_BCHW in batches)
+    return mean_C.float(), std_C.float()

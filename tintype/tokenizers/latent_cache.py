@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.pretrained.frozen import encode_evenly
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
 from tintype.runtime.identity import check_same
@@ -169,15 +169,13 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
 
 
 def _read_header(file: Path) -> dict[str, object]:
-    try:
+    with as_user_error((ValueError, KeyError, TypeError), f"{file} is damaged", _remedy(file.parent)):
         header = json.loads(file.read_text(encoding="utf-8"))
         if header["format"] != FORMAT:
             raise UserError(
                 f"{file} is of format {header['format']}; this version of tintype has {FORMAT}; {_remedy(file.parent)}"
             )
         return dict(header["made_of"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); {_remedy(file.parent)}") from None
 
 
 def _remedy(folder: Path) -> str:

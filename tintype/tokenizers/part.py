@@ -5,7 +5,7 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +63,17 @@ class Statistics:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+def channel_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of each channel of latents, over images and places: float64 [C] on the CPU."""
+    sums, count = [], 0
+    for z_BCHW in batches:
+        z_BCHW = z_BCHW.double()
+        sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())
+        count += len(z_BCHW)
+    mean_C, square_C = torch.stack(sums).sum(0) / count
+    return mean_C, (square_C - mean_C.square()).clamp_min(0).sqrt()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
+from tintype.tokenizers.part import channel_statistics
 from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 
@@ -124,14 +125,13 @@ def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
-    sums = []
     micro = plan.train.batch // plan.train.accumulate
     most = _MEASURED_BATCH if len(plan.data.shapes) == 1 else gcd(_MEASURED_BATCH, micro)
-    for first in range(0, count, most):  # images of one shape
+
+    def latents(first: int) -> torch.Tensor:
+        """Return those of images of one shape."""
         position_B = torch.arange(first, min(first + most, count))
-        ids = parts.order.ids(first, len(position_B))
         draws = Draws(plan.seed, position_B.to(parts.device))
-        z_BCHW = parts.latents(ids, None, draws).double()
-        sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())
-    mean_C, square_C = torch.stack(sums).sum(0) / count
-    return mean_C, (square_C - mean_C.square()).clamp_min(0).sqrt(), count
+        return parts.latents(parts.order.ids(first, len(position_B)), None, draws)
+
+    return *channel_statistics(map(latents, range(0, count, most))), count

@@ -21,7 +21,7 @@ from tintype.runtime.identity import check_same
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.runtime.locks import refuse_foreign
-from tintype.runtime.pending import PendingNumbers
+from tintype.runtime.transfer import PendingNumbers
 from tintype.settings import Settings, plain
 from tintype.train import checkpoint
 from tintype.train.divergence import NON_FINITE, too_large

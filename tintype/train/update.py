@@ -19,7 +19,7 @@ from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import backward_start, clip_factor, gradient_norm, multiply_gradients
 from tintype.runtime.layout import local, share_of_batch
-from tintype.runtime.pending import PendingNumbers
+from tintype.runtime.transfer import PendingNumbers
 from tintype.seams import LossInputs
 from tintype.train.batch import Batch, read_batch
 from tintype.train.session import Session

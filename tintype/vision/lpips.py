@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
-from tintype.errors import UserError
+from tintype.errors import as_user_error
 from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.pickles import read_arrays, read_state_dict
 from tintype.pretrained.preprocess import check_bytes
@@ -181,14 +181,12 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
     """Convert torchvision's classifier and the linear layers of the original `lpips` (its weights/v0.1/vgg.pth or
     alex.pth)."""
     found = {}
-    try:
+    with as_user_error(KeyError, f"these files do not hold LPIPS for {net}"):
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
             found[f"trunk.weight_{index}"] = trunk[f"features.{place}.weight"]
             found[f"trunk.bias_{index}"] = trunk[f"features.{place}.bias"]
         for index in range(5):
             found[f"linear_{index}"] = linear[f"lin{index}.model.1.weight"].reshape(-1)
-    except KeyError as missing:
-        raise UserError(f"these files do not hold LPIPS for {net}: there is no {missing}") from None
     return found
 
 
@@ -198,10 +196,8 @@ def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
 
 
 def _read_jax(net: Net, path: Path) -> Tensors:
-    try:
+    with as_user_error(KeyError, f"{path} does not hold LPIPS for {net}"):
         return from_jax(net, read_arrays(path.read_bytes(), str(path)))
-    except KeyError as missing:
-        raise UserError(f"{path} does not hold LPIPS for {net}: there is no {missing}") from None
 
 
 def _known(net: Net, sha256: str) -> Known:

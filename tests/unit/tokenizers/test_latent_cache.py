@@ -365,7 +365,7 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
     with pytest.raises(UserError, match=r"data\.seed: 1 there, 0 here"):
         build_session(first)
     (one / HEADER_NAME).write_text("{")
-    with pytest.raises(UserError, match=r"latents\.json is damaged .*delete"):
+    with pytest.raises(UserError, match=r"latents\.json is damaged: .*delete"):
         build_session(first)
     (one / HEADER_NAME).write_text('{"format": 99, "made_of": {}}')
     with pytest.raises(UserError, match=r"is of format 99; this version of tintype has 2.*tintype tokenizer cache"):

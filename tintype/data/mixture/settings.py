@@ -33,12 +33,17 @@ _UNIT = 1 << 30
 """Shares are whole parts of this; the sum of 2^33 images' shares fits into 64 bits."""
 
 
-class MixedSource(Settings):
-    """One source. At a step it weighs rest + (share - rest) × the schedule's factor, relative to the others."""
+class Share(Settings):
+    """The share of a source: at a step rest + (share - rest) × the schedule's factor, relative to the others."""
 
     share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
     rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
     schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
+
+
+class MixedSource(Share):
+    """One source with its share."""
+
     data: Annotated[DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes")] = Field(
         ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's"
     )
