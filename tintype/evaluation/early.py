@@ -57,20 +57,21 @@ def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]
 def score_along(
     run: Path, steps: Sequence[int], protocol: Protocol, last: int, on_progress: Callable[[int, Scoring], None]
 ) -> None:
-    """Score the weights that a finished run kept at `steps`, then its last ones; `last` is the step of these.
+    """Score a finished run's last weights, those of the step `last`, then the ones that it kept at `steps`.
 
     Kept weights are removed once their score is stored, and so are those of other steps, which nobody asks for any
     more. Steps without kept weights are left out: they were scored before, or the run was trained without keeping them.
-    Weights that cannot be scored are an event of the run, which stays what it is.
+    Weights that cannot be scored are an event of the run, which stays what it is. The kept ones come last: while there
+    are some, scores are missing.
     """
     folder = RunFolder(run)
+    _score(folder, protocol, last, on_progress, kept=False)
     for step in checkpoint.steps(folder.kept):
         if step in steps:
             _score(folder, protocol, step, on_progress, kept=True)
         drop_kept(folder.kept, step)
     for step in steps:
         _set_aside_damaged(folder, protocol, step)
-    _score(folder, protocol, last, on_progress, kept=False)
 
 
 def _set_aside_damaged(folder: RunFolder, protocol: Protocol, step: int) -> None:

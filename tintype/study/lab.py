@@ -180,10 +180,13 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] = ()) 
     """Return the runs that are wanted next, without those that were `tried`. A function of the study's files alone.
 
     With fixed seeds these are all runs; with planned looks those of the look that is under way, and none where every
-    arm has stopped or has all its seeds.
+    arm has stopped or has all its seeds. Runs of earlier looks that were stopped while their scores along training were
+    taken come first.
     """
     wanted, words, runs = study, "", read_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
+        if unscored := [task for task in tasks_of(study, out) if task.key not in tried and _unscored(task)]:
+            return NextRuns(unscored, runs)
         standing = follow_runs(study, runs, tried)
         if standing.next is None:
             return NextRuns([], runs)
@@ -238,6 +241,11 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
             f"score_at: {len(runs)} runs passed the steps {steps} without keeping their weights and have no scores "
             f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another --out trains them again"
         )
+
+
+def _unscored(task: Task) -> bool:
+    """Return whether a run is trained and has weights that wait for their score."""
+    return task.along is not None and RunFolder(task.folder).kept.is_dir() and _trained(task)
 
 
 def _trained(task: Task) -> bool:

@@ -271,7 +271,8 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
         report_scoring(task.plan.train.steps, 0.8 + (0.1 if task.along else 0.2) * now.share, "")
 
     def on_early(step: int, now: Scoring) -> None:
-        report_scoring(step, 0.9 + 0.1 * step / task.plan.train.steps, "scoring along training")
+        share = 0.0 if step == task.plan.train.steps else step / task.plan.train.steps
+        report_scoring(step, 0.9 + 0.1 * share, "scoring along training")
 
     def report_scoring(step: int, share: float, text: str) -> None:
         if interrupt.signal is not None:

@@ -7,11 +7,15 @@ import pytest
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.adaptive import why_stop
 from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
 from tintype.study.looks import read_looks
 from tintype.study.results import Comparison, SeedSet, StudyResults, Verdict
 from tintype.study.study import Study, load_study
+from tintype.train.folder import RunFolder
+from tintype.train.kept import drop_kept
+from tintype.train.loop import train
 
 STUDY = """
 question: Does it pay?
@@ -191,3 +195,14 @@ def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:
 )
 def test_an_arm_stops_where_more_seeds_would_not_help(rows: list[Comparison], words: str) -> None:
     assert why_stop(rows) == words
+
+
+def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tmp_path: Path) -> None:
+    """Its look is complete by the scores of the end, and without this nobody would come back to it."""
+    study, out = study_with(tmp_path, "score_at=[0.5]"), tmp_path / "out"
+    task = next_runs(study, out).tasks[1]
+    train(task.plan, task.folder, Interrupt(), keep_at=(3,))
+    assert [one.key for one in next_runs(study, out).tasks] == [task.key]
+    assert task.key not in [one.key for one in next_runs(study, out, [task.key]).tasks]
+    drop_kept(RunFolder(task.folder).kept, 3)
+    assert len(next_runs(study, out).tasks) == 5 * 4

@@ -170,7 +170,7 @@ def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_
 
     assert _run(task, PROTOCOL, interrupt, send).state == "interrupted"
     assert read_run(task.plan, PROTOCOL, tmp_path, along).state == "done"
-    assert [one.step for one in read_run(task.plan, PROTOCOL, tmp_path, along).along] == [2]
+    assert [one.step for one in read_run(task.plan, PROTOCOL, tmp_path, along).along] == [2, 6]
     first = result_file(task.folder, along.protocol, 2).stat().st_mtime_ns
     assert checkpoint.steps(RunFolder(task.folder).kept) == [4], "the scored one is dropped, the other is not"
     assert _run(task, PROTOCOL, Interrupt(), sent.append).state == "done"
