@@ -9,7 +9,7 @@ import pytest
 from tests.unit.study.example_results import draw_previews, example, several, with_scores_along
 from tests.unit.study.test_report import _Page
 from tintype.study.report import write_report
-from tintype.study.report.along import _reached, band, lead
+from tintype.study.report.along import _reached, band, lead, timing_note
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import StudyResults, read_results_file
 
@@ -59,6 +59,17 @@ def test_the_section_says_that_scores_are_of_fewer_images() -> None:
 )
 def test_a_reach_in_words(written: list[str], at_first: bool, words: str) -> None:
     assert _reached(written, at_first) == words
+
+
+def test_seconds_that_differ_between_seeds_are_called_untrustworthy() -> None:
+    results = with_scores_along(example())
+    assert timing_note(results) == ""
+    first, *others = results.arms
+    slow = [one.model_copy(update={"seconds": 3 * one.seconds}) for one in first.runs[0].along]
+    runs = [first.runs[0].model_copy(update={"along": slow}), *first.runs[1:]]
+    disturbed = results.model_copy(update={"arms": [first.model_copy(update={"runs": runs}), *others]})
+    assert "the runs of baseline took from 180 s to 540 s for the same steps" in timing_note(disturbed)
+    assert timing_note(disturbed) in to_markdown(disturbed)
 
 
 def test_a_band_is_the_range_of_the_runs_over_steps_or_seconds() -> None:

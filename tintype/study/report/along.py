@@ -11,6 +11,8 @@ from tintype.study.report.view import Column, View
 from tintype.study.results import AlongArm, Arm, DifferenceAt, EqualTime, MetricInfo, ScoreAt, StudyResults
 
 HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
+MOST_UNEQUAL = 1.2
+"""The longest over the shortest training seconds of an arm's runs, above which the seconds are not to be trusted."""
 NOTE = (
     "The baseline's final quality is its mean at its last step. An interval begins where an arm may have reached it "
     "and ends where it surely has; … lies beyond the last score. Seconds are those of the steps themselves, without "
@@ -33,6 +35,19 @@ def lead(results: StudyResults) -> str:
         f"Each score is taken on {images:,} images{fewer}: compare these numbers with each other, not with those of "
         f"other sections. Differences are arm minus baseline with {100 * results.confidence:g}% intervals over seeds, "
         "which describe and are not corrected. Only a crossing is a verdict, at an error of 5% for each arm and metric."
+    )
+
+
+def timing_note(results: StudyResults) -> str:
+    """Return a warning where runs of one arm took so different times that something else used the machine."""
+    ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in results.arms}
+    ratios = {label: max(seconds) / min(seconds) for label, seconds in ends.items() if seconds and min(seconds) > 0}
+    label, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 1.0))
+    if ratio <= MOST_UNEQUAL:
+        return ""
+    return (
+        f"Do not build on the seconds: the runs of {label} took from {_seconds(min(ends[label]))} to "
+        f"{_seconds(max(ends[label]))} for the same steps, so something else used the machine."
     )
 
 
