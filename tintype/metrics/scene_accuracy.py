@@ -32,7 +32,7 @@ UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of each image: stated, visible, and not the same in all scenes."""
+    """Attributes asked of each image: stated, visible, and not the same in all scenes."""
 
     captions: CaptionKind
     objects: bool

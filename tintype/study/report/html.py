@@ -22,8 +22,9 @@ from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
 from tintype.study.report import along, charts, findings, tuning
 from tintype.study.report.charts import Series
-from tintype.study.report.view import Column, View, columns_of
+from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
+from tintype.study.trust import LEAD
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
@@ -47,6 +48,8 @@ def to_html(results: StudyResults, folder: Path) -> str:
         tuning=tuning,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
+        trust_lead=LEAD,
+        trust_heads=TRUST_HEADS,
         link=_link,
     )
 

@@ -10,8 +10,9 @@ from markupsafe import Markup
 from tintype.page import numerals
 from tintype.page.template import template
 from tintype.study.report import along, findings, tuning
-from tintype.study.report.view import View, columns_of
+from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
+from tintype.study.trust import LEAD
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
@@ -32,6 +33,9 @@ def to_markdown(results: StudyResults) -> str:
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,
         prompt_rows=_prompt_rows,
+        trust_lead=LEAD,
+        trust_heads=list(TRUST_HEADS),
+        trust_rows=_trust_rows,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -111,3 +115,9 @@ def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
                 *where, name = _named(arm)
                 cells = [columns[kind].mean_and_effect(arm) if kind in columns else "" for kind in kinds]
                 yield [*where, group[0][1].info.label, name, *cells]
+
+
+def _trust_rows(views: Sequence[View]) -> Iterator[list[str]]:
+    for view in views:
+        first = [view.baseline.resolution, f"{view.baseline.tokens:,}"] if view.baseline.resolution else []
+        yield from ([*first, *row] for row in view.trust_rows())

@@ -9,6 +9,9 @@ from functools import cached_property
 from tintype.page import numerals
 from tintype.study.report import findings
 from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, StudyResults
+from tintype.study.trust import Trust, trust
+
+TRUST_HEADS = ("Metric", "Baseline", "Seed spread", "of the mean", "Sampling error of one run", "Signal-to-noise")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,22 @@ class View:
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
         return f"{numerals.percent(findings.relative(cell))} ({cell.words})" if cell else ""
+
+    def trust_rows(self) -> list[list[str]]:
+        """Return a row for each metric that has a spread or an error."""
+        rows = [row for row in trust(self.results) if row.seed_spread is not None or row.sampling_error is not None]
+        return [self._trust_row(row) for row in rows]
+
+    def _trust_row(self, row: Trust) -> list[str]:
+        column = self.column(row.metric.name)
+        return [
+            column.info.label,
+            column.written(row.baseline_mean),
+            f"{numerals.significant(row.seed_spread, 2)} ({row.seeds} seeds)",
+            numerals.share(row.relative_spread),
+            numerals.significant(row.sampling_error, 2),
+            numerals.significant(row.signal_to_noise, 2),
+        ]
 
     @cached_property
     def prompt_groups(self) -> list[list[tuple[str, Column]]]:

@@ -1,0 +1,55 @@
+"""Seed spread, sampling error and signal-to-noise ratio of a study's metrics."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from tests.unit.study.example_results import example
+from tintype.study.report.html import to_html
+from tintype.study.report.markdown import to_markdown
+from tintype.study.results import MetricInfo, Role, Run, StudyResults
+from tintype.study.trust import Trust, trust
+
+
+def study(values: dict[tuple[str, Role], list[float]], error: float = 0.5) -> Trust:
+    arms = [
+        example().arms[0].model_copy(update={"name": name, "role": role, "runs": runs_of(seeds, error)})
+        for (name, role), seeds in values.items()
+    ]
+    metric = MetricInfo(name="loss", label="loss", direction="lower", definition="")
+    (row,) = trust(example().model_copy(update={"arms": arms, "metrics": [metric]}))
+    return row
+
+
+def runs_of(values: list[float], error: float) -> list[Run]:
+    metrics = [{"loss": value} for value in values]
+    return [Run(seed=0, hash="", folder="", state="done", metrics=one, errors={"loss": error}) for one in metrics]
+
+
+def test_the_control_is_the_baseline_again() -> None:
+    row = study({("baseline", "baseline"): [1.0, 3.0], ("control", "control"): [2.0, 6.0]})
+    assert row.baseline_mean == 2 and row.seeds == 4
+    assert row.seed_spread == pytest.approx(stdev([1, 3, 2, 6])) and row.sampling_error == pytest.approx(0.5)
+    assert row.relative_spread == pytest.approx(stdev([1, 3, 2, 6]) / 2)
+    assert row.signal_to_noise is None, "there is no arm"
+
+
+def test_signal_is_between_arms_and_noise_within() -> None:
+    row = study({("baseline", "baseline"): [1.0, 3.0], ("far", "arm"): [11.0, 13.0]})
+    assert row.signal_to_noise == pytest.approx(stdev([2, 12]) / (math.sqrt(2) / math.sqrt(2)))
+    assert study({("baseline", "baseline"): [1.0], ("far", "arm"): [11.0]}).signal_to_noise is None
+
+
+def test_a_run_that_diverged_counts_nowhere() -> None:
+    row = study({("baseline", "baseline"): [1.0, 3.0, math.nan], ("far", "arm"): [11.0, 13.0, math.inf]})
+    assert row.seeds == 2 and row.signal_to_noise == pytest.approx(stdev([2, 12]))
+
+
+def test_both_reports_have_the_table(tmp_path: Path) -> None:
+    results: StudyResults = example()
+    for text in (to_markdown(results), to_html(results, tmp_path)):
+        assert "How far the metrics can be trusted" in text and "Signal-to-noise" in text

@@ -1,0 +1,70 @@
+"""How far the metrics of a study can be trusted, from its own runs: seed spread, sampling error, signal to noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from tintype.study.results import MetricInfo, Run, StudyResults
+
+LEAD = (
+    "Seed spread: standard deviation over the seeds of the baseline and of the control, which is the baseline again. "
+    "Sampling error of one run: what other noises would change with the same weights; more images reduce it. "
+    "Signal-to-noise: standard deviation of the means of baseline and arms over their mean standard error. It "
+    "is about 1 where arms differ by chance alone; a metric with a high ratio tells these arms apart with few seeds."
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A metric at one resolution. A number is None where the runs are too few for it."""
+
+    metric: MetricInfo
+    baseline_mean: float | None
+    seed_spread: float | None
+    seeds: int
+    sampling_error: float | None
+    """The error of one run: the root mean square over the runs of baseline and control."""
+    signal_to_noise: float | None
+
+    @property
+    def relative_spread(self) -> float | None:
+        if self.seed_spread is None or not self.baseline_mean:
+            return None
+        return self.seed_spread / abs(self.baseline_mean)
+
+
+def trust(results: StudyResults) -> list[Trust]:
+    """Return each metric's row for the results at one resolution, the highest signal-to-noise first."""
+    rows = [_trust(results, metric) for metric in results.metrics]
+    return sorted(rows, key=lambda row: -1.0 if row.signal_to_noise is None else row.signal_to_noise, reverse=True)
+
+
+def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
+    alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in arm.runs]
+    values, own = _values(alike, metric.name), [arm for arm in results.arms if arm.role == "baseline"]
+    errors = [run.errors[metric.name] for run in alike if metric.name in run.errors]
+    compared = [arm for arm in results.arms if arm.role != "control" and metric.name not in arm.incomparable]
+    return Trust(
+        metric,
+        baseline_mean=fmean(of_own) if (of_own := _values(own[0].runs, metric.name)) else None,
+        seed_spread=stdev(values) if len(values) > 1 else None,
+        seeds=len(values),
+        sampling_error=math.sqrt(fmean(error * error for error in errors)) if errors else None,
+        signal_to_noise=_ratio([_values(arm.runs, metric.name) for arm in compared]),
+    )
+
+
+def _values(runs: list[Run], metric: str) -> list[float]:
+    values = (run.metrics.get(metric) for run in runs)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _ratio(groups: list[list[float]]) -> float | None:
+    """Return the deviation of the groups' means over their mean standard error; None without two groups of two."""
+    several = [group for group in groups if len(group) > 1]
+    if len(several) < 2:
+        return None
+    noise = fmean(stdev(group) / math.sqrt(len(group)) for group in several)
+    return stdev(map(fmean, several)) / noise if noise else None
