@@ -207,8 +207,10 @@ class DataPart(Part):
 
     @property
     def words(self) -> str:
-        """All of it on one line, without the size."""
-        chosen = {key: value for key, value in plain(self).items() if value not in (None, [])}
+        """All of it on one line, without the size and what later settings leave as it was."""
+        own = plain(self)
+        usual = {key: mark.value(own) for key, mark in joined_later(type(self)).items()}
+        chosen = {key: value for key, value in own.items() if value not in (None, [], usual.get(key))}
         shown = [f"{key} {value}" for key, value in chosen.items() if key not in ("kind", "size_px")]
         return f"{self.kind} ({', '.join(shown)})"
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tintype.config.strict import Document, parse
 from tintype.data.scenes.captions import long_caption, short_caption, vocabulary
 from tintype.data.scenes.render import object_centres, render
 from tintype.data.scenes.scene import (
@@ -22,6 +23,7 @@ from tintype.data.scenes.scene import (
     draw_batch,
     is_held_out,
 )
+from tintype.data.scenes.source import ObjectWords, ScenesSettings
 from tintype.errors import UserError
 
 SCENES = draw_batch(0, range(300)).to_scenes()
@@ -211,3 +213,26 @@ def test_the_vocabulary_holds_every_word_and_no_other() -> None:
     }
     assert used == vocabulary()
     assert len(vocabulary()) <= 120
+
+
+def test_objects_are_drawn_from_the_words_given() -> None:
+    few = ObjectWords(shape=("ball", "star"), colour=("red", "blue"), size=("large",), texture=("plain",))
+    drawn = {split: draw_batch(0, range(200), split, words=few.by_attribute).to_scenes() for split in ("train", "eval")}
+    alone = {split: [scene.objects[0] for scene in of if len(scene.objects) == 1] for split, of in drawn.items()}
+    assert {(thing.colour, thing.shape) for thing in alone["train"]} == {("red", "star"), ("blue", "ball")}
+    assert {(thing.colour, thing.shape) for thing in alone["eval"]} == {("red", "ball"), ("blue", "star")}
+    assert {(thing.size, thing.texture) for of in alone.values() for thing in of} == {("large", "plain")}
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({"colour": ["pink"]}, r"colour: \['pink'\]; name one or more of red, orange"),
+        ({"shape": []}, "shape: "),
+        ({"colour": ["red"], "shape": ["block", "star"]}, "0 held-out pairs, of which the evaluation needs one"),
+        ({"colour": ["red"], "shape": ["ball", "star"]}, "1 others, of which training needs 4"),
+    ],
+)
+def test_words_that_no_scene_can_be_drawn_from_are_refused(objects: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(ScenesSettings, Document("data", {"objects": objects}))

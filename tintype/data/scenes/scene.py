@@ -9,7 +9,7 @@ B: scenes. P: positions. N: (colour, shape) pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -165,14 +165,18 @@ def draw_batch(
     style: Style | Literal["both"] | None = None,
     min_objects: int = 1,
     max_objects: int = MAX_OBJECTS,
+    words: Mapping[str, Sequence[str]] = OBJECT_VOCABULARY,
 ) -> SceneBatch:
-    """Draw the scenes of these indices, on their device. `both` styles take turns; without one each scene draws it."""
+    """Draw the scenes of these indices, on their device. `both` styles take turns; without one each scene draws it.
+
+    `words` has the shapes, colours, sizes and textures that objects are drawn from.
+    """
     index_B = torch.as_tensor(indices, dtype=torch.int64)
     if not 1 <= min_objects <= max_objects <= MAX_OBJECTS:
         raise UserError(f"need 1 <= min_objects <= max_objects <= {MAX_OBJECTS}, not {min_objects} and {max_objects}")
     count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
     present_BP, object_BP = _draw_places(seed, index_B, count_B)
-    pair_BP = _draw_pairs(seed, index_B, split).gather(1, object_BP)
+    pair_BP = _draw_pairs(seed, index_B, split, words).gather(1, object_BP)
     sky_B = rng.integers(seed, "scenes/sky", index_B, len(BACKGROUNDS))
     ground_step_B = 1 + rng.integers(seed, "scenes/ground", index_B, len(BACKGROUNDS) - 1)
     style_B = rng.integers(seed, "scenes/style", index_B, len(STYLES))
@@ -184,8 +188,8 @@ def draw_batch(
         present_BP=present_BP,
         shape_BP=pair_BP % len(SHAPES),
         colour_BP=pair_BP // len(SHAPES),
-        size_BP=rng.integers(seed, "scenes/size", index_B, len(SIZES), (len(POSITIONS),)),
-        texture_BP=rng.integers(seed, "scenes/texture", index_B, len(TEXTURES), (len(POSITIONS),)),
+        size_BP=_draw_words(seed, "size", index_B, words),
+        texture_BP=_draw_words(seed, "texture", index_B, words),
         sky_B=sky_B,
         ground_B=(sky_B + ground_step_B) % len(BACKGROUNDS),
         light_B=rng.integers(seed, "scenes/light", index_B, len(LIGHTS)),
@@ -203,10 +207,18 @@ def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, T
     return torch.cat([centre_B[:, None], corner_BP], dim=1), object_BP
 
 
-def _draw_pairs(seed: int, index_B: Tensor, split: Split) -> Tensor:
+def _draw_words(seed: int, attribute: str, index_B: Tensor, words: Mapping[str, Sequence[str]]) -> Tensor:
+    """Draw an attribute of the object at each position."""
+    known = torch.tensor([OBJECT_VOCABULARY[attribute].index(word) for word in words[attribute]], device=index_B.device)
+    return known[rng.integers(seed, f"scenes/{attribute}", index_B, len(known), (len(POSITIONS),))]
+
+
+def _draw_pairs(seed: int, index_B: Tensor, split: Split, words: Mapping[str, Sequence[str]]) -> Tensor:
     """Draw different (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
+    other = [c not in words["colour"] or s not in words["shape"] for c in COLOURS for s in SHAPES]
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))
+    key_BN = key_BN + 4.0 * torch.tensor(other, device=index_B.device)  # after all pairs of these words
     if split == "train":
         key_BN = key_BN + held_out_N
     if split == "eval":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -12,14 +12,53 @@ from torch import Tensor
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import COLOURS, HELD_OUT_PAIRS, SHAPES, Scene, draw_batch
+from tintype.data.scenes.scene import (
+    COLOURS,
+    HELD_OUT_PAIRS,
+    OBJECT_VOCABULARY,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Scene,
+    draw_batch,
+)
 from tintype.seams import Record
-from tintype.settings import DataPart
+from tintype.settings import DataPart, Settings, Since, plain
 
 Split = Literal["train", "eval"]
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
 """The first index of a split, so that no two splits share jitter, texture or noise."""
+
+
+class ObjectWords(Settings):
+    """The words that objects are drawn from. Fewer make a task that a smaller model learns sooner."""
+
+    shape: tuple[str, ...] = SHAPES
+    colour: tuple[str, ...] = COLOURS
+    size: tuple[str, ...] = SIZES
+    texture: tuple[str, ...] = TEXTURES
+
+    @model_validator(mode="after")
+    def _known(self) -> ObjectWords:
+        for name, known in OBJECT_VOCABULARY.items():
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given) or not set(given) <= set(known):
+                raise ValueError(f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once")
+        return self
+
+    @property
+    def by_attribute(self) -> dict[str, tuple[str, ...]]:
+        return {"shape": self.shape, "colour": self.colour, "size": self.size, "texture": self.texture}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Colour and shape of each object that can be drawn."""
+        return [(colour, shape) for colour in self.colour for shape in self.shape]
+
+    @property
+    def held_out_pairs(self) -> list[tuple[str, str]]:
+        return [pair for pair in self.pairs if pair in HELD_OUT_PAIRS]
 
 
 class ScenesSettings(DataPart):
@@ -33,9 +72,17 @@ class ScenesSettings(DataPart):
     min_objects: int = Field(1, ge=1, le=4)
     max_objects: int = Field(4, ge=1, le=4)
     seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
+    objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = ObjectWords()
 
     @model_validator(mode="after")
     def _range(self) -> ScenesSettings:
+        seen = len(self.objects.pairs) - len(self.objects.held_out_pairs)
+        if not self.objects.held_out_pairs or seen < self.max_objects:
+            raise ValueError(
+                f"objects: these colours and shapes make {len(self.objects.held_out_pairs)} held-out pairs, of which "
+                f"the evaluation needs one, and {seen} others, of which training needs {self.max_objects} "
+                "(max_objects); name more of them"
+            )
         if self.min_objects > self.max_objects:
             raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
         return self
@@ -63,10 +110,11 @@ class ScenesSettings(DataPart):
         least, most = self.min_objects, self.max_objects
         number = f"{least} to {most} objects" if most > least else f"{most} object" + "s" * (most > 1)
         return [
-            f"The scenes that it was trained on show {number} ({', '.join(SHAPES)}) in {len(COLOURS)} colours on a "
+            f"The scenes that it was trained on show {number} ({', '.join(self.objects.shape)}) in "
+            f"{len(self.objects.colour)} colours on a "
             "backdrop of two colours: they teach it no people, animals, writing, places or anything else.",
-            f"{len(HELD_OUT_PAIRS)} pairs of colour and shape never occur in the training scenes; every held-out scene "
-            "has one, so the scores on scenes are of combinations that are new to the model.",
+            f"{len(self.objects.held_out_pairs)} pairs of colour and shape never occur in the training scenes; every "
+            "held-out scene has one, so the scores on scenes are of combinations that are new to the model.",
         ]
 
 
@@ -114,4 +162,6 @@ class SceneSource:
 
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
         own, indices = self._settings, self._indices(ids)
-        return draw_batch(own.seed, indices, self._split, own.style, own.min_objects, own.max_objects).to_scenes()
+        return draw_batch(
+            own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, own.objects.by_attribute
+        ).to_scenes()
