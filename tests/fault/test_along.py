@@ -74,9 +74,9 @@ def score(root: Path, kill: tuple[str, int] | None, forget: bool) -> None:
         if message.text == "scoring along training":
             count_down("early score")
 
-    def write(file: Path, result: results.EvaluationResult) -> None:
+    def write(file: Path, result: results.EvaluationResult, *per_image: Any) -> None:
         count_down("score is stored")
-        write_result(file, result)
+        write_result(file, result, *per_image)
         with (root / "stored.txt").open("a") as log:
             log.write(f"{result.protocol_hash} {result.step}\n")
 
