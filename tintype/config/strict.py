@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.runtime.printable import acts
 from tintype.settings import OneOf, Part, Settings
 
@@ -158,13 +158,9 @@ def read_yaml(text: str, name: str) -> Document:
 
 
 def read_file(path: Path) -> Document:
-    try:
-        with path.open("rb") as file:
-            text = file.read(4 * _MOST_BYTES + 1).decode("utf-8")  # a letter has four bytes at most
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}") from None
+    not_text = as_user_error(UnicodeDecodeError, f"{path} is not UTF-8 text")
+    with as_user_error(OSError, f"cannot read {path}"), not_text, path.open("rb") as file:
+        text = file.read(4 * _MOST_BYTES + 1).decode("utf-8")  # a letter has four bytes at most
     return read_yaml(text, str(path))
 
 

@@ -112,10 +112,8 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _about(text: str, place: Path) -> Section:
-    try:
+    with as_user_error(ValueError, f"{place}: the record of tintype"):
         read = parse_object(text)
-    except ValueError as error:
-        raise UserError(f"{place}: the record of tintype {error}") from None
     if read.get("format") != 1:
         raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
     return read

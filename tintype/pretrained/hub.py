@@ -21,7 +21,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from pydantic import ValidationError
 
 from tintype.config.strict import first_problem
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.pretrained import first_use
 from tintype.pretrained.frozen import Arithmetic
 from tintype.pretrained.packages import Untyped, diffusers_package, quiet, transformers_package
@@ -303,10 +303,8 @@ def _check_json(folder: Path, *names: str) -> None:
 
 
 def json_object(file: Path) -> dict[str, Untyped]:
-    try:
+    with as_user_error(ValueError, str(file)):
         return read_object(file)
-    except ValueError as error:
-        raise UserError(f"{file} {error}") from None
 
 
 @contextmanager

@@ -339,7 +339,7 @@ def test_a_file_that_is_no_json_object_is_named(
     clip: Path, tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     broken = changed_copy(clip, tmp_path / "broken", **{name: content})
-    with pytest.raises(UserError, match=rf"/broken/{name}\.json .*{message}"):
+    with pytest.raises(UserError, match=rf"/broken/{name}\.json: .*{message}"):
         ClipSettings(source=str(broken)).build(CPU).encode_text(TEXTS)  # type: ignore[attr-defined]
 
 

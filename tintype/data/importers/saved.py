@@ -98,9 +98,5 @@ def _is_name(name: object) -> TypeGuard[str]:
 
 
 def _json(path: Path) -> dict[str, Json]:
-    try:
+    with as_user_error(OSError, f"{path} cannot be read"), as_user_error(ValueError, str(path)):
         return parse_object(read_file(path, MOST_TABLE_BYTES))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UserError(f"{path} {error}") from None

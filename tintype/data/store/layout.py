@@ -321,10 +321,8 @@ def read_content(path: Path) -> dict[str, Json]:
         raise UserError(
             f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
         )
-    try:
+    with as_user_error(ValueError, f"{file} is damaged", _AGAIN):
         return read_object(file)
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: it {error}; {_AGAIN}") from None
 
 
 def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBatch:
