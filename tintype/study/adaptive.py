@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tintype.study.looks import DECIDED, Look, replay
+from tintype.study.pairs import Key
 from tintype.study.results import Comparison
 from tintype.study.study import ArmPlan, Study
 from tintype.study.trends import trend_key
-from tintype.study.verdicts import Key
 
 HOPELESS_P = 0.5
 """An undecided comparison with a larger p has nothing in sight."""

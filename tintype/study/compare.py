@@ -32,6 +32,7 @@ from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
+from tintype.study.groups import MetricGroups, metric_groups
 from tintype.study.looks import (
     DECIDED,
     Look,
@@ -43,10 +44,13 @@ from tintype.study.looks import (
     unplanned_looks,
     with_look,
 )
+from tintype.study.pairs import Key, Pair, pair_runs
+from tintype.study.results import arm_label
 from tintype.study.runner import FAILURES
+from tintype.study.shares import counts_of, is_tested, trend_metrics
 from tintype.study.study import Along, ArmPlan, Study, remake_study
-from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
-from tintype.study.verdicts import Key, Pair, compare, counts_of, describe_method, pair_runs, trend_metrics
+from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair, with_terms
+from tintype.study.verdicts import compare, describe_method
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
@@ -470,17 +474,38 @@ def _compared(
     images: PerImage = _NO_IMAGES,
     share: float = 1.0,
 ) -> dict[Key, results.Comparison]:
-    """Compare what is measured. All planned comparisons are corrected together, whatever their resolution."""
-    pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
+    """Compare what is measured. All planned comparisons share the study's error, whatever their resolution."""
+    pairs: dict[Key, Pair] = {}
     errors: dict[Key, float | None] = {}
+    groups = _groups(study, runs, meanings)
+    ratios = _groups(study, runs, {metric: meanings[metric] for _, metric in trends}, ratios=True)
     for arm, baseline in study.compared():
         new, old = runs[arm.label], runs[baseline.label]
         for key in ((arm.label, metric) for metric in meanings if (arm.label, metric) in planned):
-            pairs[key] = pair_runs(new, old, key[1], arm.role == "arm")
+            pair = pair_runs(new, old, key[1], arm.role == "arm")
+            pairs[key] = groups[arm.resolution, key[1]].compared(pair, arm.label)
             errors[key] = _sampling_error(new, old, key[1], images)
+    resolutions = list(dict.fromkeys(arm.resolution for arm in study.arms))
+    for (arm_name, metric), trend in trends.items():
+        if isinstance(trend, Pair):
+            ends = [ratios[one, metric].term(arm_label(arm_name, one)) for one in (resolutions[-1], resolutions[0])]
+            pairs[trend_key(arm_name, metric)] = with_terms(trend, ends)
     measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned, share)
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
+
+
+def _groups(
+    study: Study, runs: Runs, meanings: Mapping[str, Definition], ratios: bool = False
+) -> dict[Key, MetricGroups]:
+    """Return the values of each metric by (resolution, metric)."""
+    return {
+        (arms[0].resolution, metric): metric_groups(
+            {arm.label: arm.role for arm in arms}, runs, metric, meaning, ratios
+        )
+        for arms in study.by_resolution()
+        for metric, meaning in meanings.items()
+    }
 
 
 def _per_image(study: Study, out: Path) -> PerImage:
@@ -536,7 +561,8 @@ def _trend(key: Key, study: Study, runs: Runs, pair: Pair | str, rows: Rows) -> 
 def _method(study: Study, planned: Sequence[Key]) -> str:
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
-    counts = counts_of(planned, settings.primary)
+    tested = [key for key in planned if is_tested(key[1], settings.analysis)]
+    counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
     text = describe_method(len(study.arms[0].plans), counts, control, settings.primary, settings.analysis, tokens)
     return " ".join([text, *_not_compared(study)])

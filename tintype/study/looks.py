@@ -21,8 +21,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from tintype.runtime.files import damaged, read_checked, write_checked
 from tintype.settings import Settings
+from tintype.study.pairs import Key
 from tintype.study.results import Comparison, LookInfo, SeedSet
-from tintype.study.verdicts import Key
 
 CONTROL_OFFSET = 1_000
 """Distance of the control's first seed from the arms' in a study that plans its looks; such a study has fewer seeds."""

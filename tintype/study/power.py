@@ -17,9 +17,10 @@ from statistics import fmean
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 from tintype.study import stats
+from tintype.study.effect import Effect, parse_effect
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
-from tintype.study.verdicts import Counts, confidence_of, count_comparisons
+from tintype.study.shares import Counts, confidence_of, count_comparisons
 
 MOST_SEEDS = 1_000
 FEW_DEGREES = 10
@@ -27,20 +28,6 @@ FEW_DEGREES = 10
 _UNLIKE = 3.0
 _SHARED = 0.25
 """The correlation of two arms' sample variances: the square of 1/2, that of their differences from one baseline."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The size of the change to find: relative to the baseline's mean, or in the metric's unit."""
-
-    size: float
-    relative: bool
-
-    def __str__(self) -> str:
-        return f"{100 * self.size:g}%" if self.relative else f"{self.size:g}"
-
-    def on(self, baseline: float) -> float:
-        return self.size * abs(baseline) if self.relative else self.size
 
 
 @dataclass(frozen=True)
@@ -102,7 +89,8 @@ class PowerPlan:
     def comparisons(self, metrics: Sequence[MetricInfo]) -> Counts:
         control = self.control and self.arms > 1
         primary = [info.name for info in metrics if info.primary]
-        return count_comparisons(self.arms - control, control, self.resolutions, primary, len(metrics))
+        names = [info.name for info in metrics]
+        return count_comparisons(self.arms - control, control, self.resolutions, primary, names)
 
 
 def plan_power(
@@ -120,7 +108,7 @@ def plan_power(
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
     is left out.
     """
-    wanted = parse_effect(effect)
+    wanted = parse_effect(effect, "--effect")
     for option, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
         if given < least:
             raise UserError(f"--{option} {given}: give {least} or more")
@@ -144,20 +132,6 @@ def plan_power(
         alike.setdefault(_identity(results), []).append(results)
     groups = [_group(of_one, plan, metric, without) for of_one in alike.values()]
     return replace(plan, groups=[group for group in groups if group.metrics])
-
-
-def parse_effect(text: str) -> Effect:
-    """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
-    percent = text.strip().endswith("%")
-    try:
-        size = float(text.strip().removesuffix("%"))
-    except ValueError:
-        raise UserError(
-            f"--effect {text}: write it as 5% of the baseline's mean, or as a difference like 0.02"
-        ) from None
-    if not math.isfinite(size) or size <= 0:
-        raise UserError(f"--effect {text}: give a size above zero; whether it is better or worse does not matter")
-    return Effect(size / 100 if percent else size, percent)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

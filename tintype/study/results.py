@@ -19,11 +19,24 @@ from tintype.runtime.files import read_checked
 from tintype.runtime.redact import last_names, redact
 from tintype.seams import ANY_VALUE, Range
 
-TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
-IntervalName = Literal["Student", "Welch", "bootstrap"]
+TestName = Literal["shared spread", "paired Student", "Welch", "sign-flip permutation", "label permutation"]
+IntervalName = Literal["simultaneous", "Student", "Welch", "bootstrap"]
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
-Verdict = Literal["better", "worse", "not shown", "identical", "no spread", "sketch", Loss]
+Verdict = Literal[
+    "better",
+    "worse",
+    "same",
+    "undecided",
+    "unstable",
+    "measured",
+    "not shown",
+    "identical",
+    "no spread",
+    "sketch",
+    Loss,
+]
+"""`not shown` stands in results of the paired method of older versions, and means undecided."""
 Role = Literal["baseline", "control", "arm"]
 SPEED = throughput.METRIC.name
 
@@ -158,13 +171,14 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
 class Comparison(_Data):
     """One metric of one arm against the baseline. Differences are arm minus baseline.
 
-    Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed.
+    Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
+    logarithmic scale are geometric.
     """
 
     mean: float
     baseline_mean: float
     differences: list[float]
-    """One difference for each pair of seeds."""
+    """One difference for each run of the arm: from the baseline's run of the same seed, or from its mean."""
     difference: float
     low: float | None = None
     high: float | None = None
@@ -182,13 +196,29 @@ class Comparison(_Data):
     """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
     """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
+    scale: Literal["raw", "log"] = "raw"
+    """Whether values were compared, or their logarithms."""
+    level: float | None = None
+    """The confidence of the interval: the study's, shared by all its comparisons. None: that of the study, unshared."""
+    margin: float | None = None
+    """Differences up to this size are declared to be none worth having."""
+    corrected: float | None = None
+    """The estimate given that the interval excludes zero: verdicts are of differences that came out large."""
+    seeds_needed: int | None = None
+    """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
+    fallen: list[int] = []
+    """Seeds of the arm's runs that fell off, worst first. The mean, the difference and its interval leave them out."""
+    note: str = ""
+    """What a reader must know of this comparison, for example that the arm's spread stands out."""
 
     look: int | None = None
     """The look that this row is of, from 1: the one that decided it, or the last; None in older results."""
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged or failed, how many."""
+        """Return the verdict; where runs diverged, failed or fell off, how many."""
+        if self.verdict == "unstable" and self.fallen:
+            return f"unstable: {len(self.fallen)} of {len(self.differences)} runs fell off"
         return self.lost or self.verdict
 
 

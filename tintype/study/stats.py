@@ -148,6 +148,22 @@ def _estimated_errors(freedom: float) -> Array:
     return found
 
 
+def corrected_for_selection(value: float, error: float, reach: float) -> float:
+    """Return the most likely true difference, given that one was reported because it exceeds `reach`.
+
+    The conditional likelihood of Zhong and Prentice 2008, at a normal spread: differences that just pass come out too
+    large on average, and far ones do not.
+    """
+    z, limit = abs(value) / error, reach / error
+
+    def improbable(true: float) -> float:
+        passed = special.log_ndtr(true - limit), special.log_ndtr(-true - limit)
+        return float((z - true) ** 2 / 2 + np.logaddexp(*passed))
+
+    found = optimize.minimize_scalar(improbable, bounds=(0.0, z), method="bounded", options={"xatol": 1e-6})
+    return math.copysign(float(found.x) * error, value)
+
+
 def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """Return Holm's adjusted p values, in the order given. A comparison's weight is its share of the allowed error.
 

@@ -28,10 +28,12 @@ from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
 from tintype.runtime.files import Json
 from tintype.settings import DataPart, NamesFile, Settings, plain
+from tintype.study.analysis import AnalysisSettings
 from tintype.study.factorial import combinations, contrasts
 from tintype.study.looks import SeedPlan
+from tintype.study.paired import check_seeds
 from tintype.study.results import Role, SeedSet, arm_label, assignments_words
-from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
+from tintype.study.shares import count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
@@ -297,7 +299,9 @@ class StudySettings(Settings):
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
         control, resolutions = bool(self.every_seed.control_seeds), max(1, len(self.resolutions))
         between = len(contrasts([factor.label for factor in self.factorial]))
-        counts = count_comparisons(len(self.all_arms()), control, resolutions, primary, len(known), between)
+        counts = count_comparisons(
+            len(self.all_arms()), control, resolutions, primary, list(known), between, self.analysis
+        )
         fewest = self.seeds.first if isinstance(self.seeds, SeedPlan) else len(self.seeds)
         check_seeds(fewest, counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.paired import interval_of
+from tintype.study.pairs import Key, Pair, pair_runs
 from tintype.study.results import RelativeEffect, Run, arm_label, worst_loss
-from tintype.study.verdicts import AnalysisSettings, Key, Pair, interval_of, pair_runs
+from tintype.study.spread import Term
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
@@ -43,6 +46,14 @@ def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: Ana
     logs = Pair(new, old, shared_seeds, pair.complete, scale=1.0)
     low, high = interval_of(logs, analysis) or (None, None)
     return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
+
+
+def with_terms(pair: Pair, ends: Sequence[Term | None]) -> Pair:
+    """Return the trend with what the shared method compares: the effects at the most and the fewest tokens."""
+    most, fewest = ends
+    if most is None or fewest is None:
+        return pair
+    return replace(pair, terms=(most, fewest.times(-1)))
 
 
 def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:

@@ -18,9 +18,10 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.costs import Cost, minutes
+from tintype.study.effect import Effect
 from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
 from tintype.study.looks import SeedPlan
-from tintype.study.power import MOST_SEEDS, Effect, Group, MetricPower, PowerPlan, degrees
+from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
@@ -30,7 +31,7 @@ from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
 
-_VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
+_VERDICT_STYLE = {"better": "green", "worse": "red", "unstable": "magenta", "undecided": "dim", "identical": "dim"}
 """All other verdicts are yellow."""
 
 

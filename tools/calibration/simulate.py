@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy import special
@@ -20,19 +20,26 @@ from scipy import special
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
 from tintype.study import stats
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.pairs import Key, Pair
 from tintype.study.results import Comparison, MetricInfo
-from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of
+from tintype.study.shares import confidence_of, weights_of
+from tintype.study.spread import Groups, against
+from tintype.study.verdicts import compare
 from tools.calibration import figure
 
-Shape = Literal["normal", "skewed", "unequal", "skewed and unequal"]
-SHAPES: tuple[Shape, ...] = ("normal", "skewed", "unequal", "skewed and unequal")
+Shape = Literal["normal", "skewed", "differing", "skewed and differing", "unequal", "skewed and unequal"]
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 STUDIES = 1_000
 PRIMARY, OTHER = 2, 7
 _ARMS = 2
 _ALIKE = 0.6
 _SKEW = 0.75
 _WIDER = 3.0
-_STUDENT = AnalysisSettings()
+_DIFFERING = 0.5
+"""Standard deviation over arms of the logarithm of their spread."""
+_SHARED = AnalysisSettings()
+_STUDENT = AnalysisSettings(method="paired")
 _PERMUTATION = AnalysisSettings(test="permutation")
 _BOOTSTRAP = AnalysisSettings(interval="bootstrap")
 
@@ -80,11 +87,23 @@ def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(
             values = _standardised_lognormal(values)
         if "unequal" in cell.shape:
             values[2] *= _WIDER
+        if "differing" in cell.shape:
+            values[2:] *= np.exp(_DIFFERING * generator.normal(size=(cell.arms, 1, 1)))
         values[2, :, 0] += effect
         rows = values.transpose(0, 2, 1).tolist()
         names = ["baseline", "control", *(f"arm {index}" for index in range(cell.arms))]
+        groups = [
+            Groups({name: dict(enumerate(rows[arm][m])) for arm, name in enumerate(names)}, {"control": "baseline"})
+            for m in range(metrics)
+        ]
         yield {
-            (names[arm], METRICS[metric]): Pair(rows[arm][metric], rows[0][metric], arm > 1, True)
+            (names[arm], METRICS[metric]): Pair(
+                rows[arm][metric],
+                rows[0][metric],
+                arm > 1,
+                True,
+                terms=(against(groups[metric], names[arm], names[: 2 if arm > 1 else 1]),),
+            )
             for arm in range(1, len(names))
             for metric in range(metrics)
         }

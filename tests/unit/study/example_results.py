@@ -10,6 +10,8 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from tintype.study.along import with_along
+from tintype.study.analysis import DEFAULT
+from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import (
     Arm,
     Change,
@@ -23,9 +25,10 @@ from tintype.study.results import (
     StudyResults,
     Trend,
 )
+from tintype.study.shares import trend_metrics
 from tintype.study.stats import CONFIDENCE
 from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_pair
-from tintype.study.verdicts import DEFAULT, Pair, compare, pair_runs, trend_metrics
+from tintype.study.verdicts import compare
 
 METRICS = [
     MetricInfo(

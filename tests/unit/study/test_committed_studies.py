@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tintype.study.analysis import AnalysisSettings
 from tintype.study.lab import report_study
+from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import StudyResults, read_results_file
-from tintype.study.verdicts import Pair, compare, pair_runs
+from tintype.study.verdicts import compare
 
 STUDIES = sorted(file.parent for file in (Path(__file__).parents[3] / "studies").glob("*/results.json"))
 
@@ -45,7 +47,8 @@ def test_the_raw_metrics_give_the_committed_differences(study: Path) -> None:
         for arm in arms:
             for metric in arm.comparisons:
                 pairs[arm.label, metric] = pair_runs(arm.runs, baseline.runs, metric, arm.role == "arm")
-    rows = compare(pairs, {metric.name: metric for metric in results.metrics})
+    paired = AnalysisSettings(method="paired")
+    rows = compare(pairs, {metric.name: metric for metric in results.metrics}, analysis=paired)
     for arm in results.arms:
         for metric, stored in arm.comparisons.items():
             row = rows[arm.label, metric]

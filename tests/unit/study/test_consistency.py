@@ -10,14 +10,18 @@ from functools import cached_property
 import numpy as np
 import pytest
 
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import Comparison, MetricInfo, Run
 from tintype.study.stats import CONFIDENCE
-from tintype.study.verdicts import AnalysisSettings, Pair, compare, pair_runs
+from tintype.study.verdicts import compare
 
 LOWER = MetricInfo(name="m", label="distance", direction="lower", definition="")
 OTHER_WAY = {"better": "worse", "worse": "better"}
-ANALYSES = [
-    AnalysisSettings.model_validate({"test": test, "interval": interval})
+SHARED = AnalysisSettings(margin="1e-9%")
+PAIRED = AnalysisSettings(method="paired")
+ANALYSES = [SHARED] + [
+    AnalysisSettings.model_validate({"method": "paired", "test": test, "interval": interval})
     for test in ("student", "permutation")
     for interval in ("student", "bootstrap")
 ]
@@ -121,10 +125,11 @@ def check(row: Comparison, analysis: AnalysisSettings) -> None:
         assert analysis.interval == "bootstrap"  # too few seeds, or too many ties
         return
     assert row.low < row.high
-    if analysis == AnalysisSettings() and abs(row.p - level) > 1e-9:
+    tested = row.p_adjusted if analysis == SHARED else row.p
+    if analysis in (SHARED, PAIRED) and abs(tested - level) > 1e-9:
         assert row.low <= row.difference <= row.high
-        assert (row.low > 0 or row.high < 0) == (row.p < level)
-    if analysis == AnalysisSettings() and row.verdict in ("better", "worse"):
+        assert (row.low > 0 or row.high < 0) == (tested < level)
+    if analysis in (SHARED, PAIRED) and row.verdict in ("better", "worse"):
         assert row.low > 0 or row.high < 0
 
 
@@ -144,7 +149,7 @@ def same(first: Comparison, second: Comparison, factor: float = 1.0) -> None:
 def test_interval_p_and_verdict_agree_whatever_the_values() -> None:
     for case in CASES:
         check(case.row, case.analysis)
-    assert {case.row.verdict for case in CASES} == {"better", "worse", "not shown", "identical", "no spread", "sketch"}
+    assert {case.row.verdict for case in CASES} == {"better", "worse", "undecided", "identical", "no spread", "sketch"}
 
 
 def test_the_order_of_the_seeds_does_not_matter() -> None:
@@ -171,7 +176,7 @@ def test_the_unit_of_a_metric_does_not_matter(factor: float) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda one: f"{one.test}-{one.interval}")
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda one: f"{one.method}-{one.test}-{one.interval}")
 def test_without_a_spread_there_is_no_interval_and_no_verdict(shared: bool, analysis: AnalysisSettings) -> None:
     """It was an interval of [0.25, 0.25] beside p = 1, and a smallest detectable difference of zero."""
     for new, verdict in (([0.5] * 8, "no spread"), ([0.25] * 8, "identical")):
@@ -184,9 +189,10 @@ def test_what_has_no_spread_costs_no_power_and_gives_none() -> None:
     """It counts among the comparisons with a p of one, as one that is missing does."""
     clear = Pair([9.0, 9.4, 8.8], [10.0, 10.2, 9.9], True, True)
     flat = Pair([0.5] * 3, [0.25] * 3, True, True)
-    alone = compare({("a", "m"): clear}, {"m": LOWER}, planned=[("a", "m"), ("b", "m")])
-    both = compare({("a", "m"): clear, ("b", "m"): flat}, {"m": LOWER})
-    assert both["a", "m"] == alone["a", "m"]
+    for analysis in (SHARED, PAIRED):
+        alone = compare({("a", "m"): clear}, {"m": LOWER}, (), analysis, [("a", "m"), ("b", "m")])
+        both = compare({("a", "m"): clear, ("b", "m"): flat}, {"m": LOWER}, (), analysis)
+        assert both["a", "m"] == alone["a", "m"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
@@ -215,5 +221,6 @@ def test_a_value_that_is_not_finite_or_missing_leaves_no_verdict(bad: float | No
 
 def test_values_at_the_end_of_the_range_of_floats_do_not_stop_a_report() -> None:
     for new in ([1e308, -1e308, 1.7e308], [1e308] * 3, [5e-324, 0.0, 5e-324]):
-        row = row_of(new, [0.0, 1.0, -1e308], True, AnalysisSettings())
-        assert row.verdict in ("not shown", "better", "worse")
+        row = row_of(new, [0.0, 1.0, -1e308], True, PAIRED)
+        assert row_of(new, [0.0, 1.0, -1e308], True, SHARED).verdict == "undecided"
+        assert row.verdict in ("undecided", "better", "worse")

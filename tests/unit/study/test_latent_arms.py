@@ -32,9 +32,9 @@ from tintype.study.compare import (
 )
 from tintype.study.lab import _check_latents_folder, report_study
 from tintype.study.results import Run, read_results_file
+from tintype.study.shares import counts_of
 from tintype.study.study import Study, load_study
 from tintype.study.trends import trend_key
-from tintype.study.verdicts import counts_of
 
 STUDY = """
 question: Are latents better?

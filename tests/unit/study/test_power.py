@@ -90,15 +90,15 @@ def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
 
 
 def test_the_level_is_for_all_comparisons_of_all_resolutions_and_between_them(tmp_path: Path) -> None:
-    """Two arms and a control on 2 primary of 9 metrics: 3 × 2 × 2 and 2 × 2 trends; without a control 3 × 2 trends."""
+    """Two arms and a control, 2 primary of 8 metrics: 3 × 2 × 2 and 2 × 2 trends; without a control 3 × 2 trends."""
     folder = stored(example(), tmp_path)
-    for control, primary, others in ((True, 16, 42 + 2), (False, 18, 42 + 3)):
+    for control, primary, others in ((True, 16, 36), (False, 18, 36)):
         plan = plan_power([folder], "5%", 3, None, 3, resolutions=2, control=control)
         assert row(plan, "fd_scenes").level == pytest.approx(0.04 / primary)
         assert row(plan, "recall").level == pytest.approx(0.01 / others)
         said = f"The levels are for {primary + others} comparisons: {primary} on primary metrics, {others} on others."
         assert said in shown(plan) and "at 2 resolutions" in shown(plan)
-    assert "The levels are for 27 comparisons" in shown(plan_power([folder], "5%", 3, None, 3))
+    assert "The levels are for 24 comparisons" in shown(plan_power([folder], "5%", 3, None, 3))
     lone = plan_power([folder], "5%", 3, None, 1, resolutions=2)
     assert row(lone, "fd_scenes").level == pytest.approx(0.04 / (4 + 2))  # one arm is no control
 

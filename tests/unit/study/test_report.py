@@ -189,8 +189,8 @@ def test_the_answer_lists_the_arms_best_first_with_verdict_difference_and_speed(
     rows = _answer_rows(folder)
     assert list(rows) == ["baseline", "uniform_time", "short_captions", "control", "real"]
     assert re.search(r"✗ worse Scene accuracy ↑ −0\.2\d+ \[−.*?, −.*?\] ", rows["short_captions"])
-    assert re.search(r"speed \+\d+\.\d % \(not shown\)", rows["short_captions"])
-    assert re.search(r"○ not shown Scene accuracy ↑ [+−]0\.\d+ \[−.*?, \+.*?\]", rows["uniform_time"])
+    assert re.search(r"speed \+\d+\.\d % ± \d+\.\d %", rows["short_captions"])
+    assert re.search(r"○ undecided Scene accuracy ↑ [+−]0\.\d+ \[−.*?, \+.*?\]", rows["uniform_time"])
     assert re.search(r"Scene accuracy ↑ 0\.8\d+ ± 0\.\d+", rows["baseline"])
     assert "sorted by Scene accuracy, best first" in _answer(folder)
     table = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("|")][:6]
@@ -222,9 +222,12 @@ def test_arms_that_lost_runs_come_after_those_that_are_complete(tmp_path: Path) 
 
 def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:
     text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
-    for words in ("95% Student interval, 3 paired seeds", "95% Welch interval, 3 unpaired seeds"):
-        assert words in text and words in markdown
-    assert "paired Student" in text
+    words = "all of this study's hold together with a confidence of 95%"
+    assert words in text.replace("’", "'") and words in markdown
+    paired = findings.interval_words(
+        results, results.arms[2], results.arms[2].comparisons["recall"].model_copy(update={"interval": "Student"})
+    )
+    assert paired == "95% Student interval, 3 paired seeds"
 
 
 def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: StudyResults, tmp_path: Path) -> None:
@@ -280,7 +283,7 @@ def with_detectable(results: StudyResults, factor: float, **changes: Any) -> Stu
             name: row.model_copy(
                 update={
                     "detectable": factor * abs(row.baseline_mean),
-                    "verdict": "not shown",
+                    "verdict": "undecided",
                     "low": -1.0,
                     "high": 1.0,
                     **changes,
@@ -295,10 +298,10 @@ def with_detectable(results: StudyResults, factor: float, **changes: Any) -> Stu
 
 def test_a_study_that_cannot_see_a_change_says_so(results: StudyResults, tmp_path: Path) -> None:
     text = _page(with_detectable(results, 1786.0), tmp_path).text
-    assert "3 seeds are too few to see a change in 9 of 9 metrics" in text
+    assert "3 seeds are too few to see a change in 8 of 9 metrics" in text
     assert "too few seeds to see a change" in _answer_rows(tmp_path)["uniform_time"]
     markdown = (tmp_path / "report.md").read_text()
-    assert "too few seeds to see a change" in markdown and "| ○ not shown | too few seeds |" in markdown
+    assert "too few seeds to see a change" in markdown and "| ○ undecided | too few seeds |" in markdown
     assert "too few seeds" not in _page(with_detectable(results, 0.2), tmp_path).text.replace("Too few seeds:", "")
 
 
@@ -327,13 +330,13 @@ def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
 
 def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     def wide(trend: Any) -> Any:
-        update = {"detectable": 7.5, "verdict": "not shown"}  # a ratio of e^7.5 is +180,704 %
+        update = {"detectable": 7.5, "verdict": "undecided"}  # a ratio of e^7.5 is +180,704 %
         return trend.model_copy(update={"comparison": trend.comparison and trend.comparison.model_copy(update=update)})
 
     shown = fine_and_coarse.model_copy(update={"trends": [wide(trend) for trend in fine_and_coarse.trends]})
     assert "180," not in _page(shown, tmp_path).text
     rows = (tmp_path / "report.html").read_text()
-    assert rows[rows.index("Does an arm help more") :].count("<td>too few seeds</td>") == 6
+    assert rows[rows.index("Does an arm help more") :].count("<td>too few seeds</td>") == 4
 
 
 def test_the_control_shows_no_difference_only_where_it_could_have(results: StudyResults) -> None:
@@ -716,7 +719,7 @@ def test_each_resolution_has_its_verdicts_figures_and_images(fine_and_coarse: St
 def test_effects_stand_against_the_tokens(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     page = _page(fine_and_coarse, tmp_path)
     section = page.text[page.text.index("Does an arm help more") : page.text.index("Right is better in every panel")]
-    assert "○ not shown" in section and "hurts less" in section and "control" not in section
+    assert "○ undecided" in section and "hurts less" in section and "control" not in section
     for words in ("scene accuracy against the number", "images per second against the number"):
         assert words in page.text.lower()
     markdown = (tmp_path / "report.md").read_text()
@@ -738,7 +741,7 @@ def test_the_answer_says_what_more_tokens_change(fine_and_coarse: StudyResults, 
     write_report(fine_and_coarse, tmp_path)
     text = " ".join(re.sub(r"<[^>]+>", " ", _answer(tmp_path)).split())
     assert re.search(r"hurts less Scene accuracy ↑ −\d+\.\d % → −\d+\.\d %", text)
-    assert text.count("95% Student interval, 3 paired seeds") == 1
+    assert text.count("with a confidence of 95%") == 1
 
 
 def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: StudyResults) -> None:
@@ -1019,7 +1022,7 @@ def test_each_kind_of_prompt_stands_beside_the_other_where_arms_read_other_capti
     comparisons = next(arm for arm in results.arms if arm.name == "short_captions").comparisons
     rows = section[section.index("<tbody>") : section.index("</tbody>")].split("<tr>")
     row = next(row for row in rows if "short_captions" in row)
-    for metric, verdict in (("scene_accuracy", "worse"), ("scene_accuracy_short", "not shown")):
+    for metric, verdict in (("scene_accuracy", "worse"), ("scene_accuracy_short", "undecided")):
         assert comparisons[metric].verdict == verdict
         assert f"{comparisons[metric].mean:.3f}" in row and f'title="{verdict}"' in row
     assert "long prompts" in section and "short prompts" in section and "<svg" in section

@@ -7,10 +7,14 @@ import pytest
 from scipy import stats as scipy_stats
 
 from tintype.study import stats
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import MetricInfo, Run
-from tintype.study.verdicts import AnalysisSettings, Pair, compare, pair_runs, weights_of
+from tintype.study.shares import weights_of
+from tintype.study.verdicts import compare
 
 LOWER = MetricInfo(name="m", label="distance", direction="lower", definition="")
+PAIRED = AnalysisSettings(method="paired")
 HIGHER = MetricInfo(name="m", label="accuracy", direction="higher", definition="")
 
 
@@ -19,7 +23,7 @@ def pair(new: list[float], old: list[float], shared: bool = True, complete: bool
 
 
 def verdicts(family: dict[str, Pair], meaning: MetricInfo = LOWER) -> dict[str, str]:
-    rows = compare({(name, "m"): one for name, one in family.items()}, {"m": meaning})
+    rows = compare({(name, "m"): one for name, one in family.items()}, {"m": meaning}, analysis=PAIRED)
     return {name: row.verdict for (name, _), row in rows.items()}
 
 
@@ -67,17 +71,19 @@ def test_the_same_effect_among_many_comparisons_needs_more_evidence() -> None:
     arm = pair([9.0, 9.4, 8.8], baseline)
     assert verdicts({"arm": arm}) == {"arm": "better"}
     others = {f"other {i}": pair([10.1, 10.0, 10.05], baseline) for i in range(12)}
-    assert verdicts({"arm": arm, **others})["arm"] == "not shown"
+    assert verdicts({"arm": arm, **others})["arm"] == "undecided"
 
 
 def test_one_seed_is_a_sketch() -> None:
-    (row,) = compare({("a", "m"): pair([5.0], [10.0])}, {"m": LOWER}).values()
+    (row,) = compare({("a", "m"): pair([5.0], [10.0])}, {"m": LOWER}, analysis=PAIRED).values()
     assert row.verdict == "sketch"
     assert row.low is None and row.p is None and row.detectable is None and row.difference == -5
 
 
 def test_a_missing_run_makes_the_comparison_incomplete() -> None:
-    (row,) = compare({("a", "m"): pair([5.0, 5.1], [10.0, 10.1], complete=False)}, {"m": LOWER}).values()
+    (row,) = compare(
+        {("a", "m"): pair([5.0, 5.1], [10.0, 10.1], complete=False)}, {"m": LOWER}, analysis=PAIRED
+    ).values()
     assert row.verdict == "incomplete" and len(row.differences) == 2
 
 
@@ -104,12 +110,14 @@ def test_what_is_planned_and_missing_counts_with_a_p_of_one() -> None:
     """Alone it is better; of twenty it is not, and neither while the others are missing or in part."""
     arm = pair([9.0, 9.4, 8.8], [10.0, 10.2, 9.9])
     planned = [(str(index), "m") for index in range(20)]
-    (alone,) = compare({("0", "m"): arm}, {"m": LOWER}).values()
-    (early,) = compare({("0", "m"): arm}, {"m": LOWER}, planned=planned).values()
-    assert alone.verdict == "better" and early.verdict == "not shown"
+    (alone,) = compare({("0", "m"): arm}, {"m": LOWER}, analysis=PAIRED).values()
+    (early,) = compare({("0", "m"): arm}, {"m": LOWER}, analysis=PAIRED, planned=planned).values()
+    assert alone.verdict == "better" and early.verdict == "undecided"
     assert alone.p_adjusted == alone.p and early.p_adjusted == pytest.approx(20 * (alone.p or 0))
     clear = pair([5.0, 5.0001], [10.0, 10.0], complete=False)
-    begun = compare({("0", "m"): arm} | dict.fromkeys(planned[1:], clear), {"m": LOWER}, planned=planned)
+    begun = compare(
+        {("0", "m"): arm} | dict.fromkeys(planned[1:], clear), {"m": LOWER}, analysis=PAIRED, planned=planned
+    )
     assert begun["0", "m"].p_adjusted == early.p_adjusted
     assert begun["1", "m"].p is not None and begun["1", "m"].p_adjusted is None
 
@@ -208,8 +216,8 @@ def test_the_pairing_is_used() -> None:
     old = [1.0, 5.0, 9.0, 13.0]
     new = [1.5, 5.55, 9.45, 13.5]
     assert verdicts({"arm": pair(new, old)}) == {"arm": "worse"}
-    assert verdicts({"arm": pair(new, old, shared=False)}) == {"arm": "not shown"}
-    assert verdicts({"arm": pair([*new[1:], new[0]], old)}) == {"arm": "not shown"}
+    assert verdicts({"arm": pair(new, old, shared=False)}) == {"arm": "undecided"}
+    assert verdicts({"arm": pair([*new[1:], new[0]], old)}) == {"arm": "undecided"}
 
 
 def test_percentile_t_against_drawn_samples() -> None:
@@ -289,7 +297,7 @@ def test_comparisons_say_how_they_were_made() -> None:
     made = {}
     for test in ("student", "permutation"):
         for interval in ("student", "bootstrap"):
-            analysis = AnalysisSettings(test=test, interval=interval)
+            analysis = AnalysisSettings(method="paired", test=test, interval=interval)
             rows = compare(family, {"m": LOWER}, analysis=analysis)
             made[test, interval] = [(row.test, row.interval) for row in rows.values()]
     assert made["student", "student"] == [("paired Student", "Student"), ("Welch", "Welch")]
@@ -298,6 +306,8 @@ def test_comparisons_say_how_they_were_made() -> None:
         ("label permutation", "bootstrap"),
     ]
     assert made["permutation", "student"][1] == ("label permutation", "Welch")
+    (row, _) = compare(family, {"m": LOWER}).values()
+    assert (row.test, row.interval) == ("shared spread", "simultaneous")
 
 
 def test_the_analysis_changes_p_and_interval() -> None:

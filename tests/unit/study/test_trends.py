@@ -12,22 +12,15 @@ from scipy import stats as scipy_stats
 from tests.unit.study.example_results import METRICS, example, several
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
-from tintype.study import stats
+from tintype.study.analysis import DEFAULT, AnalysisSettings
 from tintype.study.compare import _compared, _trend_pairs, planned_comparisons
+from tintype.study.pairs import Key, Pair
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
+from tintype.study.shares import count_comparisons, counts_of, weights_of
 from tintype.study.study import Study, read_settings, resolve
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
-from tintype.study.verdicts import (
-    DEFAULT,
-    AnalysisSettings,
-    Key,
-    Pair,
-    compare,
-    count_comparisons,
-    counts_of,
-    weights_of,
-)
+from tintype.study.verdicts import compare
 
 STUDY = """
 question: why?
@@ -73,14 +66,15 @@ def test_a_trend_is_the_paired_test_of_the_logarithms_of_the_ratios() -> None:
 
 
 def test_a_relative_effect_has_the_interval_of_the_logarithms() -> None:
-    effect = relative_effect(MOST, "m", True, DEFAULT)
+    paired = AnalysisSettings(method="paired")
+    effect = relative_effect(MOST, "m", True, paired)
     assert effect is not None and effect.resolution == "fine"
     logs = np.log([9.0 / 6.0, 12.0 / 7.0, 10.5 / 8.0])
     expected = scipy_stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert (effect.value, effect.low, effect.high) == pytest.approx((float(logs.mean()), *expected))
     many = level([1.0, 1.1, 1.3, 1.1, 2.0], [1.0] * 5)
     student, bootstrap = (
-        relative_effect(many, "m", True, analysis) for analysis in (DEFAULT, AnalysisSettings(interval="bootstrap"))
+        relative_effect(many, "m", True, analysis) for analysis in (paired, AnalysisSettings(interval="bootstrap"))
     )
     assert student is not None and bootstrap is not None
     assert student.value == bootstrap.value and student.high != bootstrap.high
@@ -151,9 +145,11 @@ def test_every_arm_is_compared_with_the_baseline_of_its_resolution_and_all_are_c
     for (label, _), row in rows.items():
         if label.endswith(("coarse", "middle", "fine")):
             assert abs(row.difference / row.baseline_mean) < 0.1
-    weights = weights_of(rows, primary)
-    corrected = stats.holm([row.p or 0.0 for row in rows.values()], [weights[key] for key in rows])
-    assert [row.p_adjusted for row in rows.values()] == pytest.approx(corrected)
+    tested = {key: row for key, row in rows.items() if key[1] != "images_per_s"}
+    assert all(row.verdict == "measured" and row.p is None for key, row in rows.items() if key not in tested)
+    for key, weight in weights_of(tested, primary).items():
+        p, corrected = tested[key].p, tested[key].p_adjusted
+        assert p is not None and corrected == pytest.approx(min(1.0, p / weight))
 
 
 ALONE = STUDY[: STUDY.index("resolutions")] + STUDY[STUDY.index("seeds") :]
@@ -166,13 +162,14 @@ def test_what_is_planned_is_what_is_counted() -> None:
         one = study(text)
         control, primary = bool(one.settings.control_seeds), one.settings.primary
         meanings = definitions(one.settings.evaluation)
-        expected = count_comparisons(2, control, resolutions, primary, len(meanings))
+        paired = AnalysisSettings(method="paired")
+        expected = count_comparisons(2, control, resolutions, primary, list(meanings), 0, paired)
         assert counts_of(planned_comparisons(one, meanings), primary) == expected
 
 
 def test_a_verdict_stays_when_the_missing_runs_come_in() -> None:
-    """While one arm at one resolution was run, its corrected p is as large as it can become."""
-    one = study()
+    """With pairs: while one arm at one resolution was run, its corrected p is as large as it can become."""
+    one = study(STUDY + "analysis: {method: paired}\n")
     runs = made_up(one)
     missing = [Run(seed=seed, hash="", folder="", state="missing") for seed in range(3)]
     present = ("baseline @ coarse", "ema @ coarse")
@@ -210,7 +207,7 @@ def test_without_resolutions_there_is_no_trend() -> None:
         ("higher", -0.1, -0.3, "worse", "hurts more"),
         ("lower", -0.1, -0.3, "better", "helps more"),
         ("lower", 0.1, 0.3, "worse", "hurts more"),
-        ("lower", 0.1, 0.3, "not shown", "not shown"),
+        ("lower", 0.1, 0.3, "undecided", "undecided"),
         ("lower", 0.1, 0.3, "sketch", "sketch"),
     ],
 )

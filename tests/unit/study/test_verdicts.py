@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tintype.errors import UserError
-from tintype.study.verdicts import AnalysisSettings, Counts, check_seeds, count_comparisons, describe_method
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.paired import check_seeds
+from tintype.study.shares import Counts, count_comparisons
+from tintype.study.verdicts import describe_method
+
+PAIRED = AnalysisSettings(method="paired")
+METRICS = ["accuracy", *map(str, range(7)), "images_per_s"]
 
 
 def _analysed(seeds: int, arms: int, primary: int, others: int, **analysis: str) -> None:
@@ -30,10 +36,11 @@ def test_a_sketch_is_not_analysed_so_it_is_not_refused() -> None:
 
 def test_comparisons_between_resolutions_are_counted() -> None:
     """Two arms and a control, one of nine metrics is primary: at three resolutions, and then the trend of each arm."""
-    assert count_comparisons(2, True, 1, ["accuracy"], 9) == Counts(3, 24)
-    assert count_comparisons(2, True, 3, ["accuracy"], 9) == Counts(9 + 2, 72 + 2)
-    assert count_comparisons(2, False, 3, ["images_per_s"], 9) == Counts(6 + 2, 48)
-    text = describe_method(3, Counts(11, 74), True, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
+    assert count_comparisons(2, True, 1, METRICS[:1], METRICS, 0, PAIRED) == Counts(3, 24)
+    assert count_comparisons(2, True, 3, METRICS[:1], METRICS, 0, PAIRED) == Counts(9 + 2, 72 + 2)
+    assert count_comparisons(2, True, 3, METRICS[:1], METRICS) == Counts(9 + 2, 63)
+    assert count_comparisons(2, False, 3, ["images_per_s"], METRICS, 0, PAIRED) == Counts(6 + 2, 48)
+    text = describe_method(3, Counts(11, 74), True, ["accuracy"], PAIRED, [64, 256, 1024])
     for words in (
         "baseline of that resolution",
         "at 1,024 tokens minus log(arm / baseline) at 64",
@@ -43,13 +50,13 @@ def test_comparisons_between_resolutions_are_counted() -> None:
         assert words in text
     assert "those between resolutions included" in text
     assert "The control has no pairs" in text
-    without = describe_method(3, Counts(8, 50), False, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
+    without = describe_method(3, Counts(8, 50), False, ["accuracy"], PAIRED, [64, 256, 1024])
     assert "at 1,024 tokens" in without and "control" not in without
-    assert "tokens" not in describe_method(3, Counts(3, 24), True, ["accuracy"], AnalysisSettings())
+    assert "tokens" not in describe_method(3, Counts(3, 24), True, ["accuracy"], PAIRED)
 
 
 def test_the_method_says_what_was_done() -> None:
-    usual = describe_method(3, Counts(3, 24), True, ["accuracy"], AnalysisSettings())
+    usual = describe_method(3, Counts(3, 24), True, ["accuracy"], PAIRED)
     for words in (
         "95% Student interval (2 degrees",
         "Welch's",
@@ -67,4 +74,4 @@ def test_the_method_says_what_was_done() -> None:
     condition = "at most 5%, provided that the seed spread is roughly symmetric, or roughly the same in all arms"
     assert condition in usual and condition in other
     assert "sketch" in describe_method(1, Counts(3, 24), True, ["accuracy"], chosen)
-    assert "share" not in describe_method(3, Counts(2, 0), False, ["accuracy"], AnalysisSettings())
+    assert "share" not in describe_method(3, Counts(2, 0), False, ["accuracy"], PAIRED)

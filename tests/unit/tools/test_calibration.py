@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from tintype.study import stats
-from tintype.study.verdicts import AnalysisSettings
+from tintype.study import spread, stats
+from tintype.study.analysis import AnalysisSettings
 from tools.calibration import figure, simulate
 from tools.calibration.simulate import (
     Cell,
@@ -28,7 +28,11 @@ from tools.calibration.simulate import (
 )
 
 STUDIES = 200
-STUDENT, PERMUTATION = AnalysisSettings(), AnalysisSettings(test="permutation")
+SHARED, STUDENT, PERMUTATION = (
+    AnalysisSettings(),
+    AnalysisSettings(method="paired"),
+    AnalysisSettings(test="permutation"),
+)
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 8])
@@ -37,6 +41,22 @@ def test_false_verdicts_stay_under_five_percent_of_studies(seeds: int, pairing: 
     rates = false_verdicts(Cell(seeds, pairing=pairing), STUDENT, STUDIES)
     assert rates.either <= 0.05 + tolerance(0.05, STUDIES)
     assert rates.primary <= rates.either <= rates.primary + rates.other + 1e-9
+
+
+@pytest.mark.parametrize("seeds", [3, 8])
+@pytest.mark.parametrize("shape", ["normal", "skewed and differing"])
+def test_false_verdicts_of_the_shared_method_too(seeds: int, shape: simulate.Shape) -> None:
+    rates = false_verdicts(Cell(seeds, shape, arms=5), SHARED, 60)
+    assert rates.either <= 0.05 + tolerance(0.05, 60)
+
+
+def test_without_its_own_spread_an_arm_would_get_false_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with all weight on the shared variance, arms of another spread get verdicts by chance."""
+    cell = Cell(8, "unequal", arms=5)
+    assert false_verdicts(cell, SHARED, 80).either <= 0.05 + tolerance(0.05, 80)
+    monkeypatch.setattr(spread, "SHARED_FREEDOM", 1e9)
+    monkeypatch.setattr(spread, "STANDS_OUT", 1e9)
+    assert false_verdicts(cell, SHARED, 80).either > 0.1
 
 
 def test_without_the_correction_most_studies_would_have_a_false_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

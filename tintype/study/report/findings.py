@@ -14,9 +14,11 @@ from typing import Literal, get_args
 from pydantic import BaseModel
 
 from tintype.evaluation.prompts import is_caption
+from tintype.metrics import validation
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
+from tintype.study.fallen import fell_at
 from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
 from tintype.study.trends import ANOTHER_SPACE, NOT_POSITIVE
 
@@ -28,6 +30,10 @@ _LARGEST_LOG = 20.0
 _GLYPHS = {
     "better": "✓",
     "worse": "✗",
+    "same": "≈",
+    "undecided": "○",
+    "unstable": "⚡",
+    "measured": "·",
     "not shown": "○",
     "identical": "=",
     "no spread": "≡",
@@ -37,6 +43,7 @@ _GLYPHS = {
     NOT_COMPARABLE: "–",
 }
 _FOUND = ("better", "worse")
+_DECIDED = (*_FOUND, "same", "unstable")
 _LOST = get_args(Loss)
 
 
@@ -48,6 +55,77 @@ def glyph(verdict: str) -> str:
 def marked(comparison: Comparison) -> str:
     """Return the verdict with its sign."""
     return f"{glyph(comparison.verdict)} {comparison.words}"
+
+
+_MEANINGS = {
+    "better": "better",
+    "worse": "worse",
+    "same": "same (within the margin)",
+    "undecided": "undecided",
+    "unstable": "unstable (some runs fell off)",
+    "measured": "measured, not tested",
+    "not shown": "not shown",
+    "identical": "identical",
+    "no spread": "no spread (the same difference at every seed)",
+}
+
+
+def verdict_key(results: StudyResults) -> str:
+    """Return the signs of the verdicts that the study has, with their meaning."""
+    given = {one.verdict for arm in results.arms for one in arm.comparisons.values()}
+    return ", ".join(f"{glyph(verdict)} {words}" for verdict, words in _MEANINGS.items() if verdict in given)
+
+
+def verdict_notes(results: StudyResults) -> list[str]:
+    """Say what a verdict does not mean, and what would decide; empty in a sketch."""
+    rows = [one for arm in results.arms for one in arm.comparisons.values()]
+    if any(one.verdict == "not shown" for one in rows):
+        return [
+            "“Not shown” does not mean “the same”: Detectable is the smallest difference that these seeds would find."
+        ]
+    return [note for note in (_undecided_note(results), _unstable_note(results), _apart_note(results)) if note]
+
+
+def _undecided_note(results: StudyResults) -> str:
+    names = {metric.name: metric.label for metric in primary_metrics(results)}
+    open_rows = [
+        (arm, names[metric], one.seeds_needed)
+        for arm in _with_role(results, "arm")
+        for metric, one in arm.comparisons.items()
+        if metric in names and one.verdict == "undecided"
+    ]
+    if not open_rows or all(needed is None for _, _, needed in open_rows):
+        return "Undecided: these seeds show neither a difference nor that there is none." if open_rows else ""
+    said = [
+        f"{arm.label} in {label} with {f'{needed:,} seeds' if needed else 'more than a thousand seeds'}"
+        for arm, label, needed in open_rows
+    ]
+    return f"Undecided, and decided if means and spreads stay as they are: {'; '.join(said)}."
+
+
+def _unstable_note(results: StudyResults) -> str:
+    said = []
+    for arm in compared_arms(results):
+        fallen = {seed for one in arm.comparisons.values() for seed in one.fallen}
+        if fallen:
+            at = [_fall_words(arm, run) for run in arm.runs if run.seed in fallen]
+            said.append(f"{arm.label}: {_listed(at)} of {len(arm.runs)} runs")
+    return f"Runs that fell off (the numbers are of the others): {'; '.join(said)}." if said else ""
+
+
+def _fall_words(arm: Arm, run: Run) -> str:
+    """Name a run that fell off, and the step from which its loss stays above that of the arm's other runs."""
+    others = [one for one in arm.runs if one is not run and one.state == "done"]
+    for name in (validation.METRIC.name, "flow"):
+        curves = [one.curves[name] for one in others if name in one.curves]
+        if name in run.curves and curves and (step := fell_at(run.curves[name], curves)) is not None:
+            return f"seed {run.seed} from step {step:,} on"
+    return f"seed {run.seed}"
+
+
+def _apart_note(results: StudyResults) -> str:
+    said = {one.note: None for arm in results.arms for one in arm.comparisons.values() if one.note}
+    return f"Note: {'; '.join(said)}." if said else ""
 
 
 def baseline_of(results: StudyResults) -> Arm:
@@ -106,7 +184,7 @@ def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
     between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not; where
     runs were lost, the verdict says so instead.
     """
-    if comparison.p is None or comparison.verdict in (*_FOUND, *_LOST) or _excludes_zero(comparison):
+    if comparison.p is None or comparison.verdict in (*_DECIDED, *_LOST) or _excludes_zero(comparison):
         return False
     least, most = metric.range
     largest = abs(comparison.baseline_mean) if least is None or most is None else (most - least) / 2
@@ -169,10 +247,20 @@ def relative(comparison: Comparison) -> float | None:
     return comparison.difference / abs(comparison.baseline_mean) if comparison.baseline_mean else None
 
 
+def speed_words(comparison: Comparison) -> str:
+    """Write the throughput relative to the baseline's: with its spread over seeds, or with its verdict."""
+    change, spread = percent(relative(comparison)), spread_of(comparison.differences)
+    if comparison.verdict == "measured" and spread is not None and comparison.baseline_mean:
+        return f"{change} ± {percent(spread / comparison.baseline_mean).lstrip('+')}"
+    return change if comparison.verdict in ("measured", "sketch") else f"{change} ({comparison.words})"
+
+
 def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> str:
     """Name the interval and its seeds; empty where there is none."""
     if comparison.low is None:
         return ""
+    if comparison.interval == "simultaneous":
+        return f"interval: all of this study's hold together with a confidence of {100 * results.confidence:g}%"
     name = comparison.interval or ("Welch" if arm.role == "control" else "Student")
     kind = "unpaired" if arm.role == "control" else "paired"
     return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
@@ -410,7 +498,7 @@ def control_note(results: StudyResults) -> str:
     if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
         return f"The control (the baseline with other seeds) {'' if worst == 'diverged' else 'is '}{worst}."
     blind = [*_blind(results, controls), *(metric.label for metric, verdict in verdicts if verdict == "no spread")]
-    if len(blind) == len(results.metrics):
+    if len(blind) == sum(verdict != "measured" for _, verdict in verdicts):
         return (
             f"The control (the baseline with other seeds) shows nothing: with {len(results.seeds)} seeds it could not "
             "detect a difference in any metric."

@@ -122,7 +122,7 @@ class View:
         mean, cell = findings.mean_of(findings.metric_values(arm, SPEED)), self.speed and self.speed.cells.get(arm.name)
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
-        return f"{numerals.percent(findings.relative(cell))} ({cell.words})" if cell else ""
+        return findings.speed_words(cell) if cell else ""
 
     def trust_rows(self) -> list[list[str]]:
         """Return a row for each metric that has a spread or an error."""

@@ -18,7 +18,7 @@ from tintype.optim.power_function import Profile, fit
 from tintype.settings import ModelSettings
 from tintype.study import stats
 from tintype.study.power import plan_power
-from tintype.study.verdicts import Counts, confidence_of, count_comparisons
+from tintype.study.shares import Counts, confidence_of, count_comparisons
 from tintype.terminal.studies import show_power
 from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.figures.claims import measured
@@ -140,7 +140,7 @@ def statistics_page() -> Iterator[Claim]:
 
 def _primary_comparisons(resolutions: int) -> Counts:
     """Studies of two arms and a control, two primary and seven other metrics, the throughput among them."""
-    return count_comparisons(2, True, resolutions, ["first", "second"], 9)
+    return count_comparisons(2, True, resolutions, ["first", "second"], ["first", "second", *map(str, range(7))])
 
 
 def _smallest(comparisons: float, share: float, seeds: int) -> str:

@@ -1,0 +1,53 @@
+"""How a study turns differences into verdicts, as the user writes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tintype.errors import UserError
+from tintype.settings import Settings
+from tintype.study.effect import Effect, parse_effect
+
+
+class AnalysisSettings(Settings):
+    """How differences become verdicts. docs/statistics.md says when to choose which."""
+
+    method: Literal["shared", "paired"] = Field(
+        "shared", description="shared: the arms share their seed spread; paired: each arm by itself, seed by seed"
+    )
+    margin: str = Field("3%", description="Differences up to this size are none worth having: 3%, or 0.02 in its unit")
+    margins: dict[str, str] = Field({}, description="Another margin for a metric, by its name")
+    test: Literal["student", "permutation"] = Field(
+        "student", description="With paired: permutation needs no normal spread, but many more seeds"
+    )
+    interval: Literal["student", "bootstrap"] = Field(
+        "student", description="With paired: bootstrap needs no normal spread, but at least five seeds"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_of_test(cls, data: object) -> object:
+        """Take the paired method where a test or an interval is chosen that only it has."""
+        if isinstance(data, dict) and "method" not in data:
+            chosen = {data.get("test", "student"), data.get("interval", "student")} != {"student"}
+            return {**data, "method": "paired"} if chosen else data
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AnalysisSettings:
+        if self.method == "shared" and (self.test, self.interval) != ("student", "student"):
+            raise ValueError("test and interval belong to the paired method; set method: paired, or leave them out")
+        for text in (self.margin, *self.margins.values()):
+            try:
+                parse_effect(text, "margin")
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def margin_of(self, metric: str) -> Effect:
+        return parse_effect(self.margins.get(metric, self.margin), "margin")
+
+
+DEFAULT = AnalysisSettings()
