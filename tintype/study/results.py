@@ -209,7 +209,7 @@ class Comparison(_Data):
     fallen: list[int] = []
     """Seeds of the arm's runs that fell off, worst first. The mean, the difference and its interval leave them out."""
     note: str = ""
-    """What a reader must know of this comparison, for example that the arm's spread stands out."""
+    """A remark for readers, for example that the arm's spread stands out."""
 
     look: int | None = None
     """The look that this row is of, from 1: the one that decided it, or the last; None in older results."""

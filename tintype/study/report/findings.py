@@ -19,7 +19,7 @@ from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
 from tintype.study.fallen import fell_at
-from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
+from tintype.study.results import SPEED, Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
 from tintype.study.trends import ANOTHER_SPACE, NOT_POSITIVE
 
 PIXELS = "pixels"
@@ -498,7 +498,7 @@ def control_note(results: StudyResults) -> str:
     if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
         return f"The control (the baseline with other seeds) {'' if worst == 'diverged' else 'is '}{worst}."
     blind = [*_blind(results, controls), *(metric.label for metric, verdict in verdicts if verdict == "no spread")]
-    if len(blind) == sum(verdict != "measured" for _, verdict in verdicts):
+    if len(blind) == sum(metric.name != SPEED for metric, _ in verdicts):
         return (
             f"The control (the baseline with other seeds) shows nothing: with {len(results.seeds)} seeds it could not "
             "detect a difference in any metric."
