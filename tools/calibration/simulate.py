@@ -151,8 +151,7 @@ def planted_effect(cell: Cell, analysis: AnalysisSettings) -> float | None:
     weights = weights_of([(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
     confidence = confidence_of(weights["arm 0", METRICS[0]])
     if analysis.method == "shared":
-        reach = stats.detectable_in_errors(_shared_freedom(cell), confidence)
-        return reach * math.sqrt(1.5 / cell.seeds)
+        return stats.detectable_in_errors(_shared_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
     if analysis.test == "permutation":
         reach = stats.permutation_detectable(cell.seeds, True, confidence)
     else:
