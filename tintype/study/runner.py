@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 
 from tintype.data.decoding.threads import share_cores
+from tintype.data.scenes.shared import share_scenes, shared_folder
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.early import score_along
 from tintype.evaluation.progress import Scoring
@@ -51,6 +52,8 @@ _JOIN_S = 5.0
 _STOP = signal.SIGUSR1
 """The signal that asks a worker to stop. A scheduler may send SIGTERM too, and a second one would end it at once."""
 _PROBE_IMAGES = 32
+SCENES = "shared-scenes"
+"""The folder in a study's folder in which its workers share rendered scenes while it runs."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,23 @@ def run_tasks(
 ) -> dict[tuple[str, int], Message]:
     """Run the tasks in `jobs` processes; return the last message of each task that was begun."""
     threads = max(1, torch.get_num_threads() // jobs)  # of the host of a GPU; on a CPU, runs set their own number
-    waiting, last = list(tasks), dict[tuple[str, int], Message]()
     jobs = min(jobs, len(tasks))
-    workers = [_start_worker(slot, jobs, threads, protocol) for slot in range(jobs)]
+    scenes = tasks[0].folder.parents[1] / SCENES if jobs > 1 else None
+    with shared_folder(scenes):
+        return _run_in_workers(
+            tasks, jobs, partial(_start_worker, jobs, threads, protocol, scenes), interrupt, on_message
+        )
+
+
+def _run_in_workers(
+    tasks: Sequence[Task],
+    jobs: int,
+    start_worker: Callable[[int], _Worker],
+    interrupt: Interrupt,
+    on_message: Callable[[Message], None],
+) -> dict[tuple[str, int], Message]:
+    waiting, last = list(tasks), dict[tuple[str, int], Message]()
+    workers = [start_worker(slot) for slot in range(jobs)]
     stopping = False
     try:
         while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
@@ -170,7 +187,7 @@ def run_tasks(
                     if message.state == "interrupted":  # a signal to the worker alone: it takes no other task
                         worker.process.join()
                     if not worker.process.is_alive():
-                        workers[worker.slot] = _start_worker(worker.slot, jobs, threads, protocol)
+                        workers[worker.slot] = start_worker(worker.slot)
     finally:
         _dismiss(workers)
     return last
@@ -182,10 +199,11 @@ def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
-def _start_worker(slot: int, jobs: int, threads: int, protocol: Protocol) -> _Worker:
+def _start_worker(jobs: int, threads: int, protocol: Protocol, scenes: Path | None, slot: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(slot, jobs, threads, protocol, os.getpid(), there), daemon=True)
+    arguments = (slot, jobs, threads, protocol, scenes, os.getpid(), there)
+    process = context.Process(target=_work, args=arguments, daemon=True)
     # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -212,12 +230,15 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
         worker.process.join()
 
 
-def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
+def _work(
+    slot: int, jobs: int, threads: int, protocol: Protocol, scenes: Path | None, parent: int, pipe: Connection
+) -> None:
     """Run tasks in a worker process until the study closes its end of the pipe. It ends with the study."""
     end_with_parent(parent)
     prepare_streams()
     torch.set_num_threads(threads)
     share_cores(jobs)
+    share_scenes(scenes)
     _pin_gpu(slot)
 
     def send(message: Message) -> None:

@@ -5,6 +5,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
+from tintype.study import runner
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
 from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
@@ -188,3 +190,22 @@ def test_scoring_along_training_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         display.on_message(Message(("arm", 0), "scoring", 0.9, "scoring along training", 250))
         display._heartbeat.write()
     assert "arm, seed 0" in (shown := capsys.readouterr().err) and "step 250 · scoring along training" in shown
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_several_workers_share_a_folder_of_scenes_while_they_run(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker has nobody to share with."""
+    tasks = [Task("baseline", tiny_plan(f"seed={seed}"), tmp_path / "runs" / str(seed)) for seed in range(2)]
+    seen: list[tuple[object, bool]] = []
+
+    def note(tasks: object, jobs: int, start_worker: partial[object], *rest: object) -> dict[tuple[str, int], Message]:
+        folder = start_worker.args[-1]
+        seen.append((folder, folder is not None and folder.is_dir()))
+        return {}
+
+    monkeypatch.setattr(runner, "_run_in_workers", note)
+    runner.run_tasks(tasks, PROTOCOL, jobs, Interrupt(), lambda message: None)
+    shared = tmp_path / runner.SCENES
+    assert seen == [(shared, True) if jobs > 1 else (None, False)] and not shared.exists()

@@ -22,6 +22,8 @@ from tintype.data.scenes.scene import (
     Scene,
     draw_batch,
 )
+from tintype.data.scenes.shared import SharedScenes, open_shared
+from tintype.runtime.transfer import send
 from tintype.seams import Record
 from tintype.settings import DataPart, Settings, Since, plain
 
@@ -119,7 +121,10 @@ class ScenesSettings(DataPart):
 
 
 class SceneSource:
-    """Renders each image when it is first asked for, and caches it when the whole set fits into a gigabyte."""
+    """Renders each image when it is first asked for, and caches it when the whole set fits into a gigabyte.
+
+    In a worker of a study it is rendered once for all workers.
+    """
 
     identity = None
     """The settings name the scenes; how they are drawn, only the images say."""
@@ -129,8 +134,11 @@ class SceneSource:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
         self.resident: Resident | None = None
+        self._shared: SharedScenes | None = None
         if resident_bytes(settings.count, settings.size_px) <= _MOST_CACHED_BYTES:
-            self.resident = Resident(settings.count, settings.size_px, device, self._render)
+            made_of = {"data": plain(settings), "split": split, "device": device.type}
+            self._shared = open_shared(made_of, settings.count, settings.size_px)
+            self.resident = Resident(settings.count, settings.size_px, device, self._make)
 
     def __len__(self) -> int:
         return self._settings.count
@@ -152,6 +160,11 @@ class SceneSource:
 
     def expect(self, ids: Sequence[int]) -> None:
         """Do nothing: images are rendered when they are asked for."""
+
+    def _make(self, ids: Sequence[int]) -> Tensor:
+        if self._shared is None:
+            return self._render(ids)
+        return send(self._shared.images(ids, self._render), self._device)
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]
