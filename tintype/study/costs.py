@@ -19,6 +19,7 @@ from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, read_results_file
 from tintype.study.runner import Task, tasks_of
 from tintype.study.study import Study
+from tintype.study.tune import tuned, tuning_of
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -116,7 +117,7 @@ class Cost:
     """The number of runs of a study, and the seconds that they take."""
 
     least: int
-    """Where every arm stops after the first look; the same as `most` with fixed seeds."""
+    """Where every arm stops after the first look; the same as `most` with fixed seeds. Tuning runs count in all."""
     expected: int
     """Where no arm changes anything: nothing comes in sight of most of them."""
     most: int
@@ -134,6 +135,10 @@ class Cost:
 
 def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     """Return what a study costs, by the runs in its folder, or by those of a past study of the same baseline."""
+    tuning = tuning_of(study, out)
+    tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
+    untried = sum(state in ("missing", "failed") for state in tried)
+    study = tuned(study, tuning)
     runs, tasks = read_runs(study, out), tasks_of(study, out)
     seconds, measured = run_seconds(runs), f"measured on the runs in {out}"
     if not seconds.known and like is not None:
@@ -143,13 +148,14 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     arms, others = len(study.arms), sum(arm.role != "arm" for arm in study.arms)
     counts = seeds_of_looks(study)
     of_arm, of_baseline = expected_seeds(counts, arms - others, len(study.settings.primary))
+    each_s = seconds.total(tasks) / len(tasks) if seconds.known else None
     return Cost(
-        least=arms * counts[0],
-        expected=round((arms - others) * of_arm + others * of_baseline),
-        most=len(tasks),
-        done=len(tasks) - len(left),
-        seconds=seconds.total(tasks) / len(tasks) if seconds.known else None,
-        left_s=seconds.total(left) if seconds.known else 0.0,
+        least=len(tried) + arms * counts[0],
+        expected=len(tried) + round((arms - others) * of_arm + others * of_baseline),
+        most=len(tried) + len(tasks),
+        done=len(tried) - untried + len(tasks) - len(left),
+        seconds=each_s,
+        left_s=seconds.total(left) + untried * each_s if each_s is not None else 0.0,
         measured=measured,
     )
 

@@ -11,6 +11,7 @@ from tests.tiny import TINY
 from tests.unit.study.example_results import example
 from tintype.errors import UserError
 from tintype.study import lab
+from tintype.study.costs import cost_of
 from tintype.study.lab import report_study, stored_study
 from tintype.study.report import tuning as report
 from tintype.study.results import Sweep, Tuning, TuningPoint, TuningRun, read_results_file
@@ -165,6 +166,7 @@ def test_a_tuned_study_from_its_sweep_to_its_report(tmp_path: Path, monkeypatch:
     assert stopped.report is None and "of its 4 runs, 4 are not done" in stopped.no_report
     with pytest.raises(UserError, match="the tuning is not finished"):
         report_study(out)
+    assert (cost_of(study, out).most, cost_of(study, out).done) == (4 + 2, 0)
 
     outcome = run_study(study, out, 1)
     assert not outcome.failed and outcome.total == 2
@@ -179,6 +181,7 @@ def test_a_tuned_study_from_its_sweep_to_its_report(tmp_path: Path, monkeypatch:
     tried = {run.hash for sweep in found.tuning.sweeps for point in sweep.points for run in point.runs}
     assert not compared & tried and compared | tried == {folder.name for folder in (out / "runs").iterdir()}
 
+    assert (cost_of(study, out).most, cost_of(study, out).done) == (6, 6)
     page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
     assert 'id="tuning"' in page and "validation loss over optimizer.lr" in page and "## Tuning" in text
     assert all("widen the grid: optimizer.lr" in one for one in (page, text))  # with two values, the best is at an edge
