@@ -32,7 +32,9 @@ from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
+from tintype.study.factorial import Contrast
 from tintype.study.groups import MetricGroups, metric_groups
+from tintype.study.interactions import expected_mean, factor_key, factor_pair, factor_verdict, means_of
 from tintype.study.looks import (
     DECIDED,
     Look,
@@ -109,6 +111,7 @@ def collect(study: Study, out: Path) -> results.StudyResults:
         warnings=_warnings(runs),
         resolutions=resolutions if len(resolutions) > 1 else [],
         trends=[_trend(key, study, runs, pair, rows) for key, pair in trends.items()],
+        factors=_factor_effects(study, runs, meanings, rows),
         commands=read_commands(out),
         along_images=along.protocol.count if along else 0,
         looks=reading.looks,
@@ -451,7 +454,51 @@ def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list
     apart = incomparable(study)
     planned = [(arm.label, metric) for arm, _ in study.compared() for metric in metrics]
     trends = [trend_key(*key) for key, reason in _trends(study).items() if not reason]
-    return [*(key for key in planned if key not in apart), *trends]
+    factors = [key for key, _ in _factor_contrasts(study).items()]
+    return [*(key for key in planned if key not in apart), *trends, *factors]
+
+
+def _factor_contrasts(study: Study) -> dict[Key, tuple[list[ArmPlan], Contrast]]:
+    """Return the contrasts between factorial arms on the primary metrics that all their arms can be compared in."""
+    apart = incomparable(study)
+    return {
+        factor_key(contrast, arms[0].resolution, metric): (arms, contrast)
+        for arms, contrast in study.contrasts()
+        for metric in study.settings.primary
+        if is_tested(metric, study.settings.analysis)
+        and not any((arm.label, metric) in apart for arm in arms if arm.name in contrast.weights)
+    }
+
+
+def _by_name(arms: Sequence[ArmPlan]) -> dict[str, str]:
+    """Return the labels of the arms of a resolution by name; '' is the baseline's."""
+    return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
+
+
+def _factor_effects(
+    study: Study, runs: Runs, meanings: Mapping[str, Definition], rows: Rows
+) -> list[results.FactorEffect]:
+    groups = _groups(study, runs, {metric: meanings[metric] for metric in study.settings.primary})
+    found = []
+    for (label, metric), (arms, contrast) in _factor_contrasts(study).items():
+        row, of = rows.get((label, metric)), groups[arms[0].resolution, metric]
+        if row is not None:
+            fallen = [arm.name for arm in arms if arm.name in contrast.weights and of.fallen.get(arm.label)]
+            if fallen:
+                row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
+            means = means_of(contrast, of, _by_name(arms))
+            found.append(
+                results.FactorEffect(
+                    parts=list(contrast.parts),
+                    metric=metric,
+                    resolution=arms[0].resolution,
+                    comparison=row,
+                    means=means,
+                    expected=expected_mean(contrast, means, of.log),
+                    verdict=factor_verdict(contrast, row, means, meanings[metric].direction),
+                )
+            )
+    return found
 
 
 def _trends(study: Study) -> dict[Key, str]:
@@ -490,6 +537,10 @@ def _compared(
         if isinstance(trend, Pair):
             ends = [ratios[one, metric].term(arm_label(arm_name, one)) for one in (resolutions[-1], resolutions[0])]
             pairs[trend_key(arm_name, metric)] = with_terms(trend, ends)
+    for key, (arms, contrast) in _factor_contrasts(study).items():
+        labels = _by_name(arms)
+        of = {name: runs[label] for name, label in labels.items()}
+        pairs[key] = factor_pair(contrast, of, key[1], groups[arms[0].resolution, key[1]], labels)
     measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned, share)
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
@@ -565,7 +616,17 @@ def _method(study: Study, planned: Sequence[Key]) -> str:
     counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
     text = describe_method(len(study.arms[0].plans), counts, control, settings.primary, settings.analysis, tokens)
-    return " ".join([text, *_not_compared(study)])
+    return " ".join([text, *_factor_words(study), *_not_compared(study)])
+
+
+def _factor_words(study: Study) -> list[str]:
+    """Say how main effects and interactions are compared; nothing in a study without factors."""
+    if not (count := len(_factor_contrasts(study))):
+        return []
+    return [
+        f"{count} of the comparisons on primary metrics are main effects and interactions of the factors: weighted "
+        "sums of the means of arms, compared with zero by the same method."
+    ]
 
 
 def _not_compared(study: Study) -> list[str]:

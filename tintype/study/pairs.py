@@ -31,6 +31,8 @@ class Pair:
     """The means that the shared method compares, the arm's first; by default those of the two sets of runs."""
     log: bool = False
     """Whether the terms are of logarithms."""
+    level: float | None = None
+    """The baseline's mean on the scale of the terms, for those of more than two arms; else it follows from them."""
     fallen: tuple[int, ...] = ()
     """See `Comparison.fallen`."""
     baseline_fell: bool = False

@@ -291,6 +291,34 @@ class Trend(_Data):
     """Why there is no comparison: values that are not positive, another space, no pairs, or no runs (yet)."""
 
 
+FactorVerdict = Literal["adds up", "overlaps", "cancels", "reinforces", Verdict]
+
+
+class FactorEffect(_Data):
+    """The main effect of a factor, or the interaction of two parts, on one metric at one resolution."""
+
+    parts: list[str]
+    """The factor; of an interaction, the two arms that are combined."""
+    metric: str
+    resolution: str = ""
+    comparison: Comparison
+    """The contrast as a difference from the baseline's mean."""
+    means: dict[str, float]
+    """Mean of each arm that it weighs, by name, '' for the baseline; geometric where logarithms are compared."""
+    expected: float | None = None
+    """The mean of the combination if its parts added up; None of a main effect."""
+    verdict: FactorVerdict
+
+    @property
+    def name(self) -> str:
+        return " × ".join(self.parts)
+
+    @property
+    def words(self) -> str:
+        """Return the verdict; where runs diverged, failed or fell off, how many."""
+        return self.verdict if self.verdict != self.comparison.verdict else self.comparison.words
+
+
 class TuningRun(_Data):
     seed: int
     hash: str
@@ -485,6 +513,8 @@ class StudyResults(_Data):
     """Oldest first; empty in older results."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
+    factors: list[FactorEffect] = []
+    """Main effects, then interactions, by metric and resolution; empty in a study without `factorial`."""
     tuning: Tuning | None = None
     """None in a study without `tune`."""
 
@@ -497,8 +527,9 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without the keys of resolutions in a study of one, or of tuning without."""
         content: dict[str, Any] = json.loads(self.model_dump_json())
-        if self.tuning is None:
-            del content["tuning"]
+        for key in ("tuning", "factors"):
+            if not getattr(self, key):
+                del content[key]
         if not self.resolutions:
             del content["resolutions"], content["trends"]
             for arm in content["arms"]:
@@ -531,6 +562,7 @@ class StudyResults(_Data):
                     **{key: getattr(one, key) for key in ("plan", "prompts", "real_previews", "reference")},
                     "resolutions": [],
                     "trends": [],
+                    "factors": [effect for effect in self.factors if effect.resolution == one.name],
                     "along": [arm for arm in self.along if arm.resolution == one.name],
                 }
             )

@@ -45,6 +45,8 @@ def shared_row(
     terms = pair.terms
     found = spread.difference(terms, pair.scale / unit)
     mean = terms[0].value if len(terms) > 1 else terms[0].first_mean
+    if pair.level is not None:
+        mean = pair.level / unit + found.value
     scale = _Scale(mean - found.value, unit, pair.log, of_ratios=len(terms) > 1)
     low, high = found.interval(confidence) or (None, None)
     reach = scale.reach(margin)

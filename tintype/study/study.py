@@ -29,7 +29,7 @@ from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, sett
 from tintype.runtime.files import Json
 from tintype.settings import DataPart, NamesFile, Settings, plain
 from tintype.study.analysis import AnalysisSettings
-from tintype.study.factorial import combinations, contrasts
+from tintype.study.factorial import Contrast, combinations, contrasts
 from tintype.study.looks import SeedPlan
 from tintype.study.paired import check_seeds
 from tintype.study.results import Role, SeedSet, arm_label, assignments_words
@@ -388,6 +388,16 @@ class Study:
         """Return the arms of each resolution, the baseline first."""
         names = dict.fromkeys(arm.resolution for arm in self.arms)
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
+
+    def contrasts(self) -> list[tuple[list[ArmPlan], Contrast]]:
+        """Return the contrasts between factorial arms, each with the arms of its resolution. All its arms are there."""
+        found = contrasts([factor.label for factor in self.settings.factorial])
+        return [
+            (arms, one)
+            for arms in self.by_resolution()
+            for one in found
+            if set(one.weights) <= {"", *(arm.name for arm in arms)}
+        ]
 
     def compared(self) -> list[tuple[ArmPlan, ArmPlan]]:
         """Return each arm and control with the baseline of its resolution."""

@@ -31,7 +31,12 @@ from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
 
-_VERDICT_STYLE = {"better": "green", "worse": "red", "unstable": "magenta", "undecided": "dim", "identical": "dim"}
+_VERDICT_STYLE = {
+    **dict.fromkeys(("better", "reinforces"), "green"),
+    **dict.fromkeys(("worse", "cancels"), "red"),
+    **dict.fromkeys(("undecided", "identical"), "dim"),
+    "unstable": "magenta",
+}
 """All other verdicts are yellow."""
 
 
@@ -218,6 +223,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         say_note(console, note)
     if results.trends:
         _show_trends(results, console)
+    if results.factors:
+        _show_factors(results, console)
 
 
 def _show_trends(results: StudyResults, console: Console) -> None:
@@ -230,6 +237,20 @@ def _show_trends(results: StudyResults, console: Console) -> None:
     table = Table("arm", *heads, title=f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}")
     for arm, row in cells.items():
         table.add_row(escape(arm), *row)
+    console.print(table)
+
+
+def _show_factors(results: StudyResults, console: Console) -> None:
+    table = Table("factor or pair", "metric", "verdict", "main effect or interaction", title="Do the parts add up?")
+    labels = {metric.name: metric.label for metric in results.metrics}
+    for one in results.factors:
+        row = one.comparison
+        interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
+        name = " @ ".join(filter(None, [one.name, one.resolution]))
+        style = _VERDICT_STYLE.get(one.verdict, "yellow")
+        table.add_row(
+            escape(name), labels[one.metric], f"[{style}]{one.words}[/]", escape(f"{row.difference:+.3g}{interval}")
+        )
     console.print(table)
 
 

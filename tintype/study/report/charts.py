@@ -361,6 +361,62 @@ def _token_marks(
 
 
 @dataclass(frozen=True)
+class Combined:
+    """The four arms of an interaction: the values of their seeds and their means, without and with the second part."""
+
+    without_first: tuple[list[float], list[float]]
+    with_first: tuple[list[float], list[float]]
+    means_without: tuple[float, float]
+    means_with: tuple[float, float]
+    expected: float
+    """The mean of the combination if the parts added up."""
+
+
+def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Combined) -> Markup:
+    """Draw the effect of the second part without and with the first; where they add up, the dashed line is covered.
+
+    Up is better. `css` is the class of the first part.
+    """
+    width, height, left, top = _FIGURE_PX, 240, 52, 24
+    right, bottom = width - 130, height - 24
+    seeds = [value for of in (*data.without_first, *data.with_first) for value in of]
+    y = _up_is_better(
+        *padded([*seeds, *data.means_without, *data.means_with, data.expected], 0.1, metric.range),
+        metric.direction == "lower",
+        top,
+        bottom,
+    )
+    ends = left + 0.16 * (right - left), left + 0.84 * (right - left)
+    lines = [
+        Series("without it", "arm-baseline", (data.without_first, data.means_without)),
+        Series(f"with {parts[0]}", css, (data.with_first, data.means_with)),
+    ]
+    names = [Series(one.name, one.css, (ends[1] + 8, y(one.data[1][1]))) for one in lines]
+    expected = line(ends[0], y(data.means_with[0]), ends[1], y(data.expected), "expected")
+    marks = [
+        text(left, 11, f"{metric.label}, up is better", class_="quiet"),
+        *_y_axis(_ticks(y), left, right),
+        *(
+            text(at, bottom + 17, words, anchor="middle", class_="tick", room_px=0.66 * (right - left))
+            for at, words in zip(ends, ("without", f"with {parts[1]}"), strict=True)
+        ),
+        tag("g", expected, class_=css),
+        *(_effect_line(*one.data, ends, y, one.css) for one in lines),
+        *_end_names(names, right + 4, top, bottom),
+    ]
+    return drawing(width, height, f"{metric.label}: {parts[1]} without and with {parts[0]}", marks)
+
+
+def _effect_line(
+    seeds: tuple[list[float], list[float]], means: tuple[float, float], ends: Point, y: Scale, css: str
+) -> Markup:
+    dots = [circle(at, y(value), 2.2, "seed") for at, of in zip(ends, seeds, strict=True) for value in of]
+    places = [(at, y(mean)) for at, mean in zip(ends, means, strict=True)]
+    middle = [circle(*place, 4.6, "mean") for place in places]
+    return tag("g", tag("polyline", points=_written(places), class_="curve"), *dots, *middle, class_=css)
+
+
+@dataclass(frozen=True)
 class Swept:
     """The scores of one arm over the values of a setting, and the value that was chosen."""
 

@@ -20,7 +20,7 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
 from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
-from tintype.study.report import along, charts, findings, tuning
+from tintype.study.report import along, charts, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
@@ -46,6 +46,7 @@ def to_html(results: StudyResults, folder: Path) -> str:
         views=[_HtmlView(one, columns, folder, colours) for one, columns in columns_of(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
+        factors=factors,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
         trust_lead=LEAD,
@@ -83,6 +84,23 @@ class _HtmlView(View):
         compared = [arm for arm in self.arms if arm.name in column.cells]
         effects = {findings.titled(arm): column.cells[arm.name] for arm in compared}
         return charts.forest(column.info, effects, column.decimals)
+
+    def interaction_figures(self) -> Iterator[tuple[str, Markup]]:
+        """Yield (pair, figure) of each interaction."""
+        arms = {"" if arm.role == "baseline" else arm.name: arm for arm in self.results.arms}
+        for row in factors.rows(self):
+            effect, info = row.effect, row.column.info
+            if row.is_interaction and effect.expected is not None:
+                (both, first, second, _), (a, b) = effect.means, effect.parts
+                values = {name: findings.metric_values(arms[name], info.name) for name in effect.means}
+                data = charts.Combined(
+                    (values[""], values[second]),
+                    (values[first], values[both]),
+                    (effect.means[""], effect.means[second]),
+                    (effect.means[first], effect.means[both]),
+                    effect.expected,
+                )
+                yield effect.name, charts.interaction(info, (a, b), self.colours[a], data)
 
     @cached_property
     def speed_figure(self) -> Markup | None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
-from tintype.study.report import along, findings, tuning
+from tintype.study.report import along, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
 from tintype.study.trust import LEAD
@@ -29,6 +29,7 @@ def to_markdown(results: StudyResults) -> str:
         where=["Resolution", "Tokens"] if results.resolutions else [],
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
         tuning=tuning,
+        factors=factors,
         answer_row=_answer_row,
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,

@@ -1,0 +1,165 @@
+"""Main effects and interactions: hand-computed contrasts, and the verdicts in the metric's direction."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from scipy import special
+
+from tests.studies import run_study
+from tests.tiny import TINY
+from tintype.config.strict import read_yaml
+from tintype.evaluation.protocol import definitions
+from tintype.metrics.metric import NOT_NEGATIVE, SHARE
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.compare import planned_comparisons
+from tintype.study.factorial import Contrast, contrasts
+from tintype.study.groups import MetricGroups, metric_groups
+from tintype.study.interactions import expected_mean, factor_key, factor_pair, factor_verdict, means_of
+from tintype.study.pairs import Key
+from tintype.study.results import Comparison, MetricInfo, Role, Run, Verdict, read_results_file
+from tintype.study.shares import count_comparisons, counts_of
+from tintype.study.study import choose_arms, load_study, read_settings, resolve
+from tintype.study.verdicts import compare
+
+LABELS = {"": "baseline", "a": "a", "b": "b", "a + b": "a + b"}
+A, B, BOTH = contrasts(["a", "b"])
+SHARES = {"": [0.50, 0.52, 0.54], "a": [0.60, 0.62, 0.64], "b": [0.55, 0.57, 0.59], "a + b": [0.61, 0.63, 0.65]}
+"""Means 0.52, 0.62, 0.57, 0.63, all with the variance 0.0004."""
+DISTANCES = {"": [10.0, 10.0], "a": [5.0, 5.0], "b": [8.0, 8.0], "a + b": [4.0, 4.0]}
+
+
+def info(range_: tuple[float | None, float | None] = SHARE, direction: str = "higher") -> MetricInfo:
+    return MetricInfo(name="m", label="m", direction=direction, definition="", primary=True, range=range_)
+
+
+def runs_of(values: list[float]) -> list[Run]:
+    return [Run(seed=seed, hash="", folder="", state="done", metrics={"m": value}) for seed, value in enumerate(values)]
+
+
+def grouped(values: dict[str, list[float]], metric: MetricInfo) -> tuple[dict[str, list[Run]], MetricGroups]:
+    runs = {name: runs_of(of) for name, of in values.items()}
+    roles: dict[str, Role] = {LABELS[name]: "arm" if name else "baseline" for name in values}
+    return runs, metric_groups(roles, {LABELS[name]: of for name, of in runs.items()}, "m", metric)
+
+
+def compared(values: dict[str, list[float]], metric: MetricInfo, margin: str = "3%") -> dict[Contrast, Comparison]:
+    runs, groups = grouped(values, metric)
+    found = (A, B, BOTH)
+    keys: dict[Key, Contrast] = {factor_key(one, "", "m"): one for one in found}
+    pairs = {key: factor_pair(one, runs, "m", groups, LABELS) for key, one in keys.items()}
+    rows = compare(pairs, {"m": metric}, ["m"], AnalysisSettings(margin=margin))
+    return {keys[key].parts: row for key, row in rows.items()}  # type: ignore[misc]
+
+
+def test_an_interaction_is_a_contrast_of_four_means() -> None:
+    """0.63 - 0.62 - 0.57 + 0.52, with the error of four means of three runs, and the eight degrees of all of them."""
+    row = compared(SHARES, info())[("a", "b")]  # type: ignore[index]
+    error = math.sqrt(4 * 0.0004 / 3)
+    assert row.difference == pytest.approx(-0.04, abs=1e-12)
+    assert row.p == pytest.approx(2 * special.stdtr(8, -0.04 / error), rel=1e-9)
+    level = 1 - 0.05 / 3
+    assert row.low == pytest.approx(-0.04 - special.stdtrit(8, (1 + level) / 2) * error, rel=1e-9)
+    assert row.baseline_mean == pytest.approx(0.52) and row.margin == pytest.approx(0.03 * 0.52)
+    assert row.differences == pytest.approx([-0.04] * 3)
+
+
+def test_a_main_effect_is_the_mean_effect_without_and_with_the_other_factor() -> None:
+    rows = compared(SHARES, info())
+    assert rows[("a",)].difference == pytest.approx((0.10 + 0.06) / 2, abs=1e-12)  # type: ignore[index]
+    assert rows[("b",)].difference == pytest.approx((0.05 + 0.01) / 2, abs=1e-12)  # type: ignore[index]
+    error = math.sqrt(4 * 0.25 * 0.0004 / 3)
+    assert rows[("a",)].p == pytest.approx(2 * special.stdtr(8, -0.08 / error), rel=1e-9)  # type: ignore[index]
+
+
+def test_distances_add_up_as_ratios() -> None:
+    """Half and four fifths together are two fifths: 4 of 10."""
+    _, groups = grouped(DISTANCES, info(NOT_NEGATIVE, "lower"))
+    means = means_of(BOTH, groups, LABELS)
+    assert groups.log and means == pytest.approx({"a + b": 4.0, "a": 5.0, "b": 8.0, "": 10.0})
+    assert expected_mean(BOTH, means, groups.log) == pytest.approx(4.0)
+    assert expected_mean(BOTH, means, log=False) == pytest.approx(3.0)
+    assert expected_mean(A, means, log=True) is None
+
+
+def test_parts_add_up_where_the_interval_lies_within_the_margin() -> None:
+    noise = {"": 0.0, "a": 0.1, "b": 0.05, "a + b": 0.15}
+    values = {name: [0.5 + gain + shift for shift in (-1e-4, 0.0, 1e-4)] for name, gain in noise.items()}
+    assert compared(values, info())[("a", "b")].verdict == "same"  # type: ignore[index]
+    assert compared(values, info(), margin="0.000001")[("a", "b")].verdict == "undecided"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "means", "direction", "expected"),
+    [
+        ("same", {"": 1, "a": 2, "b": 3, "a + b": 4}, "higher", "adds up"),
+        ("identical", {"": 1, "a": 2, "b": 3, "a + b": 4}, "higher", "adds up"),
+        ("better", {"": 1, "a": 2, "b": 3, "a + b": 9}, "higher", "reinforces"),
+        ("worse", {"": 1, "a": 2, "b": 3, "a + b": 3.5}, "higher", "overlaps"),
+        ("worse", {"": 1, "a": 2, "b": 3, "a + b": 3.0}, "higher", "cancels"),  # no better than b alone
+        ("worse", {"": 1, "a": 2, "b": 3, "a + b": 0.5}, "higher", "cancels"),  # reversed
+        ("worse", {"": 9, "a": 5, "b": 4, "a + b": 3.5}, "lower", "overlaps"),
+        ("worse", {"": 9, "a": 5, "b": 4, "a + b": 4.5}, "lower", "cancels"),
+        ("worse", {"": 1, "a": 2, "b": 2, "a + b": 9}, "lower", "cancels"),  # both hurt: the baseline is the best
+        ("undecided", {}, "higher", "undecided"),
+        ("not shown", {}, "higher", "undecided"),
+        ("unstable", {}, "higher", "unstable"),
+        ("diverged", {}, "higher", "diverged"),
+        ("sketch", {}, "higher", "sketch"),
+    ],
+)
+def test_verdicts_on_interactions(verdict: Verdict, means: dict[str, float], direction: str, expected: str) -> None:
+    row = Comparison(mean=0, baseline_mean=0, differences=[], difference=0, verdict=verdict)
+    assert factor_verdict(BOTH, row, means, direction) == expected  # type: ignore[arg-type]
+    assert factor_verdict(A, row, means, direction) == verdict  # type: ignore[arg-type]
+
+
+def test_a_lost_run_of_any_arm_leaves_no_verdict() -> None:
+    runs, groups = grouped(SHARES, info())
+    runs["b"][1] = Run(seed=1, hash="", folder="", state="diverged")
+    pair = factor_pair(BOTH, runs, "m", groups, LABELS)
+    (row,) = compare({("a × b", "m"): pair}, {"m": info()}, ["m"]).values()
+    assert row.verdict == "diverged" and row.lost == "b diverged 1 of 3" and len(row.differences) == 2
+
+
+FACTORIAL = """
+question: Do they add up?
+recipe: PLAN
+seeds: [0, 1]
+factorial: [[x-prediction], [muon]]
+primary: [validation_loss]
+evaluation: {count: 8, reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}, also: []}
+"""
+
+
+@pytest.mark.parametrize("factors", ["[[x-prediction], [muon]]", "[[x-prediction], [muon], [ema]]"])
+def test_contrasts_count_among_the_planned_comparisons(factors: str) -> None:
+    text = FACTORIAL.replace("PLAN", "pocket").replace("[[x-prediction], [muon]]", factors)
+    study = resolve("test", read_settings(read_yaml(text, "study.yaml"), Path()))
+    metrics, settings = definitions(study.settings.evaluation), study.settings
+    arms, between = len(study.arms) - 1, len(study.contrasts())
+    assert (arms, between) in ((3, 3), (7, 9))
+    planned = [key for key in planned_comparisons(study, metrics) if key[1] != "images_per_s"]
+    counted = count_comparisons(arms, False, 1, settings.primary, list(metrics), between, settings.analysis)
+    assert counts_of(planned, settings.primary) == counted and counted.primary == arms + between
+    chosen = choose_arms(study, ["muon"])
+    assert chosen.contrasts() == []
+
+
+def test_a_factorial_study_from_its_file_to_its_report(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    (tmp_path / "study.yaml").write_text(FACTORIAL.replace("PLAN", "plan.yaml"))
+    out = tmp_path / "out"
+    assert not run_study(load_study(str(tmp_path / "study.yaml")), out, 1).failed
+    found = read_results_file(out / "results.json")
+    assert [one.parts for one in found.factors] == [["x-prediction"], ["muon"], ["x-prediction", "muon"]]
+    values = {arm.name: [math.log(run.metrics["validation_loss"]) for run in arm.runs] for arm in found.arms}
+    means = {name: sum(of) / 2 for name, of in values.items()}
+    both = means["x-prediction + muon"] - means["x-prediction"] - means["muon"] + means["baseline"]
+    row = found.factors[-1].comparison
+    assert row.difference == pytest.approx(math.exp(means["baseline"]) * math.expm1(both), rel=1e-9)
+    page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
+    assert "Do the parts add up?" in page and "## Do the parts add up?" in text
+    assert "muon without and with x-prediction" in page and "| x-prediction × muon | " in text
