@@ -1,6 +1,7 @@
 """Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
 
 All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm.
+Intervals share the seed spread of all arms (`study.spread`), on logarithms for distances and losses.
 Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
 here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
 steps (Bonferroni).
@@ -13,12 +14,14 @@ the first and after the last nothing is known, and nothing is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import fmean
+from typing import Literal
 
-from tintype.study import stats
+from tintype.metrics.metric import NOT_NEGATIVE
+from tintype.study import spread
 from tintype.study.results import (
     AlongArm,
     Arm,
@@ -30,6 +33,8 @@ from tintype.study.results import (
     StudyResults,
 )
 
+_LARGEST_LOG = 600.0
+"""Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
 NO_CROSSING = "no crossing shown"
 SAME_TIME = 0.02
 """Two trainings whose seconds differ by no more than this share took the same time."""
@@ -48,13 +53,15 @@ def with_along(results: StudyResults) -> StudyResults:
 
 
 def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
-    baseline = next(arm for arm in view.arms if arm.role == "baseline")
-    old = _curve(baseline, metric.name)
-    if old is None:
+    baselines = [arm.name for role in ("baseline", "control") for arm in view.arms if arm.role == role]
+    compared = [arm for arm in view.arms if metric.name not in arm.incomparable]
+    curves = {arm.name: curve for arm in compared if (curve := _curve(arm, metric.name))}
+    if baselines[0] not in curves:
         return []
-    others = [arm for arm in view.arms if arm is not baseline and metric.name not in arm.incomparable]
-    curves = [(arm, new) for arm in others if (new := _curve(arm, metric.name))]
-    return [_compare(arm, new, old, metric, view.confidence) for arm, new in curves]
+    values = [value for curve in curves.values() for of_step in curve.values for value in of_step]
+    log = metric.range == NOT_NEGATIVE and min(values) > 0
+    group = _Group(curves, [name for name in baselines if name in curves], log, metric.direction, view.confidence)
+    return [_compare(arm, group, metric.name) for arm in compared if arm.name in curves and arm.role != "baseline"]
 
 
 @dataclass(frozen=True)
@@ -93,46 +100,89 @@ def _curve(arm: Arm, metric: str) -> _Curve | None:
     )
 
 
-def _compare(arm: Arm, new: _Curve, old: _Curve, metric: MetricInfo, confidence: float) -> AlongArm:
-    steps = [step for step in new.steps if step in old.steps]
-    strict = 1 - (1 - confidence) / max(1, len(steps))
-    return AlongArm(
-        arm=arm.name,
-        resolution=arm.resolution,
-        metric=metric.name,
-        runs=len(new.values[0]),
-        of=len(arm.runs),
-        target=fmean(old.values[-1]),
-        target_step=old.steps[-1],
-        target_seconds=old.seconds[-1],
-        differences=[_difference(step, new.at(step), old.at(step), confidence) for step in steps],
-        reach=_reach(new, old, metric, confidence),
-        equal_time=_equal_time(new, old, confidence),
-        crossing=_crossing([_difference(step, new.at(step), old.at(step), strict) for step in steps], metric)
-        if new.complete and old.complete
-        else f"no verdict: {len(new.values[0])} of {len(arm.runs)} runs, and of the baseline {len(old.values[0])}, "
-        "have all scores",
-    )
+@dataclass(frozen=True)
+class _Group:
+    """The curves of all arms of a resolution, which share their seed spread as in the study's other comparisons."""
+
+    curves: Mapping[str, _Curve]
+    baselines: Sequence[str]
+    """The baseline, then the control, whose runs are the baseline's too."""
+    log: bool
+    direction: Literal["lower", "higher"]
+    confidence: float
+
+    @property
+    def old(self) -> _Curve:
+        return self.curves[self.baselines[0]]
+
+    @property
+    def steps(self) -> list[int]:
+        return self.old.steps
+
+    def at(self, step: int, arm: str, confidence: float) -> DifferenceAt:
+        """Compare an arm with the baseline at a step that both have."""
+        values = {name: curve.at(step) for name, curve in self.curves.items() if step in curve.steps}
+        return self._difference(step, arm, values, confidence)
+
+    def with_end(self, step: int, arm: str, values: Sequence[float]) -> DifferenceAt:
+        """Compare these values of an arm with the baseline at its end; `step` is theirs."""
+        ends = {name: curve.values[-1] for name, curve in self.curves.items()}
+        return self._difference(step, arm, {**ends, arm: list(values)}, self.confidence)
+
+    def _difference(self, step: int, arm: str, values: Mapping[str, list[float]], confidence: float) -> DifferenceAt:
+        old = [name for name in self.baselines if name != arm and name in values]
+        value, low, high = difference_at(arm, self.baselines, values, self.log, confidence)
+        mean = fmean(one for name in old for one in values[name])
+        return DifferenceAt(step=step, mean=fmean(values[arm]), baseline_mean=mean, value=value, low=low, high=high)
 
 
 def difference_at(
-    new: Sequence[float], old: Sequence[float], confidence: float
+    arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], log: bool, confidence: float
 ) -> tuple[float, float | None, float | None]:
-    """Return the mean difference, and the ends of its interval where there is a seed spread."""
-    difference = stats.unpaired(new, old)
-    low, high = difference.interval(confidence) or (None, None)
-    return difference.value, low, high
+    """Return an arm's difference from the baselines, and the ends of its interval where there is a seed spread.
+
+    The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`. On
+    logarithms the difference is that of geometric means.
+    """
+    old = [name for name in baselines if name != arm and name in values]
+    scaled = {name: {run: math.log(one) if log else one for run, one in enumerate(of)} for name, of in values.items()}
+    term = spread.against(spread.Groups(scaled, dict.fromkeys(baselines[1:], baselines[0])), arm, old)
+    found = spread.difference([term], scale=1.0 if log else 0.0)
+    low, high = found.interval(confidence) or (None, None)
+    if not log:
+        return found.value, low, high
+    unit = math.exp(term.first_mean - found.value)
+    ends = [None if end is None else unit * math.expm1(min(end, _LARGEST_LOG)) for end in (low, high)]
+    return unit * math.expm1(found.value), ends[0], ends[1]
 
 
-def _difference(step: int, new: Sequence[float], old: Sequence[float], confidence: float) -> DifferenceAt:
-    value, low, high = difference_at(new, old, confidence)
-    return DifferenceAt(step=step, mean=fmean(new), baseline_mean=fmean(old), value=value, low=low, high=high)
+def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
+    new, old = group.curves[arm.name], group.old
+    steps = [step for step in new.steps if step in group.steps]
+    strict = 1 - (1 - group.confidence) / max(1, len(steps))
+    ends = [group.with_end(step, arm.name, values) for step, values in zip(new.steps, new.values, strict=True)]
+    complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
+    return AlongArm(
+        arm=arm.name,
+        resolution=arm.resolution,
+        metric=metric,
+        runs=len(new.values[0]),
+        of=len(arm.runs),
+        target=ends[-1].baseline_mean,
+        target_step=old.steps[-1],
+        target_seconds=old.seconds[-1],
+        differences=[group.at(step, arm.name, group.confidence) for step in steps],
+        reach=_reach(new, ends, group.direction),
+        equal_time=_equal_time(arm.name, group),
+        crossing=_crossing([group.at(step, arm.name, strict) for step in steps], group.direction)
+        if complete
+        else "no verdict: not all runs of the arm and the baseline have all scores",
+    )
 
 
-def _reach(new: _Curve, old: _Curve, metric: MetricInfo, confidence: float) -> Reach:
-    """Return when the arm reaches the baseline's last mean, by its difference from the baseline's last values."""
-    sign = 1.0 if metric.direction == "higher" else -1.0
-    found = [_difference(step, new.at(step), old.values[-1], confidence) for step in new.steps]
+def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> Reach:
+    """Return when an arm reaches the baseline's final quality; `found` is its difference from the end, by step."""
+    sign = 1.0 if direction == "higher" else -1.0
     ahead = [sign * one.value for one in found]
     ends = [sorted((sign * one.low, sign * one.high)) for one in found if one.low is not None and one.high is not None]
     surely, perhaps = ([pair[at] for pair in ends] if len(ends) == len(found) else [] for at in (0, 1))
@@ -159,9 +209,10 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float | No
     return None
 
 
-def _equal_time(new: _Curve, old: _Curve, confidence: float) -> EqualTime:
+def _equal_time(arm: str, group: _Group) -> EqualTime:
     """Compare the arm at the baseline's total seconds with the baseline's end, or say why it has no score there."""
-    seconds, last = old.seconds[-1], new.seconds[-1]
+    new = group.curves[arm]
+    seconds, last = group.old.seconds[-1], new.seconds[-1]
     if seconds > last * (1 + SAME_TIME):
         refused = f"the arm ended at {last:.3g} s of the baseline's {seconds:.3g} s"
         return EqualTime(seconds=seconds, refused=refused)
@@ -169,8 +220,8 @@ def _equal_time(new: _Curve, old: _Curve, confidence: float) -> EqualTime:
         refused = f"the arm's first score is at {new.seconds[0]:.3g} s, after the baseline's {seconds:.3g} s"
         return EqualTime(seconds=seconds, refused=refused)
     at = min(seconds, last)
-    found = _difference(0, new.at_seconds(at), old.values[-1], confidence)
     step = _interpolated(new.seconds, new.steps, at)
+    found = group.with_end(round(step), arm, new.at_seconds(at))
     return EqualTime(seconds=seconds, step=step, value=found.value, low=found.low, high=found.high)
 
 
@@ -182,11 +233,11 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
     raise ValueError(f"{at} is not between {places[0]} and {places[-1]}")
 
 
-def _crossing(differences: Sequence[DifferenceAt], metric: MetricInfo) -> str:
+def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
     """Return since when an arm is ahead or behind, where its intervals show both; else that they do not."""
     if any(one.low is None for one in differences):
         return "no verdict without a seed spread"
-    shown = [(one.step, word) for one in differences if (word := _side(one, metric))]
+    shown = [(one.step, word) for one in differences if (word := _side(one, direction))]
     stretches = [(word, [step for step, _ in some]) for word, some in groupby(shown, lambda pair: pair[1])]
     if len(stretches) < 2:
         return NO_CROSSING
@@ -195,9 +246,9 @@ def _crossing(differences: Sequence[DifferenceAt], metric: MetricInfo) -> str:
     return ", ".join([f"{first} until step {before[-1]:,}", *middle, f"{last} from step {after[0]:,}"])
 
 
-def _side(one: DifferenceAt, metric: MetricInfo) -> str:
+def _side(one: DifferenceAt, direction: Literal["lower", "higher"]) -> str:
     """Return whether the arm is ahead or behind at a step; empty where the interval contains zero."""
     assert one.low is not None and one.high is not None
     if one.low <= 0 <= one.high:
         return ""
-    return "ahead" if (one.value > 0) == (metric.direction == "higher") else "behind"
+    return "ahead" if (one.value > 0) == (direction == "higher") else "behind"

@@ -295,7 +295,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path, along: Along | None = No
         raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     try:
         run = _finished_run(plan, folder, result, RunFolder(path))
-        return run.model_copy(update={"along": _along(plan, along, RunFolder(path))}) if along else run
+        return _with_along(run, plan, along, RunFolder(path)) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
@@ -331,13 +331,17 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
     )
 
 
-def _along(plan: Plan, along: Along, files: RunFolder) -> list[results.ScoreAt]:
-    """Return the scores that are there. Throughput is not of a step, so it is left out."""
-    lines, found = files.metrics(), []
+def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) -> results.Run:
+    """Return the run with the scores along training that are there, and with the seconds of these.
+
+    Throughput is not of a step, so it is left out.
+    """
+    lines, found, seconds = files.metrics(), list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
         file = result_file(files.path, along.protocol, step)
         if file.exists():
             result = read_result(file)
+            seconds += result.seconds
             found.append(
                 results.ScoreAt(
                     step=step,
@@ -347,7 +351,7 @@ def _along(plan: Plan, along: Along, files: RunFolder) -> list[results.ScoreAt]:
                     errors=result.errors,
                 )
             )
-    return found
+    return run.model_copy(update={"along": found, "evaluate_s": seconds})
 
 
 def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> results.TokenizerInfo:

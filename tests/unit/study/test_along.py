@@ -79,8 +79,28 @@ def test_differences_are_at_the_steps_that_both_have() -> None:
     found = along(arm("new", around([7, 5, 3.5, 3]), steps=(100, 250, 300, 400)))
     assert {one.step: one.value for one in found.differences} == pytest.approx({100: -1, 300: -0.5, 400: 0})
     one = found.differences[0]
-    assert (one.value, one.low, one.high) == pytest.approx(difference_at([6.9, 7.0, 7.1], [7.9, 8.0, 8.1], 0.95))
     assert one.low is not None and one.high is not None and one.low < -1 < one.high
+
+
+def test_a_difference_shares_the_spread_of_all_arms() -> None:
+    """One arm's runs agree by luck; a third arm shows how much runs differ."""
+    values = {"baseline": [7.9, 8.0, 8.1], "lucky": [7.0, 7.0, 7.0], "other": [5.0, 6.0, 7.0]}
+
+    def width(*names: str) -> float:
+        value, low, high = difference_at("lucky", ["baseline"], {name: values[name] for name in names}, False, 0.95)
+        assert value == pytest.approx(-1) and low is not None and high is not None
+        return high - low
+
+    assert width("baseline", "lucky", "other") > width("baseline", "lucky")
+
+
+def test_distances_are_compared_on_logarithms_and_shown_in_their_unit() -> None:
+    values = {"baseline": [1.0, 4.0], "control": [2.0, 2.0], "new": [3.0, 12.0]}
+    value, low, high = difference_at("new", ["baseline", "control"], values, True, 0.95)
+    assert value == pytest.approx(6 - 2), "geometric means of 6, and of 2 in the baseline and its control"
+    assert low is not None and high is not None and -2 < low < 4 < high
+    value, _, _ = difference_at("control", ["baseline", "control"], values, True, 0.95)
+    assert value == pytest.approx(0)
 
 
 def test_a_reach_is_interpolated_between_scored_steps_and_seconds() -> None:
@@ -149,7 +169,7 @@ def test_a_crossing_needs_all_runs_and_a_spread() -> None:
     fewer = arm("new", [*around([6, 5, 4, 5])[:2], [6.0]])
     found = along(fewer)
     assert (found.runs, found.of) == (2, 3)
-    assert found.crossing.startswith("no verdict: 2 of 3 runs")
+    assert found.crossing.startswith("no verdict: not all runs")
     one = along(arm("new", [[6, 5, 4, 5]]), arm("baseline", [[8, 6, 4, 3]], "baseline"))
     assert one.crossing == "no verdict without a seed spread"
     assert one.reach.step == pytest.approx(400) or one.reach.step is None

@@ -182,6 +182,8 @@ def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_
     assert all({"validation_loss"} <= set(one.metrics) and "images_per_s" not in one.metrics for one in scores)
     assert result_file(task.folder, along.protocol, 2).stat().st_mtime_ns == first
     assert not RunFolder(task.folder).kept.exists()
+    with_along, without = (read_run(task.plan, PROTOCOL, tmp_path, when) for when in (along, None))
+    assert with_along.evaluate_s > without.evaluate_s and with_along.metrics == without.metrics
     assert max(one.share for one in sent) <= 1.0
 
 

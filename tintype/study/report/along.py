@@ -14,10 +14,11 @@ HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "C
 MOST_UNEQUAL = 1.2
 """The longest over the shortest training seconds of an arm's runs, above which the seconds are not to be trusted."""
 NOTE = (
-    "The baseline's final quality is its mean at its last step. An interval begins where an arm may have reached it "
-    "and ends where it surely has; … lies beyond the last score. Seconds are those of the steps themselves, without "
-    "data loading, saves and compilations. At equal time: the arm, interpolated at the seconds of the whole baseline, "
-    "minus the baseline's end; such a score comes before the end of the arm's own schedule. Nothing is extrapolated."
+    "The baseline's final quality is its mean at its last step; the control's runs count as the baseline's. An "
+    "interval begins where an arm may have reached it and ends where it surely has; … lies beyond the last score. "
+    "Seconds are those of the steps themselves, without data loading, saves and compilations. At equal time: the arm, "
+    "interpolated at the seconds of the whole baseline, minus the baseline's end; such a score comes before the end of "
+    "the arm's own schedule. Nothing is extrapolated."
 )
 
 
