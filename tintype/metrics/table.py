@@ -50,9 +50,9 @@ PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
     """Return the metrics whose values differ from those of their first definition, with its number.
 
-    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large. And those on
-    scenes, which had no floor.
+    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large; those on
+    scenes, which had no floor; the validation loss, which took the velocity of a contrastive loss as predicted.
     """
     metrics: list[AnyMetric] = [FEATURE_METRICS[kind] for kind in kinds if reals > FEATURE_METRICS[kind].revised_above]
-    metrics += [metric for kind in prompts for metric in SCENE_METRICS.get(kind, ())]
+    metrics += [*HELD_OUT_METRICS, *(metric for kind in prompts for metric in SCENE_METRICS.get(kind, ()))]
     return {one.name: one.revision for one in metrics if one.revision > 1}

@@ -1,6 +1,7 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
-It is taken on velocities whatever the arm's objective, so that arms can be compared, and in the latents of the run's
+It is taken on velocities whatever the arm's objective, so that arms can be compared: a contrastive loss moves the best
+velocity in a known way, which is undone first, as sampling's `unbias` does. It is taken in the latents of the run's
 own tokenizer, so that arms with other tokenizers cannot. Every arm reads the same kind of caption here.
 
 B: images of a batch, N: all images, T: times.
@@ -19,6 +20,7 @@ from tintype.flow.path import interpolate, velocity
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.sampling.generate import spans
+from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws, ImageSource
 from tintype.train.parts import Model
 
@@ -34,13 +36,15 @@ METRIC = Metric(
     name="validation_loss",
     label="validation loss",
     direction="lower",
-    definition="mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with "
+    definition="mean squared error of the velocity on held-out images with "
     f"{{captions}} captions, at fixed noise and the times {', '.join(f'{t:g}' for t in TIMES)}; in the latents of the "
-    "run's own tokenizer, so that arms with another are not compared",
+    "run's own tokenizer, so that arms with another are not compared. Second definition: the bias that a contrastive "
+    "loss leaves in the velocity is undone (except with data.buckets, whose shapes share no mean velocity)",
     measure=_measure,
     range=NOT_NEGATIVE,
     shows_parts=False,
     in_latents=True,
+    revision=2,
 )
 
 
@@ -55,6 +59,7 @@ def velocity_errors(
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
     """Return the errors of one batch, as `velocity_errors` does: [T, B]."""
+    bias = velocity_bias(parts, parts.plan.data.size_px) if len(parts.plan.data.shapes) == 1 else None
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
     noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
@@ -65,5 +70,6 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
             t_B = x_BCHW.new_full((len(ids),), t)
             x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
             predicted = parts.velocity(x_t_BCHW, t_B, text)
-            at_time.append(mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().cpu())
+            unbiased = predicted if bias is None else bias.undo(predicted)
+            at_time.append(mean_square(unbiased, velocity(x_BCHW, noise_BCHW)).double().cpu())
     return torch.stack(at_time)

@@ -9,6 +9,7 @@ from tintype.evaluation.reference import held_out
 from tintype.metrics.throughput import images_per_s, time_split
 from tintype.metrics.validation import TIMES, velocity_errors
 from tintype.runtime.clock import PARTS
+from tintype.sampling.velocity_bias import mean_target
 from tintype.seams import Draws
 from tintype.train.session import build_session
 
@@ -22,6 +23,17 @@ def test_the_untrained_model_has_the_loss_of_predicting_nothing() -> None:
     noise = Draws(3, torch.arange(6)).normal("validation", (3, 16, 16))
     expected_N = (noise - x).square().mean((1, 2, 3)).double()
     torch.testing.assert_close(error_TN, expected_N.expand(8, 6), rtol=1e-5, atol=0)
+
+
+def test_the_bias_of_a_contrastive_loss_is_undone() -> None:
+    """The best velocity of such a loss, (v - λ m) / (1 - λ), has no error. The untrained one, zero, becomes λ m."""
+    parts = build_session(tiny_plan(techniques=["contrastive:weight=0.25"]))
+    source = held_out(parts.plan.data, Protocol(count=8, reference_count=8, validation_count=6))
+    found_TN = velocity_errors(parts, source, 6, 6, seed=3)
+    x = parts.tokenizer.encode(source.images(range(6)), Draws(0, torch.arange(6)))
+    noise = Draws(3, torch.arange(6)).normal("validation", (3, 16, 16))
+    expected_N = (noise - x - 0.25 * mean_target(parts)).square().mean((1, 2, 3)).double()
+    torch.testing.assert_close(found_TN, expected_N.expand(8, 6), rtol=1e-5, atol=0)
 
 
 def test_it_does_not_depend_on_the_batch_size() -> None:
