@@ -32,7 +32,7 @@ from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
-from tintype.train.exact import exact_steps
+from tintype.train.exact import deterministic_steps
 from tintype.train.prepare import prepare_ids
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
@@ -82,7 +82,7 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
     clock = Clock(parts.device)
     images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
     prepare_ids(parts, parts.order.ids(0, images), parts.source)
-    with exact_steps(plan, parts.world):
+    with deterministic_steps(plan, parts.world):
         for _ in range(_WARM_UP_STEPS):
             update(parts, state, clock)
         clock.read()

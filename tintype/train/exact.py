@@ -9,7 +9,7 @@ from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.determinism import allow_inexact, deterministic, inexact_operation, why_inexact
 from tintype.runtime.dist import World
-from tintype.runtime.machine import choose_device
+from tintype.runtime.machine import choose_device, cpu_threads, exact_fp32
 from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 from tintype.train.state import TrainState
@@ -18,6 +18,13 @@ from tintype.train.update import StepResult, update
 
 @contextmanager
 def exact_steps(plan: Plan, world: World) -> Iterator[None]:
+    """Compute all steps alike: fp32 in full, with the plan's number of threads, by deterministic algorithms."""
+    with exact_fp32(), cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, world):
+        yield
+
+
+@contextmanager
+def deterministic_steps(plan: Plan, world: World) -> Iterator[None]:
     """Use deterministic algorithms only, where the plan and the ranks can be exact."""
     device = choose_device(plan.run.device)
     with deterministic(device, why_inexact(device, plan.run.deterministic, world.size)):

@@ -207,6 +207,13 @@ class RunFolder:
         where, what = self.path / "environment.json", f"hash of {self.path / 'plan.yaml'}"
         check_same(where, what, trained, plan.hash, "put back the plan that the run was trained with")
 
+    def note_start(self, parts: Session, identities: Mapping[str, str | None], step: int) -> None:
+        """Record on what and with which networks the run trains from this step on, and log its warnings."""
+        with self.world.fail_together():
+            self.keep_identities(identities, step)
+            self.write_about(parts)
+            self.log_warnings(parts.plan, step)
+
     def write_about(self, parts: Session) -> None:
         """Write the run's environment, and how each of its parameters is optimized."""
         groups = parts.optimized()

@@ -14,7 +14,6 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import wait_for_lock
-from tintype.runtime.machine import cpu_threads, exact_fp32
 from tintype.runtime.watchdog import watch_ranks
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
@@ -41,6 +40,8 @@ class Outcome:
     already_done: bool = False
 
 
+KeepAt = Collection[int]
+"""Steps whose weights are kept for scoring (`train.kept`); this changes nothing else of the run."""
 Probe = Callable[[Session], dict[str, float]]
 """Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
 
@@ -52,12 +53,11 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     probe: Probe = lambda parts: {},
     on_wait: Callable[[str], None] = lambda text: None,
-    keep_at: Collection[int] = (),
+    keep_at: KeepAt = (),
 ) -> Outcome:
     """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
 
     Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it.
-    The weights of the steps in `keep_at` are kept for scoring (`train.kept`); this changes nothing else of the run.
     """
     world = current()
     folder = RunFolder(path, world)
@@ -68,8 +68,6 @@ def train(
     with (
         folder.claim(plan),
         folder.note_divergence(),
-        exact_fp32(),
-        cpu_threads(plan.run.device, plan.run.threads),
         exact_steps(plan, world),
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
@@ -83,10 +81,7 @@ def train(
         state = begin(folder, parts, state)
         identities = get_ready(parts, state.step)
         world.agree({**identities, "step": state.step})
-        with world.fail_together():
-            folder.keep_identities(parts.identities | identities, state.step)
-            folder.write_about(parts)
-            folder.log_warnings(plan, state.step)
+        folder.note_start(parts, parts.identities | identities, state.step)
         begun = partial(on_progress, Progress(state.step, plan.train.steps, None, None))
         prepare_images(parts, state.images_seen, interrupt, begun)
         if not interrupt.on_any_rank(world):
@@ -99,13 +94,7 @@ class RunTraining:
     """The training of a run: `update`, its events, snapshots, metrics and checkpoints, on every rank."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        parts: Session,
-        state: TrainState,
-        interrupt: Interrupt,
-        probe: Probe,
-        keep_at: Collection[int] = (),
+        self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe, keep_at: KeepAt
     ) -> None:
         self.folder, self.parts, self.state, self.interrupt, self.probe = folder, parts, state, interrupt, probe
         self.keep_at = frozenset(keep_at)
