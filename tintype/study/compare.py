@@ -497,7 +497,7 @@ def _factor_effects(
                     metric=metric,
                     resolution=arms[0].resolution,
                     comparison=row,
-                    means=means,
+                    means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
                     expected=expected_mean(contrast, means, of.log),
                     verdict=factor_verdict(contrast, row, means, meanings[metric].direction),
                 )

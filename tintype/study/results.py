@@ -294,6 +294,12 @@ class Trend(_Data):
 FactorVerdict = Literal["adds up", "overlaps", "cancels", "reinforces", Verdict]
 
 
+class ArmMean(_Data):
+    arm: str
+    """Its name; '' for the baseline."""
+    value: float
+
+
 class FactorEffect(_Data):
     """The main effect of a factor, or the interaction of two parts, on one metric at one resolution."""
 
@@ -303,8 +309,8 @@ class FactorEffect(_Data):
     resolution: str = ""
     comparison: Comparison
     """The contrast as a difference from the baseline's mean."""
-    means: dict[str, float]
-    """Mean of each arm that it weighs, by name, '' for the baseline; geometric where logarithms are compared."""
+    means: list[ArmMean]
+    """Mean of each arm that it weighs, the combination first; geometric where logarithms are compared."""
     expected: float | None = None
     """The mean of the combination if its parts added up; None of a main effect."""
     verdict: FactorVerdict

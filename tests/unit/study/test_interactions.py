@@ -124,6 +124,14 @@ def test_a_lost_run_of_any_arm_leaves_no_verdict() -> None:
     assert row.verdict == "diverged" and row.lost == "b diverged 1 of 3" and len(row.differences) == 2
 
 
+def test_fallen_runs_of_any_arm_make_the_interaction_unstable() -> None:
+    """A mean over fallen and healthy runs is no verdict on how parts combine."""
+    values = {name: [*of, of[1] + 0.01, of[1] - 0.01] for name, of in SHARES.items()}
+    assert compared(values, info())[("a", "b")].verdict == "worse"  # type: ignore[index]
+    values["b"][0] = 0.05
+    assert compared(values, info())[("a", "b")].verdict == "unstable"  # type: ignore[index]
+
+
 FACTORIAL = """
 question: Do they add up?
 recipe: PLAN
@@ -160,6 +168,7 @@ def test_a_factorial_study_from_its_file_to_its_report(tmp_path: Path) -> None:
     both = means["x-prediction + muon"] - means["x-prediction"] - means["muon"] + means["baseline"]
     row = found.factors[-1].comparison
     assert row.difference == pytest.approx(math.exp(means["baseline"]) * math.expm1(both), rel=1e-9)
+    assert [one.arm for one in found.factors[-1].means] == ["x-prediction + muon", "x-prediction", "muon", ""]
     page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
     assert "Do the parts add up?" in page and "## Do the parts add up?" in text
     assert "muon without and with x-prediction" in page and "| x-prediction × muon | " in text

@@ -9,7 +9,7 @@ from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example, several
 from tintype.config.strict import read_yaml
 from tintype.study.report import write_report
-from tintype.study.results import Change, Command, StudyResults, TokenizerInfo
+from tintype.study.results import ArmMean, Change, Command, FactorEffect, StudyResults, TokenizerInfo
 
 LONG = "/home/al/secret place/" + "a folder of many words " * 6 + "/photos"
 
@@ -53,6 +53,15 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     for file in ("report.html", "report.md", "results.json", "results.csv"):
         text = (tmp_path / file).read_text()
         assert not any(place in text for place in ("/home", "/lab/", "secret", "~")), file
+
+
+def test_paths_in_the_names_of_factors_are_redacted() -> None:
+    results = example()
+    (row, *_), name = results.arms[1].comparisons.values(), "sft:from=/lab/runs/base"
+    means = [ArmMean(arm=name, value=1.0), ArmMean(arm="", value=2.0)]
+    effect = FactorEffect(parts=[name], metric="fd_scenes", comparison=row, means=means, verdict="better")
+    (found,) = results.model_copy(update={"factors": [effect]}).without_paths().factors
+    assert found.parts == [found.means[0].arm] == ["sft:from=base"]
 
 
 def test_results_without_paths_stay_as_they_are() -> None:

@@ -144,6 +144,23 @@ def test_the_report_says_where_to_widen_and_what_diverged() -> None:
     assert report.notes(None) == []
 
 
+def test_the_comparison_waits_for_failed_runs_and_not_for_diverged_ones(tmp_path: Path) -> None:
+    """A failed run says nothing of its value; a diverged one is not trained again by a restart."""
+    points = [point({"lr": 1.0}, 2.0), point({"lr": 2.0}, None)]
+    tuning = Tuning(metric="m", seeds=[0], sweeps=[swept(points, 0)])
+    assert untuned_words(tuning) == ""
+    failed = TuningPoint(values={"lr": 3.0}, runs=[TuningRun(seed=0, hash="", state="failed", value=None)])
+    assert "of its 3 runs, 1 failed" in untuned_words(
+        Tuning(metric="m", seeds=[0], sweeps=[swept([*points, failed], 0)])
+    )
+
+    study, out = study_of(tmp_path), tmp_path / "out"
+    first, *others = tuning_tasks(study, out)
+    first.folder.mkdir(parents=True)
+    (first.folder / "diverged.txt").touch()
+    assert tuning_tasks(study, out) == others
+
+
 def test_a_figure_has_the_best_over_the_other_keys() -> None:
     grid = [
         point({"lr": lr, "word": word}, score)

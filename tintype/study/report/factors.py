@@ -45,8 +45,8 @@ class Row:
         """Return the mean of the combination, and what the sum of its parts would be; empty of a main effect."""
         if self.effect.expected is None:
             return ""
-        both = next(iter(self.effect.means.values()))
-        return f"{self.column.written(both)} (sum of the parts: {self.column.written(self.effect.expected)})"
+        both = self.effect.means[0]
+        return f"{self.column.written(both.value)} (sum of the parts: {self.column.written(self.effect.expected)})"
 
     @property
     def needed(self) -> str:

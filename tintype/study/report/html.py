@@ -91,16 +91,16 @@ class _HtmlView(View):
         for row in factors.rows(self):
             effect, info = row.effect, row.column.info
             if row.is_interaction and effect.expected is not None:
-                (both, first, second, _), (a, b) = effect.means, effect.parts
-                values = {name: findings.metric_values(arms[name], info.name) for name in effect.means}
+                both, first, second, base = effect.means
+                seeds = {one.arm: findings.metric_values(arms[one.arm], info.name) for one in effect.means}
                 data = charts.Combined(
-                    (values[""], values[second]),
-                    (values[first], values[both]),
-                    (effect.means[""], effect.means[second]),
-                    (effect.means[first], effect.means[both]),
+                    (seeds[base.arm], seeds[second.arm]),
+                    (seeds[first.arm], seeds[both.arm]),
+                    (base.value, second.value),
+                    (first.value, both.value),
                     effect.expected,
                 )
-                yield effect.name, charts.interaction(info, (a, b), self.colours[a], data)
+                yield effect.name, charts.interaction(info, (first.arm, second.arm), self.colours[first.arm], data)
 
     @cached_property
     def speed_figure(self) -> Markup | None:
