@@ -65,6 +65,20 @@ def report(
 
 
 @app.command()
+def replicate(
+    folder: Annotated[Path, Argument(help="Folder of a study")],
+    seeds: Annotated[int, Option(min=2, help="Fresh seeds for each arm with a verdict, and for the baseline")] = 10,
+    jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
+) -> None:
+    """Hold each verdict of a study against fresh seeds: holds, weaker or fails."""
+    from tintype.terminal.studies import replicate_with_progress
+
+    code = replicate_with_progress(folder, seeds, jobs, console, ["tintype", *sys.argv[1:]])
+    if code:
+        sys.exit(code)
+
+
+@app.command()
 def power(
     studies: Annotated[list[Path] | None, Argument(help="Folders or results.json of past studies")] = None,
     effect: Annotated[str, Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")] = "5%",

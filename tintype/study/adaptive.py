@@ -5,7 +5,8 @@ the same decisions. Stopping an arm never makes a verdict: it only leaves the ar
 holds whatever the rule. An arm gets no more seeds when
 
 - every comparison on a primary metric is decided, or
-- nothing is in sight: each that is undecided has p > 0.5, or no p at all, or
+- nothing is in sight: each that is undecided has p > 0.5 (or no p at all), and would not be decided by the seeds of the
+  last look if means and spreads stayed as they are, or
 - one of its runs diverged or failed, so that it can have no verdict.
 
 The baseline and the control have as many seeds as the arm with most.
@@ -66,7 +67,9 @@ def follow(
         rows = replay(rows_of_looks)
         made.append(look)
         counts |= {arm.name: len(look.seeds) for arm in at_look.arms}
-        reasons = {name: why_stop(_asked(study, name, rows)) for name in active if look is not looks[-1]}
+        if look is looks[-1]:
+            break
+        reasons = {name: why_stop(_asked(study, name, rows), len(looks[-1].seeds)) for name in active}
         stopped |= {name: f"stopped after {len(look.seeds)} seeds: {why}" for name, why in reasons.items() if why}
     return Standing(made, replay(rows_of_looks), stopped, counts, None)
 
@@ -89,16 +92,22 @@ def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
     return [row for (label, metric), row in rows.items() if label in labels and metric in study.settings.primary]
 
 
-def why_stop(rows: Sequence[Comparison]) -> str:
-    """Return why an arm with these comparisons gets no more seeds; empty where it does."""
+def why_stop(rows: Sequence[Comparison], most: int) -> str:
+    """Return why an arm with these comparisons gets no more seeds; empty where it does. `most` are those it may get."""
     open_rows = [row for row in rows if row.verdict not in DECIDED]
     if not open_rows:
         return "decided"
     if lost := next((row.lost for row in open_rows if row.lost), ""):
         return lost
-    if all(row.p is None or row.p > HOPELESS_P for row in open_rows):
+    if all(_hopeless(row, most) for row in open_rows):
         return "nothing in sight" if len(open_rows) == len(rows) else "nothing more in sight"
     return ""
+
+
+def _hopeless(row: Comparison, most: int) -> bool:
+    """Return whether neither a difference nor its absence is in sight."""
+    in_reach = row.seeds_needed is not None and row.seeds_needed <= most
+    return not in_reach and (row.p is None or row.p > HOPELESS_P)
 
 
 def wanted_arms(study: Study, look: Look, stopped: Collection[str]) -> Study:

@@ -47,6 +47,7 @@ from tintype.study.looks import (
     with_look,
 )
 from tintype.study.pairs import Key, Pair, pair_runs
+from tintype.study.replicate import read_replication
 from tintype.study.results import arm_label
 from tintype.study.runner import FAILURES
 from tintype.study.shares import counts_of, is_tested, trend_metrics
@@ -116,6 +117,7 @@ def collect(study: Study, out: Path) -> results.StudyResults:
         along_images=along.protocol.count if along else 0,
         looks=reading.looks,
         looks_planned=reading.planned,
+        replication=read_replication(out),
     )
     return with_along(found)
 
@@ -218,6 +220,13 @@ def compare_at(study: Study, at_look: Study, look: Look, runs: Runs, images: Per
     read = _runs_of(at_look, runs)
     planned = planned_comparisons(study, meanings)
     return _compared(at_look, read, meanings, _trend_pairs(at_look, read), planned, images, look.share)
+
+
+def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
+    """Compare the fresh runs of a replication. The family is that of the replicated comparisons alone."""
+    runs = read_runs(study, out)
+    _check_identities(runs)
+    return _compared(study, runs, definitions(study.settings.evaluation, study.of_scenes), {}, keys)
 
 
 def _runs_of(study: Study, runs: Runs) -> dict[str, list[results.Run]]:

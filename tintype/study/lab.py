@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.plan import Plan, stored_plan
-from tintype.runtime.files import check_sha256, read_checked, read_sealed, write_bytes, write_lines, write_sealed
+from tintype.runtime.files import (
+    check_sha256,
+    read_checked,
+    read_sealed,
+    write_bytes,
+    write_checked,
+    write_lines,
+    write_sealed,
+)
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
@@ -29,6 +38,7 @@ from tintype.study.compare import (
     COMMANDS_FILE,
     Runs,
     collect,
+    compare_fresh,
     follow_runs,
     made_looks,
     read_commands,
@@ -38,8 +48,18 @@ from tintype.study.compare import (
 )
 from tintype.study.costs import Budget, run_seconds
 from tintype.study.looks import SeedPlan, record_looks
+from tintype.study.replicate import (
+    FOLDER,
+    claimed_arms,
+    claims_of,
+    fresh_seeds,
+    read_replication,
+    replicated,
+    used_seeds,
+    write_replication,
+)
 from tintype.study.report import write_report
-from tintype.study.results import Command, SeedSet, StudyResults, TokenizerInfo, read_results_file
+from tintype.study.results import Command, Replication, SeedSet, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
 from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
@@ -130,16 +150,11 @@ def run_study(
         )
     with locked(out):
         tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
-        untrained = [task for task in tasks if not _trained(task)]
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
-            check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
+            untrained = _check_data(study, tasks)
             _claim(study, out, progress)
             _note_command(argv, out, progress)
-            _check_latents_folder([task.plan for task in tasks])
-            for task in untrained:
-                if task.plan.start is not None and task.parent is None:
-                    find_parent(task.plan, task.plan.start, task.folder)
-            _fetch_weights([task.plan for task in untrained])
+            _check_weights(tasks, untrained)
         last: dict[tuple[str, int], Message] = {}
         total, left, budget = 0, "", Budget(budget_s, jobs)
         with watch_signals() as interrupt:
@@ -164,6 +179,22 @@ def run_study(
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
+
+
+def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
+    """Refuse a study that cannot be trained or scored on its data; return the tasks that are not trained yet."""
+    untrained = [task for task in tasks if not _trained(task)]
+    check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
+    return untrained
+
+
+def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
+    """Find and load what the tasks start from, so that problems show before the first step."""
+    _check_latents_folder([task.plan for task in tasks])
+    for task in untrained:
+        if task.plan.start is not None and task.parent is None:
+            find_parent(task.plan, task.plan.start, task.folder)
+    _fetch_weights([task.plan for task in untrained])
 
 
 @dataclass(frozen=True)
@@ -406,11 +437,13 @@ def stored_study(out: Path) -> Study:
     return tuned(study, tuning_of(study, out))
 
 
-def _untuned_study(out: Path) -> Study:
+def _untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
+    """Return the study of a folder before tuning, with other settings where they are given."""
     document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
+    settings = settings.model_copy(update=dict(changes))
     _check_prompts(settings.evaluation, out)
     known = _known_tokenizers(out / _RESULTS)
     names = [one.name for one in settings.resolutions] or [""]
@@ -442,6 +475,60 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
         if without_data:
             results = results.without_data().without_paths()
         return StudyReport(results, write_report(results, out))
+
+
+def replicate_study(
+    out: Path, count: int, jobs: int, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()
+) -> StudyOutcome:
+    """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
+    for file in (_STUDY, _RESULTS):
+        if not (out / file).is_file():
+            raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
+    results = read_results_file(out / _RESULTS)
+    claims, before = claims_of(results), read_replication(out)
+    if not claims:
+        raise UserError(f"{out} has no verdict of better, worse or same, so there is nothing to replicate")
+    if before is not None and len(before.seeds) != count:
+        raise UserError(
+            f"{out} was replicated on {len(before.seeds)} fresh seeds. Adding seeds after reading them would "
+            f"give chance another chance: keep it (--seeds {len(before.seeds)}), or move {out / FOLDER} away"
+        )
+    seeds = fresh_seeds(used_seeds(stored_study(out), results, _seeds_in(out)), count)
+    with locked(out):
+        fresh, folder = claimed_arms(_fresh_study(out, seeds, results), claims), out / FOLDER
+        tasks = tasks_of(fresh, folder)
+        with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
+            _check_weights(tasks, _check_data(fresh, tasks))
+            _note_command(argv, out, progress)
+        with watch_signals() as interrupt, progress.runs(len(tasks), interrupt, "replication") as on_message:
+            last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
+        if interrupt.signal is not None:
+            return StudyOutcome(len(tasks), last, interrupt.signal, None, "the replication is not finished")
+        rows = compare_fresh(fresh, folder, [claim.key for claim in claims])
+        made = Replication(seeds=seeds, rows=[replicated(claim, rows.get(claim.key)) for claim in claims])
+        write_replication(made, out)
+        report = _report_replicated(out, results.model_copy(update={"replication": made}), progress)
+    return StudyOutcome(len(tasks), last, interrupt.signal, report)
+
+
+def _seeds_in(out: Path) -> list[int]:
+    """Return the seeds of all runs in a study's folder, those of arms that it no longer has too."""
+    plans = [read_yaml(file.read_text(), str(file)).data for file in (out / "runs").glob("*/plan.yaml")]
+    return [seed for plan in plans if isinstance(plan, dict) and isinstance(seed := plan.get("seed"), int)]
+
+
+def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Study:
+    """Return the study of a folder with other seeds, no control, and the shared method, whose intervals share 5%."""
+    fresh = _untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()})
+    analysis = fresh.settings.analysis.model_copy(update={"method": "shared"})
+    fresh = replace(fresh, settings=fresh.settings.model_copy(update={"analysis": analysis}))
+    return tuned(fresh, results.tuning)
+
+
+def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress) -> StudyReport:
+    if not (out / "runs").is_dir():  # the results are all that there is of the runs
+        write_checked(out / _RESULTS, results.dump())
+    return report_study(out, progress)
 
 
 def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:

@@ -465,6 +465,35 @@ class LookInfo(SeedSet):
     """Whether comparisons were read at it; a planned one may be still to come."""
 
 
+Outcome = Literal["holds", "weaker", "fails", "incomplete"]
+"""Outcome of a verdict on fresh seeds; `study/replicate.py` defines each."""
+
+
+class Replicated(_Data):
+    """A verdict of the study, and what fresh seeds show."""
+
+    arm: str
+    """The arm's label."""
+    metric: str
+    verdict: Literal["better", "worse", "same"]
+    first: float
+    """The study's difference, corrected for selection where that is known."""
+    difference: float | None
+    """The difference of the fresh runs; None where none can be compared."""
+    low: float | None
+    high: float | None
+    words: str
+    """The verdict on the fresh runs."""
+    outcome: Outcome
+
+
+class Replication(_Data):
+    """The verdicts of a study, held against fresh seeds."""
+
+    seeds: list[int]
+    rows: list[Replicated]
+
+
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
     again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
@@ -517,6 +546,8 @@ class StudyResults(_Data):
     """Images of each score along training."""
     looks: list[LookInfo] = []
     """Oldest first; empty in older results."""
+    replication: Replication | None = None
+    """None where the verdicts were not replicated."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
     factors: list[FactorEffect] = []

@@ -19,7 +19,7 @@ from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.costs import Cost, minutes
 from tintype.study.effect import Effect
-from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
+from tintype.study.lab import StudyOutcome, StudyProgress, StudyReport, replicate_study, report_study, run_study
 from tintype.study.looks import SeedPlan
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
@@ -44,7 +44,15 @@ def run_with_progress(
     study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
 ) -> int:
     """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
-    outcome = run_study(study, out, jobs, _ShownProgress(console), argv, budget_s)
+    return _show_outcome(run_study(study, out, jobs, _ShownProgress(console), argv, budget_s), console)
+
+
+def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
+    """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
+    return _show_outcome(replicate_study(out, seeds, jobs, _ShownProgress(console), argv), console)
+
+
+def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
     if outcome.report is None:
         say(console, f"no report: {outcome.no_report}", "yellow")
     else:
@@ -212,14 +220,15 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         means = [number(findings.mean_of(findings.metric_values(baseline, one.name))) or "–" for one in shown]
         table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
         for arm in arms:
-            cells = [_verdict_text(arm, metric) for metric in shown]
+            cells = [_verdict_text(view, arm, metric) for metric in shown]
             table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
         table.add_section()
     console.print(table)
     for arm in results.arms:
         for words in filter(None, (arm.stopped, findings.time_words(arm))):
             say_note(console, f"{arm.label}: {words}")
-    for note in (*findings.look_notes(results), *tuning.notes(results.tuning)):
+    notes = [*findings.look_notes(results), findings.replication_note(results), *tuning.notes(results.tuning)]
+    for note in filter(None, notes):
         say_note(console, note)
     if results.trends:
         _show_trends(results, console)
@@ -260,7 +269,7 @@ def _trend_text(trend: Trend, metric: MetricInfo) -> str:
     return f"[{style}]{findings.trend_words(trend, metric)}[/]{effects}"
 
 
-def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
+def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
     if metric.name in arm.incomparable:
         return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(arm, metric.name)}"
     row = arm.comparisons.get(metric.name)
@@ -268,7 +277,10 @@ def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
         return "[yellow]no runs to compare[/]"
     interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
     difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
-    return f"[{_VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
+    verdict = f"[{_VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
+    known = row.corrected is not None and row.verdict in ("better", "worse")
+    corrected = f"corrected for selection {row.corrected:+.3g}" if known else ""
+    return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, arm, metric.name)]))
 
 
 def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:

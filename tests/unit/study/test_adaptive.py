@@ -186,15 +186,21 @@ def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:
     ("rows", "words"),
     [
         ([row("better", 0.001), row("worse", 0.001)], "decided"),
-        ([row("better", 0.001), row("not shown", 0.1)], ""),
-        ([row("better", 0.001), row("not shown", 0.9)], "nothing more in sight"),
-        ([row("not shown", 0.51), row("not shown", 0.9)], "nothing in sight"),
-        ([row("not shown", 0.49), row("not shown", 0.9)], ""),
-        ([row("diverged", None, "diverged 1 of 4"), row("not shown", 0.1)], "diverged 1 of 4"),
+        ([row("better", 0.001), row("undecided", 0.1)], ""),
+        ([row("better", 0.001), row("undecided", 0.9)], "nothing more in sight"),
+        ([row("undecided", 0.51), row("undecided", 0.9)], "nothing in sight"),
+        ([row("undecided", 0.49), row("undecided", 0.9)], ""),
+        ([row("diverged", None, "diverged 1 of 4"), row("undecided", 0.1)], "diverged 1 of 4"),
     ],
 )
 def test_an_arm_stops_where_more_seeds_would_not_help(rows: list[Comparison], words: str) -> None:
-    assert why_stop(rows) == words
+    assert why_stop(rows, 16) == words
+
+
+def test_an_arm_goes_on_where_more_seeds_would_show_that_it_is_the_same() -> None:
+    near, far = (row("undecided", 0.9).model_copy(update={"seeds_needed": count}) for count in (16, 17))
+    assert why_stop([near], 16) == ""
+    assert why_stop([far], 16) == "nothing in sight"
 
 
 def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.edit_checked import edit_json
 from tintype.errors import DamagedFileError, UserError
+from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import (
     LOOKS_FILE,
     SeedPlan,
@@ -19,6 +20,7 @@ from tintype.study.looks import (
 )
 from tintype.study.results import Comparison, SeedSet, Verdict
 from tintype.study.study import load_study
+from tools.calibration.looks import false_verdicts
 
 
 def seeds(count: int) -> SeedSet:
@@ -120,3 +122,10 @@ def test_looks_are_read_as_they_were_recorded_and_an_edit_is_refused(tmp_path: P
     edit_json(tmp_path / LOOKS_FILE, lambda content: content.pop("looks"))
     with pytest.raises(DamagedFileError, match="the looks of the last report are taken"):
         read_looks(tmp_path)
+
+
+def test_reading_a_study_again_costs_error_unless_each_look_pays() -> None:
+    """Null studies read at 3, 5 and 8 seeds: 5% and three standard errors of 400 studies where looks are paid for."""
+    paired = AnalysisSettings(method="paired")
+    assert false_verdicts((3, 5, 8), 400, paired, paid=True) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert false_verdicts((3, 5, 8), 400, paired, paid=False) > 0.08

@@ -19,7 +19,19 @@ from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
 from tintype.study.fallen import fell_at
-from tintype.study.results import SPEED, Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
+from tintype.study.results import (
+    SPEED,
+    Arm,
+    Comparison,
+    Loss,
+    MetricInfo,
+    Outcome,
+    Replicated,
+    Run,
+    StudyResults,
+    TokenizerInfo,
+    Trend,
+)
 from tintype.study.trends import ANOTHER_SPACE, NOT_POSITIVE
 
 PIXELS = "pixels"
@@ -440,6 +452,8 @@ def warnings(results: StudyResults) -> list[str]:
         found.append("The control differs from the baseline: treat this study's verdicts with suspicion.")
     if note := one_kind_of_prompt(results):
         found.append(f"{note}.")
+    if failed_replication(results):
+        found.append(f"A verdict failed on fresh seeds. {replication_note(results)}")
     for arm, run in lost_runs(results):
         found.append(f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else ""))
     return found
@@ -448,14 +462,24 @@ def warnings(results: StudyResults) -> list[str]:
 def notes(results: StudyResults) -> list[str]:
     """Return the notes on the answer: which look it is, what the control shows, what this study cannot detect."""
     if not results.resolutions:
-        return [*look_notes(results), *_notes_at_one(results)]
+        return [*_study_notes(results), *_notes_at_one(results)]
     said: dict[str, list[str]] = {}
     views = results.by_resolution()
     for view in views:
         for note in _notes_at_one(view):
             said.setdefault(note, []).append(resolution_title(view))
     found = [note if len(where) == len(views) else f"At {_listed(where)}: {note}" for note, where in said.items()]
-    return [*look_notes(results), *found]
+    return [*_study_notes(results), *found]
+
+
+def _study_notes(results: StudyResults) -> list[str]:
+    replication = [] if failed_replication(results) else [replication_note(results)]
+    return [*filter(None, replication), *look_notes(results)]
+
+
+def failed_replication(results: StudyResults) -> bool:
+    """Return whether fresh seeds do not show a verdict of the study; a warning then says so."""
+    return results.replication is not None and any(row.outcome == "fails" for row in results.replication.rows)
 
 
 def look_notes(results: StudyResults) -> list[str]:
@@ -476,6 +500,40 @@ def look_notes(results: StudyResults) -> list[str]:
         f"Look {len(made)} of this study: it was read before with {before} seeds, so this look has "
         f"{100 * made[-1].share:.3g}% of its error. Verdicts that an earlier look reached stay."
     ]
+
+
+def replication_words(results: StudyResults, arm: Arm, metric: str) -> str:
+    """Say what fresh seeds show of a verdict, or that none were run; empty where there is no verdict to replicate."""
+    row = arm.comparisons.get(metric)
+    if row is None or arm.role != "arm" or row.verdict not in get_args(Replicated.model_fields["verdict"].annotation):
+        return ""
+    made = results.replication
+    found = next((one for one in made.rows if (one.arm, one.metric) == (arm.label, metric)), None) if made else None
+    if made is None or found is None or found.verdict != row.verdict:
+        return "not replicated"
+    return f"replicated on {len(made.seeds)} fresh seeds: {found.outcome}"
+
+
+def replication_note(results: StudyResults) -> str:
+    """Count the verdicts that held on fresh seeds, and name those that did not; empty where none were replicated."""
+    if (made := results.replication) is None:
+        return ""
+    labels = {metric.name: metric.label for metric in results.metrics}
+    counts = {kind: sum(row.outcome == kind for row in made.rows) for kind in get_args(Outcome)}
+    counted = _listed([f"{count} {kind}" for kind, count in counts.items() if count])
+    others = [row for row in made.rows if row.outcome != "holds"]
+    named = [f"{row.arm} in {labels.get(row.metric, row.metric)} ({_fresh_words(row)})" for row in others]
+    beside = f" Not as at first: {'; '.join(named)}." if named else ""
+    return f"{len(made.rows)} verdicts were replicated on {len(made.seeds)} fresh seeds: {counted}.{beside}"
+
+
+def _fresh_words(row: Replicated) -> str:
+    """Write the first and the fresh difference of a verdict."""
+    first = f"{row.verdict} by {row.first:+.3g}" if row.verdict != "same" else "same"
+    if row.difference is None:
+        return f"{first}, then {row.words}"
+    interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
+    return f"{first}, then {row.difference:+.3g}{interval}: {row.outcome}"
 
 
 def _going_on(results: StudyResults) -> bool:

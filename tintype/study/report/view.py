@@ -60,6 +60,14 @@ class Column:
     def interval(self, cell: Comparison) -> str:
         return numerals.interval(cell.low, cell.high, self.decimals)
 
+    def corrected(self, cell: Comparison) -> str:
+        """Return the estimate that allows for the selection of large differences; empty where there is none."""
+        known = cell.corrected is not None and cell.verdict in ("better", "worse")
+        return f"corrected for selection {self.written(cell.corrected, signed=True)}" if known else ""
+
+    def replication(self, arm: Arm) -> str:
+        return findings.replication_words(self.results, arm, self.info.name)
+
     def detectable(self, cell: Comparison) -> str:
         return findings.detectable_words(self.info, cell, self.decimals)
 
@@ -75,7 +83,10 @@ class Column:
             return f"{findings.NOT_COMPARABLE} ({findings.short_reason(arm, self.info.name)})"
         if (cell := self.cells.get(arm.name)) is None:
             return numerals.UNKNOWN
-        return findings.marked(cell) + (f": {self.difference(cell)}" if cell.differences else "")
+        difference = f": {self.difference(cell)}" if cell.differences else ""
+        return "; ".join(
+            filter(None, [findings.marked(cell) + difference, self.corrected(cell), self.replication(arm)])
+        )
 
     def mean_and_effect(self, arm: Arm) -> str:
         """Return the mean; of an arm the verdict too, with the difference."""

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import TINY
+from tests.written_runs import METRIC, Writer, written_runs
+from tintype.errors import UserError
+from tintype.study.lab import StudyOutcome, replicate_study, report_study, run_study
+from tintype.study.replicate import Claim, Claimed, claims_of, fresh_seeds, judge, read_replication
+from tintype.study.report import findings
+from tintype.study.results import Comparison, Outcome, StudyResults, Verdict, read_results_file
+from tintype.study.study import load_study
+
+STUDY = """
+question: Does it pay?
+recipe: PLAN
+seeds: [0, 1, 2, 3]
+control_seeds: [10000, 10001, 10002, 10003]
+arms:
+  - {name: strong, set: [optimizer.lr=0.01]}
+  - {name: nothing, set: [optimizer.lr=0.03]}
+primary: [validation_loss]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [], sampler: {steps: 1}}
+"""
+
+
+def made_study(folder: Path, effect: float = -20.0) -> Path:
+    (folder / "plan.yaml").write_text(TINY)
+    (folder / "study.yaml").write_text(STUDY.replace("PLAN", str(folder / "plan.yaml")))
+    with written_runs(Writer({"strong": effect})):
+        run_study(load_study(str(folder / "study.yaml")), folder / "out", 1)
+    return folder / "out"
+
+
+def replicate(out: Path, writer: Writer, count: int = 8) -> StudyOutcome:
+    with written_runs(writer):
+        return replicate_study(out, count, 1)
+
+
+def words_of(results: StudyResults, arm: str = "strong") -> str:
+    found = next(one for one in results.arms if one.name == arm)
+    return findings.replication_words(results, found, METRIC)
+
+
+@pytest.mark.parametrize(("effect", "outcome"), [(-20.0, "holds"), (-4.0, "weaker"), (0.0, "fails"), (20.0, "fails")])
+def test_a_verdict_is_held_against_fresh_seeds(tmp_path: Path, effect: float, outcome: str) -> None:
+    """The first runs differ by 20 deviations, the fresh ones by the effect of the case."""
+    out = made_study(tmp_path)
+    assert words_of(read_results_file(out / "results.json")) == "not replicated"
+    writer = Writer({"strong": effect})
+    replicate(out, writer)
+    assert {arm for arm, _ in writer.begun} == {"baseline", "strong"}, "only arms with a verdict, and the baseline"
+    assert {seed for _, seed in writer.begun} == set(range(10_004, 10_012)), "seeds that the study never used"
+    results = read_results_file(out / "results.json")
+    assert words_of(results) == f"replicated on 8 fresh seeds: {outcome}"
+    assert words_of(results, "nothing") == ""
+    for file in ("report.html", "report.md"):
+        assert f"replicated on 8 fresh seeds: {outcome}" in (out / file).read_text()
+        assert ("A verdict failed on fresh seeds" in (out / file).read_text()) == (outcome == "fails")
+
+
+def test_a_replication_that_was_stopped_resumes_with_the_same_seeds(tmp_path: Path) -> None:
+    out, writer = made_study(tmp_path), Writer({"strong": -20.0}, stop_after=5)
+    assert replicate(out, writer).interrupted
+    assert read_replication(out) is None
+    writer.stop_after = None
+    replicate(out, writer)
+    assert len(writer.begun) == len(set(writer.begun)) == 16
+    report_study(out)
+    assert words_of(read_results_file(out / "results.json")).endswith("holds")
+
+
+def test_more_seeds_after_reading_are_refused(tmp_path: Path) -> None:
+    out = made_study(tmp_path)
+    replicate(out, Writer({"strong": -20.0}))
+    with pytest.raises(UserError, match="was replicated on 8 fresh seeds"):
+        replicate(out, Writer({"strong": -20.0}), 12)
+
+
+def test_a_study_of_which_only_the_results_are_left_can_be_replicated(tmp_path: Path) -> None:
+    out = made_study(tmp_path)
+    shutil.rmtree(out / "runs")
+    replicate(out, Writer({"strong": -20.0}))
+    results = read_results_file(out / "results.json")
+    assert words_of(results) == "replicated on 8 fresh seeds: holds"
+    assert len(results.arms[0].runs) == 4
+    assert "replicated on 8 fresh seeds: holds" in (out / "report.md").read_text()
+
+
+def test_nothing_is_run_where_there_is_no_verdict(tmp_path: Path) -> None:
+    out, writer = made_study(tmp_path, effect=0.0), Writer()
+    with pytest.raises(UserError, match="no verdict of better, worse or same, so there is nothing to replicate"):
+        replicate(out, writer)
+    assert not writer.begun
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no study\.yaml; give the folder of a study"):
+        replicate_study(tmp_path, 8, 1)
+
+
+def test_fresh_seeds_were_never_used() -> None:
+    assert fresh_seeds([0, 10_000, 10_002], 3) == [10_001, 10_003, 10_004]
+
+
+def fresh(low: float | None, high: float | None, verdict: Verdict = "better") -> Comparison:
+    return Comparison(
+        mean=1, baseline_mean=1, differences=[0.0], difference=0.0, low=low, high=high, verdict=verdict, margin=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "estimate", "row", "outcome"),
+    [
+        ("better", -0.5, fresh(-0.6, -0.2), "holds"),
+        ("better", -0.5, fresh(-0.9, -0.6), "holds"),
+        ("better", -0.5, fresh(-0.4, -0.2), "weaker"),
+        ("better", -0.5, fresh(-0.6, 0.1), "fails"),
+        ("better", -0.5, fresh(0.2, 0.6), "fails"),
+        ("worse", 0.5, fresh(0.2, 0.6, "worse"), "holds"),
+        ("worse", 0.5, fresh(0.2, 0.4, "worse"), "weaker"),
+        ("worse", 0.5, fresh(None, None, "failed"), "fails"),
+        ("worse", 0.5, fresh(0.2, 0.6, "unstable"), "fails"),
+        ("worse", 0.5, fresh(None, None, "incomplete"), "incomplete"),
+        ("worse", 0.5, None, "incomplete"),
+        ("same", 0.0, fresh(-0.05, 0.05, "same"), "holds"),
+        ("same", 0.0, fresh(-0.05, 0.2, "undecided"), "weaker"),
+        ("same", 0.0, fresh(0.2, 0.3, "worse"), "fails"),
+    ],
+)
+def test_holds_weaker_and_fails(verdict: Claimed, estimate: float, row: Comparison | None, outcome: Outcome) -> None:
+    assert judge(Claim("arm", "metric", verdict, estimate, 0.1), row) == outcome
+
+
+def test_the_corrected_estimate_is_what_has_to_be_reached(tmp_path: Path) -> None:
+    results = read_results_file(made_study(tmp_path) / "results.json")
+    (claim,) = claims_of(results)
+    row = results.arms[2].comparisons[METRIC]
+    corrected = row.model_copy(update={"corrected": row.difference / 2})
+    arm = results.arms[2].model_copy(update={"comparisons": {METRIC: corrected}})
+    (shrunk,) = claims_of(results.model_copy(update={"arms": [*results.arms[:2], arm]}))
+    assert shrunk.estimate == pytest.approx(row.difference / 2)
+    assert claim.key == shrunk.key == ("strong", METRIC)

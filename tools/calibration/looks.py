@@ -1,0 +1,122 @@
+"""Check the looks of a study by simulation: false verdicts of studies read again, power and cost of planned looks.
+
+Simulated studies go through `verdicts.compare` and `looks.replay` as real ones do. Run it as `python -m
+tools.calibration.looks`; docs/statistics.md has its figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tintype.rng import stream_key
+from tintype.study.adaptive import why_stop
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.looks import Look, SeedPlan, planned_looks, replay, unplanned_looks
+from tintype.study.pairs import Key, Pair
+from tintype.study.results import Comparison, MetricInfo, SeedSet
+from tintype.study.spread import Groups, against
+from tintype.study.verdicts import compare
+
+METRICS = ("primary", "other")
+ARMS = ("arm 0", "arm 1", "arm 2")
+_MEANINGS = {name: MetricInfo(name=name, label=name, direction="lower", definition="") for name in METRICS}
+_PLANNED = [(arm, metric) for arm in ARMS for metric in METRICS]
+Values = dict[tuple[str, str], list[float]]
+"""The values of an arm's runs by (arm, metric), one for each seed."""
+
+
+def drawn(studies: int, seeds: int, effect: float = 0.0) -> Iterator[Values]:
+    """Draw studies of three arms and a control; `effect` is added to the first arm's primary metric."""
+    generator = np.random.default_rng(stream_key(0, f"looks/{seeds}/{effect}") & ((1 << 63) - 1))
+    names = ("baseline", "control", *ARMS)
+    for _ in range(studies):
+        values = generator.normal(size=(len(names), len(METRICS), seeds))
+        values[2, 0] += effect
+        yield {(name, m): values[i, j].tolist() for i, name in enumerate(names) for j, m in enumerate(METRICS)}
+
+
+def rows_at(values: Values, count: int, share: float, analysis: AnalysisSettings) -> dict[Key, Comparison]:
+    """Compare the arms' first seeds at one look."""
+    names = ("baseline", "control", *ARMS)
+    pairs = {}
+    for metric in METRICS:
+        by_seed = {name: dict(enumerate(values[name, metric][:count])) for name in names}
+        groups = Groups(by_seed, {"control": "baseline"})
+        for arm in ARMS:
+            terms = (against(groups, arm, names[:2]),)
+            pairs[arm, metric] = Pair(
+                values[arm, metric][:count], values["baseline", metric][:count], True, True, terms=terms
+            )
+    return compare(pairs, _MEANINGS, METRICS[:1], analysis, _PLANNED, share)
+
+
+def false_verdicts(counts: Sequence[int], studies: int, analysis: AnalysisSettings, paid: bool) -> float:
+    """Return the share of studies without any difference that get a verdict, read after each of these numbers of seeds.
+
+    Where a look is not `paid` for, each reads the study as if it were the only one.
+    """
+    looks = unplanned_looks(SeedSet(seeds=list(range(count))) for count in counts)
+    shares = [look.share if paid else 1.0 for look in looks]
+    found = 0
+    for values in drawn(studies, counts[-1]):
+        rows = replay(rows_at(values, n, share, analysis) for n, share in zip(counts, shares, strict=True))
+        found += any(row.verdict in ("better", "worse") for row in rows.values())
+    return found / studies
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The first arm of studies with planned looks: how often its change is found, and the seeds that it takes."""
+
+    found: float
+    seeds: float
+
+
+def planned(looks: Sequence[Look], effect: float, studies: int, analysis: AnalysisSettings) -> Planned:
+    """Follow the first arm through its looks, with the rule that stops hopeless arms."""
+    found, spent, most = 0, 0, len(looks[-1].seeds)
+    for values in drawn(studies, most, effect):
+        of_looks: list[dict[Key, Comparison]] = []
+        for look in looks:
+            of_looks.append(rows_at(values, len(look.seeds), look.share, analysis))
+            row = replay(of_looks)["arm 0", "primary"]
+            if why_stop([row], most):
+                break
+        found += row.verdict in ("better", "worse")
+        spent += len(look.seeds)
+    return Planned(found / studies, spent / studies)
+
+
+def shares(counts: Sequence[int], power: float) -> list[Look]:
+    """Return looks whose shares grow with this power of their seeds: 0 for equal shares."""
+    weights = [count**power for count in counts]
+    return [Look(tuple(range(n)), (), weight / math.fsum(weights)) for n, weight in zip(counts, weights, strict=True)]
+
+
+def main(studies: int = 1_000) -> None:
+    for method in ("paired", "shared"):
+        analysis = AnalysisSettings(method=method)
+        for counts in ((3, 5, 8), tuple(range(3, 9))):
+            rates = [false_verdicts(counts, studies, analysis, paid) for paid in (False, True)]
+            print(
+                f"{method}, read at {counts}: {rates[0]:.1%} of studies have a false verdict; paid for, {rates[1]:.1%}"
+            )
+    plan, analysis = SeedPlan(first=4, most=16), AnalysisSettings()
+    whole = [Look(plan.seeds, (), 1.0)]
+    designs = {
+        "fixed 16": whole,
+        "equal": shares(plan.counts, 0),
+        "by seeds": planned_looks(plan),
+        "by squares": shares(plan.counts, 2),
+    }
+    for name, looks in designs.items():
+        cells = [planned(looks, effect, studies, analysis) for effect in (0.0, 0.75, 1.0, 1.5, 2.0, 3.0)]
+        print(f"{name:10}", *(f"{one.found:6.1%} / {one.seeds:4.1f}" for one in cells))
+
+
+if __name__ == "__main__":
+    main()
