@@ -35,6 +35,7 @@ from tintype.study.results import (
 
 _LARGEST_LOG = 600.0
 """Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
+_INCOMPLETE = "not all runs of the arm and the baseline have all scores"
 NO_CROSSING = "no crossing shown"
 SAME_TIME = 0.02
 """Two trainings whose seconds differ by no more than this share took the same time."""
@@ -161,7 +162,9 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     steps = [step for step in new.steps if step in group.steps]
     strict = 1 - (1 - group.confidence) / max(1, len(steps))
     ends = [group.with_end(step, arm.name, values) for step, values in zip(new.steps, new.values, strict=True)]
+    fell = metric in arm.comparisons and bool(arm.comparisons[metric].fallen)
     complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
+    reason = "some of the arm's runs fell off" if fell else "" if complete else _INCOMPLETE
     return AlongArm(
         arm=arm.name,
         resolution=arm.resolution,
@@ -174,9 +177,9 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
         differences=[group.at(step, arm.name, group.confidence) for step in steps],
         reach=_reach(new, ends, group.direction),
         equal_time=_equal_time(arm.name, group),
-        crossing=_crossing([group.at(step, arm.name, strict) for step in steps], group.direction)
-        if complete
-        else "no verdict: not all runs of the arm and the baseline have all scores",
+        crossing=f"no verdict: {reason}"
+        if reason
+        else _crossing([group.at(step, arm.name, strict) for step in steps], group.direction),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tintype.study.along import NO_CROSSING, difference_at, first_reached, with_along
-from tintype.study.results import AlongArm, Arm, MetricInfo, Role, Run, ScoreAt, StudyResults
+from tintype.study.results import AlongArm, Arm, Comparison, MetricInfo, Role, Run, ScoreAt, StudyResults
 
 STEPS = (100, 200, 300, 400)
 Values = Sequence[Sequence[float]]
@@ -174,6 +174,12 @@ def test_a_crossing_needs_all_runs_and_a_spread() -> None:
     assert one.crossing == "no verdict without a seed spread"
     assert one.reach.step == pytest.approx(400) or one.reach.step is None
     assert one.differences[0].low is None and one.equal_time.value == pytest.approx(2)
+
+
+def test_a_crossing_of_an_arm_whose_runs_fell_off_is_no_verdict() -> None:
+    comparison = Comparison(mean=1, baseline_mean=1, differences=[], difference=0, verdict="unstable", fallen=[2])
+    fell = arm("new", around([6, 5, 4.05, 5])).model_copy(update={"comparisons": {"fd": comparison}})
+    assert along(fell).crossing == "no verdict: some of the arm's runs fell off"
 
 
 def test_a_crossing_is_rarely_shown_by_chance() -> None:
