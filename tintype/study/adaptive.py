@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tintype.study.interactions import factor_key
 from tintype.study.looks import DECIDED, Look, replay
 from tintype.study.pairs import Key
 from tintype.study.results import Comparison
@@ -87,8 +88,10 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 
 
 def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
-    """Return an arm's comparisons on the primary metrics, at all resolutions and between them."""
+    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, and as a factor."""
+    factors = [(arms[0].resolution, one) for arms, one in study.contrasts() if name in one.weights]
     labels = {arm.label for arm in study.arms if arm.name == name} | {trend_key(name, "")[0]}
+    labels |= {factor_key(one, resolution, "")[0] for resolution, one in factors}
     return [row for (label, metric), row in rows.items() if label in labels and metric in study.settings.primary]
 
 

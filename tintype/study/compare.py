@@ -224,6 +224,7 @@ def compare_at(study: Study, at_look: Study, look: Look, runs: Runs, images: Per
 
 def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
     """Compare the fresh runs of a replication. The family is that of the replicated comparisons alone."""
+    study = replace(study, settings=study.settings.model_copy(update={"factorial": ()}))  # arms alone, no contrasts
     runs = read_runs(study, out)
     _check_identities(runs)
     return _compared(study, runs, definitions(study.settings.evaluation, study.of_scenes), {}, keys)

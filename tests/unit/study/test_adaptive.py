@@ -212,3 +212,17 @@ def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tm
     assert task.key not in [one.key for one in next_runs(study, out, [task.key]).tasks]
     drop_kept(RunFolder(task.folder).kept, 3)
     assert len(next_runs(study, out).tasks) == 5 * 4
+
+
+def test_a_decided_arm_goes_on_while_its_interaction_is_open(tmp_path: Path) -> None:
+    """Both factors and their combination are decided at once; what they do together needs more seeds."""
+    (tmp_path / "plan.yaml").write_text(TINY)
+    text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).split("arms:")
+    factors = "factorial: [[optimizer.lr=0.01], [train.clip_norm=2.0]]\nprimary:" + text[1].split("primary:")[1]
+    (tmp_path / "study.yaml").write_text(text[0] + factors)
+    study = load_study(str(tmp_path / "study.yaml"))
+    names = [arm.name for arm in study.arms if arm.role == "arm"]
+    effects = dict(zip(names, (-10.0, -10.0, -14.0), strict=True))
+    results = results_of(run(study, tmp_path / "out", Writer(effects)))
+    assert all(arm.comparisons[METRIC].look == 1 for arm in results.arms if arm.role == "arm")
+    assert counts(results)[names[0]] > 4

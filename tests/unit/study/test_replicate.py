@@ -144,3 +144,18 @@ def test_the_corrected_estimate_is_what_has_to_be_reached(tmp_path: Path) -> Non
     (shrunk,) = claims_of(results.model_copy(update={"arms": [*results.arms[:2], arm]}))
     assert shrunk.estimate == pytest.approx(row.difference / 2)
     assert claim.key == shrunk.key == ("strong", METRIC)
+
+
+def test_arms_of_a_factorial_study_are_replicated_without_their_contrasts(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).split("arms:")
+    factors = "factorial: [[optimizer.lr=0.01], [train.clip_norm=2.0]]\nprimary:" + text[1].split("primary:")[1]
+    (tmp_path / "study.yaml").write_text(text[0] + factors)
+    study = load_study(str(tmp_path / "study.yaml"))
+    effects = {arm.name: -20.0 for arm in study.arms if arm.role == "arm"}
+    with written_runs(Writer(effects)):
+        run_study(study, tmp_path / "out", 1)
+    replicate(tmp_path / "out", Writer(effects))
+    made = read_replication(tmp_path / "out")
+    assert made is not None
+    assert {row.arm: row.outcome for row in made.rows} == dict.fromkeys(effects, "holds")
