@@ -17,6 +17,7 @@ text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; 
 .k0 { fill: #00706f; } .k1 { fill: #fbfaf7; stroke: #b8430f; stroke-width: 1.8; } .k2 { fill: #4454c4; }
 .k3 { fill: #ab3685; }
 """
+_KINDS = {"shared": "shared method", "student": "paired method", "permutation": "permutation test"}
 _WIDTH, _LEFT, _RIGHT = 760, 210, 730
 _ROW_PX, _HEAD_PX, _FOOT_PX = 17, 62, 44
 
@@ -73,15 +74,15 @@ def draw(found: Mapping[str, Any]) -> str:
 
 def _false_verdicts(found: Mapping[str, Any]) -> _Panel:
     rows = [
-        _Row(*_named(one), (100 * one["either"], 100 * one["primary"], 100 * one["two_families"]))
+        _Row(*_named(one), (100 * one["either"], 100 * one["primary"]))
         for one in found["false_verdicts"]
         if one["pairing"] == 0.4
     ]
     return _Panel(
         f"False verdicts where nothing was changed ({found['studies']:,} studies each)",
         "share of studies with any false verdict, % (grey: 5% and three standard errors)",
-        ("whole study", "two families of 5% (not used)", "primary metrics"),
-        [_Row(row.name, row.group, (row.values[0], row.values[2], row.values[1])) for row in rows],
+        ("whole study", "primary metrics"),
+        rows,
         0,
         20,
         5,
@@ -95,7 +96,7 @@ def _power(found: Mapping[str, Any]) -> _Panel:
     rows = [
         _Row(
             f"{one['seeds']} seeds, pairing {one['pairing']:g}" + ("" if one["found"] is not None else ": never"),
-            f"{one['test']} test",
+            _KINDS[one["test"]],
             (None if one["found"] is None else 100 * one["found"],),
         )
         for one in found["power"]
@@ -130,7 +131,7 @@ def _named(one: Mapping[str, Any]) -> tuple[str, str]:
     if one["test"] == "permutation":
         return one["shape"], f"permutation test, {one['seeds']} seeds"
     many = f", {one['arms']} arms" if one["arms"] != 2 else ""
-    return f"{one['seeds']} seeds", f"{one['shape']}{many}"
+    return f"{one['seeds']} seeds", f"{one['shape']}{many}: {_KINDS[one['test']]}"
 
 
 def _panel(panel: _Panel, top: float) -> Iterator[Markup]:

@@ -66,8 +66,6 @@ class FalseVerdicts:
     primary: float
     other: float
     either: float
-    two_families: float
-    """On either, if each kind of metric were corrected for itself at 5%, as it once was."""
 
 
 METRICS = [f"primary {index}" for index in range(PRIMARY)] + [f"other {index}" for index in range(OTHER)]
@@ -128,21 +126,13 @@ def _found(row: Comparison) -> bool:
 
 
 def false_verdicts(cell: Cell, analysis: AnalysisSettings, studies: int) -> FalseVerdicts:
-    counts = np.zeros(4)
+    counts = np.zeros(3)
     for pairs in simulated(cell, studies):
         rows = compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis)
         primary = any(_found(row) for (_, metric), row in rows.items() if metric in _PRIMARY_METRICS)
         other = any(_found(row) for (_, metric), row in rows.items() if metric not in _PRIMARY_METRICS)
-        counts += primary, other, primary or other, _two_families(rows)
+        counts += primary, other, primary or other
     return FalseVerdicts(*(float(count) / studies for count in counts))
-
-
-def _two_families(rows: dict[Key, Comparison]) -> bool:
-    families = [
-        [1.0 if row.p is None else row.p for (_, m), row in rows.items() if (m in _PRIMARY_METRICS) == kind]
-        for kind in (True, False)
-    ]
-    return any(min(stats.holm(family)) < 1 - stats.CONFIDENCE for family in families)
 
 
 def planted_effect(cell: Cell, analysis: AnalysisSettings) -> float | None:

@@ -6,7 +6,8 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from statistics import correlation
+from typing import get_args
 
 import torch
 from rich.console import Console
@@ -15,12 +16,16 @@ from tests.fault.harness import BACKGROUND_KILLS
 from tintype.model import Transformer
 from tintype.optim.muon import MuonSettings, newton_schulz_flops
 from tintype.optim.power_function import Profile, fit
+from tintype.page import numerals
 from tintype.settings import ModelSettings
 from tintype.study import stats
+from tintype.study.analysis import AnalysisSettings
 from tintype.study.power import plan_power
-from tintype.study.shares import Counts, confidence_of, count_comparisons
+from tintype.study.results import Arm, read_results_file
+from tintype.study.spread import SHARED_FREEDOM, STANDS_OUT
 from tintype.terminal.studies import show_power
 from tintype.train.reconstruct import MOST_RESIDUAL
+from tools.calibration.simulate import Shape
 from tools.figures.claims import measured
 from tools.figures.claims.measured import calibration, false_verdicts, shares
 from tools.figures.claims.studies import (
@@ -122,49 +127,68 @@ def speed_page() -> Iterator[Claim]:
 
 def statistics_page() -> Iterator[Claim]:
     yield Quote(f"it reaches {stats.t_quantile(2, 0.95):.1f} standard errors to each side instead of 2")
-    yield Block("smallest-differences", _smallest_differences())
-    one, two = (_primary_comparisons(resolutions) for resolutions in (1, 2))
-    ranges = ", ".join(
-        f"from {_smallest(one.primary, 0.8, seeds)} to {_smallest(two.primary, 0.8, seeds)}" + words
-        for seeds, words in zip(SEEDS, (" standard deviations with 3 seeds", " with 5", " with 8"), strict=True)
-    ).replace(", from 1", " and from 1")
-    yield Quote(
-        f"make {one.primary} primary comparisons at one resolution and {two.primary} at two, and the smallest "
-        f"difference found four times in five grows {ranges}"
-    )
+    yield Quote(f"counts as {_WORDS[int(SHARED_FREEDOM)]} degrees of freedom beside the arm's own")
+    yield Quote(f"more than {STANDS_OUT:g} times that of all others")
+    yield Quote(f"The margin is {AnalysisSettings().margin} of the baseline")
+    yield Quote(f"  margin: {AnalysisSettings().margin}            # or 0.02, in the metric's unit")
+    yield Quote(f"Three arms on eight metrics are {3 * 8} comparisons")
+    yield Quote("gave a third of that difference", holds=2.5 < _muon_ratio() < 3.5)
+    yield Block("methods", _methods())
+    yield _correlations()
     yield from _permutations()
     yield from _coverage()
     yield from _calibration()
     yield from _power_output()
 
 
-def _primary_comparisons(resolutions: int) -> Counts:
-    """Studies of two arms and a control, two primary and seven other metrics, the throughput among them."""
-    return count_comparisons(2, True, resolutions, ["first", "second"], ["first", "second", *map(str, range(7))])
+_WORDS = {2: "two"}
 
 
-def _smallest(comparisons: float, share: float, seeds: int) -> str:
-    """The difference that is found four times in five, in standard deviations of the paired differences."""
-    reach = stats.detectable_in_errors(seeds - 1, confidence_of(share / comparisons))
-    return f"{reach / math.sqrt(seeds):.1f}"
+def _muon_ratio() -> float:
+    """How many times larger the first study's difference of Muon was than that on ten fresh seeds."""
+    first, fresh = (
+        read_results_file(ROOT / "studies" / name / "results.json")
+        for name in ("2026-11-15_optimizers-mini", "2026-11-16_muon-replication-mini")
+    )
+    rows = [next(arm for arm in one.arms if arm.name == "muon 3e-3").comparisons["fd_scenes"] for one in (first, fresh)]
+    return rows[0].difference / rows[1].difference
 
 
-def _smallest_differences() -> list[str]:
-    """Studies of 3 arms, 2 primary and 7 other metrics, by how the 5% are shared."""
-    primary, others = 6, 21
-    shared: dict[str, tuple[float, float]] = {
-        "two families of 5% (too many false verdicts)": (1 / primary, 1 / others),
-        "**4% and 1% (used)**": (0.8 / primary, 0.2 / others),
-        "2.5% and 2.5%": (0.5 / primary, 0.5 / others),
-        "one family": (1 / (primary + others), 1 / (primary + others)),
+def _methods() -> list[str]:
+    """Both methods on simulated studies of five arms."""
+    shapes = {
+        "normal": "equal spreads",
+        "differing": "differing",
+        "skewed and differing": "skewed, differing",
+        "unequal": "one arm 3 times",
+        "skewed and unequal": "skewed, one arm 3 times",
     }
+    sizes = ("1", "1.5", "2", "3")
+    header = ["Seeds", "Method", *(f"False: {name}" for name in shapes.values()), *(f"Finds {one} sd" for one in sizes)]
+    rows = [
+        [
+            str(row["seeds"]),
+            row["method"],
+            *(f"{100 * row['false_verdicts'][shape]:.1f}" for shape in shapes),
+            *(f"{100 * row['found'][size]:.0f}" for size in sizes),
+        ]
+        for row in calibration()["methods"]
+    ]
+    return table(header, rows)
 
-    def cells(name: str, weights: tuple[float, float]) -> list[str]:
-        found = [_smallest(1, weight, seeds) for seeds in SEEDS for weight in weights]
-        return [name, *(f"**{cell}**" if name.startswith("**") else cell for cell in found)]
 
-    header = ["", "3 seeds: primary", "other", "5 seeds: primary", "other", "8 seeds: primary", "other"]
-    return table(header, [cells(name, weights) for name, weights in shared.items()])
+def _correlations() -> Quote:
+    """Correlations of arm and baseline over the seeds that they share, in the study of ten seeds."""
+    study = read_results_file(ROOT / "studies/2026-11-16_muon-replication-mini/results.json")
+    baseline, *arms = study.arms
+    names = ("scene_accuracy", "fd_scenes", "validation_loss")
+
+    def values(arm: Arm, metric: str) -> list[float]:
+        return [run.metrics[metric] for run in arm.runs]
+
+    found = [correlation(values(arm, name), values(baseline, name)) for arm in arms for name in names]
+    least, most = numerals.fixed(min(found), 2), numerals.fixed(max(found), 2, signed=True)
+    return Quote(f"the correlations of two arms with the baseline, in three metrics, lie between {least} and {most}")
 
 
 def _permutations() -> Iterator[Claim]:
@@ -189,51 +213,46 @@ def _coverage() -> Iterator[Claim]:
 
 
 def _calibration() -> Iterator[Claim]:
-    shapes = ["normal", "skewed", "unequal", "skewed and unequal"]
+    shapes = list(get_args(Shape))
     groups = [
         *(
-            (shape, {"shape": shape, "test": "student", "seeds": seeds, "arms": 2})
+            (shape, {"shape": shape, "test": test, "seeds": seeds, "arms": 2})
             for shape in shapes
+            for test in ("shared", "student")
             for seeds in SEEDS
         ),
-        *(("normal, 6 arms", {"shape": "normal", "test": "student", "seeds": seeds, "arms": 6}) for seeds in SEEDS),
         *((shape, {"shape": shape, "test": "permutation", "seeds": 12}) for shape in shapes),
     ]
-    keys = ("primary", "other", "either", "two_families")
+    keys = ("primary", "other", "either")
     rows = [
-        [name, str(kind["test"]), str(kind["seeds"]), *(shares(false_verdicts(**kind), key, "–", 1) for key in keys)]
+        [name, str(kind["test"]), str(kind["seeds"]), *(shares(found, key, "–", 1) for key in keys)]
         for name, kind in groups
+        if (found := false_verdicts(**kind))
     ]
-    header = ["Spread", "Test", "Seeds", "Primary metrics", "Other metrics", "Whole study", "Two families of 5%"]
-    yield Block("false-verdicts", table(header, rows))
-    two = shares(false_verdicts(shape="normal", test="student", arms=2), "two_families", digits=1)
-    yield Quote(f"{two}% of studies without any change had a false verdict")
-    odd = [
-        max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test)) for test in ("student", "permutation")
-    ]
-    yield Quote(
-        f"gets a false verdict in up to {100 * odd[0]:.0f}% of studies. More seeds do not help at first, and the "
-        f"permutation test does not either ({100 * odd[1]:.0f}%)",
-        holds=all(
-            max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=few))
-            <= max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=many))
-            for few, many in pairwise(SEEDS)
-        ),
+    yield Block(
+        "false-verdicts", table(["Spread", "Test", "Seeds", "Primary metrics", "Other metrics", "Whole study"], rows)
     )
-    tolerance = data("docs/calibration.json")["tolerance"]["0.05"]
-    equal = [row["either"] for shape in ("normal", "unequal") for row in false_verdicts(shape=shape)]
+    stored = data("docs/calibration.json")
+    yield Quote(f"{stored['studies']:,} studies for each row")
+    yield Quote(f"three standard errors of 5% are {100 * stored['tolerance']['0.05']:.1f}")
+    usual = [row for shape in shapes if "unequal" not in shape for row in false_verdicts(shape=shape, test="shared")]
     yield Quote(
-        "at most 5% of studies have a false verdict, within the error of the simulation",
-        holds=max(equal) <= 0.05 + tolerance,
+        f"{shares(usual, 'either')}% of studies have a false verdict",
+        holds=max(row["either"] for row in usual) <= 0.05 + stored["tolerance"]["0.05"],
     )
-    yield Quote(f"three standard errors of 5% are {100 * tolerance:.1f}")
-    skewed = [row["either"] for row in false_verdicts(shape="skewed")]
-    yield Quote("**Skewed alike:** fewer than 5%", holds=max(skewed) < 0.05)
+    wide = [shares(false_verdicts(shape="unequal", test="shared", seeds=seeds), "either") for seeds in SEEDS]
+    yield Quote(f"gets one in {wide[0]}% of studies with 3 seeds, {wide[1]}% with 5 and {wide[2]}% with 8")
+    worst = {
+        test: max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test))
+        for test in ("shared", "student")
+    }
+    yield Quote(f"in up to {100 * worst['shared']:.0f}% ({100 * worst['student']:.0f}% with the paired method)")
+    planted = shares([row for row in calibration()["power"] if row["test"] == "shared"], "found")
     permuted = [row for row in calibration()["power"] if row["test"] == "permutation"]
     yield Quote(
-        f"are found in {measured.found_by_student()}% of studies by the Student test, and in "
-        f"{shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the permutation test with 10 "
-        "and 12 seeds. With 3, 5 or 8 seeds such a study's permutation test finds nothing",
+        f"are found in {planted}% of studies by the shared method, in {measured.found_by_student()}% by the paired "
+        f"Student test, and in {shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the "
+        "permutation test with 10 and 12 seeds. With 3, 5 or 8 seeds such a study's permutation test finds nothing",
         holds=all((row["found"] is None) == (row["seeds"] in SEEDS) for row in permuted),
     )
 

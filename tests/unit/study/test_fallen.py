@@ -1,0 +1,55 @@
+"""Runs that fell off are found, and spreads alone are not called a fall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tintype.study.fallen import fallen_runs, fell_at
+from tintype.study.results import Curve
+from tintype.study.spread import Groups
+
+HEALTHY = [0.74, 0.73, 0.72, 0.75, 0.77, 0.74, 0.76]
+FALLEN = [0.40, 0.58, 0.45]
+BASELINE = [0.71, 0.73, 0.72, 0.75, 0.74, 0.73, 0.74, 0.72, 0.75, 0.73]
+
+
+def groups(**values: list[float]) -> Groups:
+    return Groups({name: dict(enumerate(of)) for name, of in values.items()}, {})
+
+
+def test_three_of_ten_runs_fell() -> None:
+    one = groups(arm=HEALTHY + FALLEN, baseline=BASELINE)
+    assert fallen_runs(one, "arm", "higher") == [7, 9, 8] and fallen_runs(one, "baseline", "higher") == []
+    turned = groups(arm=[-value for value in HEALTHY + FALLEN], baseline=[-value for value in BASELINE])
+    assert fallen_runs(turned, "arm", "lower") == [7, 9, 8] and fallen_runs(turned, "arm", "higher") == []
+
+
+def test_an_arm_that_is_low_as_a_whole_did_not_fall() -> None:
+    one = groups(arm=[0.74, *FALLEN, 0.43], baseline=BASELINE)
+    assert fallen_runs(one, "arm", "higher") == []
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_normal_spreads_are_seldom_called_a_fall(seeds: int) -> None:
+    """At most 1% of studies of five arms on one metric, and the three standard errors of 300 of them."""
+    draw = np.random.default_rng(seeds)
+    wrong = 0
+    for _ in range(300):
+        one = groups(**{str(arm): draw.normal(size=seeds).tolist() for arm in range(6)})
+        wrong += any(fallen_runs(one, arm, "higher") for arm in one.values)
+    assert wrong <= 300 * 0.01 + 3 * (300 * 0.01) ** 0.5
+
+
+def test_two_runs_do_not_say_which_is_usual() -> None:
+    assert fallen_runs(groups(arm=[0.7, 0.1], baseline=BASELINE), "arm", "higher") == []
+
+
+def test_the_step_from_which_a_run_stays_above_the_others() -> None:
+    def curve(*values: float) -> Curve:
+        return Curve(step=[100, 200, 300, 400], value=list(values))
+
+    others = [curve(1.0, 0.8, 0.6, 0.5), curve(1.1, 0.7, 0.65, 0.5)]
+    assert fell_at(curve(1.2, 0.7, 0.9, 0.9), others) == 300
+    assert fell_at(curve(1.2, 0.9, 0.9, 0.9), others) == 100
+    assert fell_at(curve(1.2, 0.9, 0.9, 0.4), others) is None
