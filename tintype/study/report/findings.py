@@ -140,8 +140,16 @@ def _fall_words(arm: Arm, run: Run) -> str:
 
 
 def _apart_note(results: StudyResults) -> str:
-    said = {one.note: None for arm in results.arms for one in arm.comparisons.values() if one.note}
+    labels: dict[str, list[str]] = {}
+    for metric in results.metrics:
+        for note in dict.fromkeys(arm.comparisons[metric.name].note for arm in _compared_in(results, metric)):
+            labels.setdefault(note, []).append(metric.label)
+    said = [f"in {_some(some, results)}, {note}" for note, some in labels.items() if note]
     return f"Note: {'; '.join(said)}." if said else ""
+
+
+def _compared_in(results: StudyResults, metric: MetricInfo) -> list[Arm]:
+    return [arm for arm in compared_arms(results) if metric.name in arm.comparisons]
 
 
 def baseline_of(results: StudyResults) -> Arm:
