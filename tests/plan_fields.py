@@ -42,7 +42,14 @@ def _inside(annotation: Any) -> Place:
         return (0,)
     if origin is dict or (isinstance(origin, type) and issubclass(origin, dict)) or "Mapping" in str(origin):
         return (NAMED,)
-    return next((found for one in get_args(annotation) if (found := _inside(one))), ())
+    return next((found for one in get_args(annotation) if _has_settings(one) and (found := _inside(one))), ())
+
+
+def _has_settings(annotation: Any) -> bool:
+    """Of `tuple[int, ...] | SeedPlan`, only the second has settings."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return True
+    return any(_has_settings(one) for one in get_args(annotation))
 
 
 def document(path: Place, kinds: dict[Place, str], value: Any) -> Any:
