@@ -1,18 +1,20 @@
 """Check the looks of a study by simulation: false verdicts of studies read again, power and cost of planned looks.
 
-Simulated studies go through `verdicts.compare` and `looks.replay` as real ones do. Run it as `python -m
-tools.calibration.looks`; docs/statistics.md has its figures.
+Simulated studies go through `verdicts.compare` and `looks.replay` as real ones do. `python -m
+tools.calibration.looks` writes docs/looks.json, whose figures docs/statistics.md has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from tintype.rng import stream_key
+from tintype.runtime.files import write_json
 from tintype.study.adaptive import why_stop
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import Look, SeedPlan, planned_looks, replay, unplanned_looks
@@ -97,25 +99,52 @@ def shares(counts: Sequence[int], power: float) -> list[Look]:
     return [Look(tuple(range(n)), (), weight / math.fsum(weights)) for n, weight in zip(counts, weights, strict=True)]
 
 
-def main(studies: int = 1_000) -> None:
-    for method in ("paired", "shared"):
-        analysis = AnalysisSettings(method=method)
-        for counts in ((3, 5, 8), tuple(range(3, 9))):
-            rates = [false_verdicts(counts, studies, analysis, paid) for paid in (False, True)]
-            print(
-                f"{method}, read at {counts}: {rates[0]:.1%} of studies have a false verdict; paid for, {rates[1]:.1%}"
-            )
-    plan, analysis = SeedPlan(first=4, most=16), AnalysisSettings()
-    whole = [Look(plan.seeds, (), 1.0)]
+EFFECTS = (0.0, 1.0, 1.5, 2.0, 3.0)
+STUDIES = {"again": 1_000, "planned": 400, "split": 300}
+
+
+def split(first: float, studies: int) -> dict[str, float | None]:
+    """Find a change of 2 deviations with a share of the error at 5 seeds, then with half of the rest at 8."""
+    once = twice = 0
+    for values in drawn(studies, 8, 2.0):
+        rows = [rows_at(values, 5, first, AnalysisSettings())]
+        once += _found(rows)
+        if first < 1:
+            rows.append(rows_at(values, 8, (1 - first) / 2, AnalysisSettings()))
+            twice += _found(rows)
+    return {"first": first, "found_first": once / studies, "found_second": twice / studies if first < 1 else None}
+
+
+def _found(rows: Sequence[dict[Key, Comparison]]) -> bool:
+    return replay(rows)["arm 0", "primary"].verdict in ("better", "worse")
+
+
+def main() -> None:
+    """Write docs/looks.json. It takes some ten minutes on one core."""
+    plan = SeedPlan(first=4, most=16)
     designs = {
-        "fixed 16": whole,
+        "fixed 16": [Look(plan.seeds, (), 1.0)],
         "equal": shares(plan.counts, 0),
         "by seeds": planned_looks(plan),
         "by squares": shares(plan.counts, 2),
     }
-    for name, looks in designs.items():
-        cells = [planned(looks, effect, studies, analysis) for effect in (0.0, 0.75, 1.0, 1.5, 2.0, 3.0)]
-        print(f"{name:10}", *(f"{one.found:6.1%} / {one.seeds:4.1f}" for one in cells))
+    again = []
+    for method in ("paired", "shared"):
+        analysis = AnalysisSettings(method=method)
+        for counts in ((3, 5, 8), tuple(range(3, 9))):
+            unpaid, paid = (false_verdicts(counts, STUDIES["again"], analysis, pays) for pays in (False, True))
+            again.append({"method": method, "seeds": counts, "unpaid": unpaid, "paid": paid})
+    found = {
+        "studies": STUDIES,
+        "again": again,
+        "planned": [
+            {"shares": name, "effect": effect, **asdict(planned(looks, effect, STUDIES["planned"], AnalysisSettings()))}
+            for effect in EFFECTS
+            for name, looks in designs.items()
+        ],
+        "split": [split(first, STUDIES["split"]) for first in (1.0, 0.9, 0.8, 0.5)],
+    }
+    write_json(Path("docs/looks.json"), found)
 
 
 if __name__ == "__main__":

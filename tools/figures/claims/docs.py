@@ -138,6 +138,7 @@ def statistics_page() -> Iterator[Claim]:
     yield from _permutations()
     yield from _coverage()
     yield from _calibration()
+    yield from _looks()
     yield from _power_output()
 
 
@@ -254,6 +255,39 @@ def _calibration() -> Iterator[Claim]:
         f"Student test, and in {shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the "
         "permutation test with 10 and 12 seeds. With 3, 5 or 8 seeds such a study's permutation test finds nothing",
         holds=all((row["found"] is None) == (row["seeds"] in SEEDS) for row in permuted),
+    )
+
+
+def _looks() -> Iterator[Claim]:
+    found = data("docs/looks.json")
+    again: dict[str, list[str]] = {}
+    for row in found["again"]:
+        seeds = "3, 5 and 8 seeds" if len(row["seeds"]) == 3 else "each of 3 to 8 seeds"
+        again.setdefault(seeds, []).extend(f"{100 * row[key]:.1f}%" for key in ("unpaid", "paid"))
+    header = ["read at", "paired method", "paid for", "shared method", "paid for"]
+    yield Block("looks-again", table(header, [[seeds, *cells] for seeds, cells in again.items()]))
+    names = {
+        "fixed 16": "16 seeds, one look",
+        "equal": "equal shares",
+        "by seeds": "**shares by seeds (used)**",
+        "by squares": "shares by the squares of seeds",
+    }
+    rows = {
+        title: [
+            f"{100 * row['found']:.{int(row['found'] < 0.1)}f}%, {row['seeds']:.1f}"
+            for row in found["planned"]
+            if row["shares"] == name
+        ]
+        for name, title in names.items()
+    }
+    effects = dict.fromkeys(row["effect"] for row in found["planned"])
+    header = ["", *("none" if effect == 0 else f"{effect:g}" for effect in effects)]
+    yield Block("looks-planned", table(header, [[title, *cells] for title, cells in rows.items()]))
+    first = [f"{100 * row['found_first']:.0f}%" for row in found["split"]]
+    second = [f"{100 * row['found_second']:.0f}%" for row in found["split"] if row["found_second"] is not None]
+    yield Quote(
+        f"in {first[0]} of studies with all of the error, in {first[1]} with 90% of it, {first[2]} with 80% and "
+        f"{first[3]} with half; and after a second look at 8 seeds in {second[0]}, {second[1]} and {second[2]}"
     )
 
 
