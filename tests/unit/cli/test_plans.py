@@ -39,7 +39,7 @@ def test_lists_say_how_large_a_recipe_and_a_study_is() -> None:
     plans, studies = rows("recipes"), rows("studies")
     assert plans["prx-jit-1024"]["size_px"] == 1024 and plans["prx-jit-1024"]["device"] == "GPU"
     assert plans["pocket"]["description"].startswith("A model that learns on two CPU cores in half a minute: 16 px")
-    sizes = {"device": "CPU", "size_px": 16, "denoiser_parameters": 567_888, "steps": 600, "batch": 16}
+    sizes = {"device": "CPU", "size_px": 16, "denoiser_parameters": 567_888, "steps": 600, "batch": 32}
     assert plans["pocket"].items() >= sizes.items()
     assert (studies["pocket"]["runs"], studies["pocket"]["arms"][2:]) == (12, ["short-captions", "x-prediction"])
 

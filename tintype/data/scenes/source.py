@@ -33,13 +33,17 @@ _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
 """The first index of a split, so that no two splits share jitter, texture or noise."""
 
 
+_Words = Annotated[tuple[str, ...], Field(strict=False)]
+"""Words as a list too: a mixture reads the settings of its sources as plain data."""
+
+
 class ObjectWords(Settings):
     """The words that objects are drawn from. Fewer make a task that a smaller model learns sooner."""
 
-    shape: tuple[str, ...] = SHAPES
-    colour: tuple[str, ...] = COLOURS
-    size: tuple[str, ...] = SIZES
-    texture: tuple[str, ...] = TEXTURES
+    shape: _Words = SHAPES
+    colour: _Words = COLOURS
+    size: _Words = SIZES
+    texture: _Words = TEXTURES
 
     @model_validator(mode="after")
     def _known(self) -> ObjectWords:
