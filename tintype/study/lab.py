@@ -156,6 +156,7 @@ def run_study(
             _note_command(argv, out, progress)
             _check_weights(tasks, untrained)
         last: dict[tuple[str, int], Message] = {}
+        tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, jobs)
         with watch_signals() as interrupt:
             if tuning := tuning_tasks(study, out):
@@ -165,17 +166,18 @@ def run_study(
                     return StudyOutcome(len(tuning), swept, interrupt.signal, None, untuned)
             study = tuned(study, tuning_of(study, out))
             _note_lost_scores(tasks_of(study, out), progress)
-            while interrupt.signal is None and (wanted := next_runs(study, out, last)).tasks:
+            while interrupt.signal is None and (wanted := next_runs(study, out, tried)).tasks:
                 if left := budget.refusal(wanted.tasks, run_seconds(wanted.runs)):
                     left = f"{wanted.words} was not begun: {left}"
                     break
                 progress.note(f"{wanted.words} begins") if wanted.words else None
                 total += len(wanted.tasks)
+                tried.update(task.key for task in wanted.tasks)
                 with budget.running(), progress.runs(len(wanted.tasks), interrupt) as on_message:
                     last |= run_tasks(wanted.tasks, study.settings.evaluation, jobs, interrupt, on_message)
                 budget.note(_seconds_of_new(wanted, read_runs(study, out)))
         if interrupt.signal is not None:  # what was to follow is left to do
-            total += len(next_runs(study, out, last).tasks)
+            total += len(next_runs(study, out, tried).tasks)
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
