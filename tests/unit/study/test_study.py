@@ -64,7 +64,7 @@ def test_arms_of_captions_that_are_asked_for_one_kind_of_prompt_are_noted_before
 
 
 @pytest.mark.parametrize(
-    ("name", "rates"), [("optimizers-mini", [3e-4, 1e-3, 3e-3]), ("optimizers", [1e-3, 3e-3, 1e-2])]
+    ("name", "rates"), [("optimizers-mini", [3e-4, 1e-3, 3e-3]), ("optimizers", [3e-3, 8e-3, 2e-2])]
 )
 def test_the_study_of_optimizers_has_both_at_three_rates_and_each_rounding(name: str, rates: list[float]) -> None:
     plans = [arm.plans[0] for arm in load_study(name).arms]
@@ -124,7 +124,7 @@ OVERRIDES = """
 def test_an_arm_may_override_settings_of_the_baseline_before_its_techniques() -> None:
     *_, lower, muon = study(TEXT + OVERRIDES.lstrip("\n")).arms
     assert (lower.name, lower.summary) == ("optimizer.lr=1e-3", "optimizer.lr=1e-3")
-    assert lower.changes == {"optimizer.lr": (3e-3, 1e-3)}
+    assert lower.changes == {"optimizer.lr": (8e-3, 1e-3)}
     assert {key.split(".")[0] for key in muon.changes} == {"optimizer"} and muon.summary.startswith(
         "optimizer.lr=1e-3; "
     )
@@ -134,7 +134,7 @@ def test_an_arm_may_override_settings_of_the_baseline_before_its_techniques() ->
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("set: [optimizer.lr=3e-3]", "arm 'optimizer.lr=3e-3': it changes nothing"),
+        ("set: [optimizer.lr=8e-3]", "arm 'optimizer.lr=8e-3': it changes nothing"),
         ("set: [optimizer.rl=3e-3]", "optimizer.rl: unknown key"),
         ("set: [optimizer.lr]", "write it as key.path=value"),
         ("set: [seed=3, optimizer.lr=1e-3]", "seed=3: seed, data, run are the same for all arms of a study"),

@@ -235,6 +235,7 @@ COMMANDS: dict[str, Long] = {
 }
 ELSEWHERE = {
     "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",
+    "replicate": "the processes and bars of ablate; tests/unit/study/test_replicate.py runs it",
     "push": "`test_a_stopped_push_says_how_to_resume`: it needs a hub",
 }
 
