@@ -28,7 +28,6 @@ from tintype.runtime.files import write_json
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.groups import metric_groups
 from tintype.study.pairs import Key, pair_runs
-from tintype.study.replicate import Claim, judge
 from tintype.study.results import SPEED, Comparison, MetricInfo, Role, Run, StudyResults, read_results_file
 from tintype.study.verdicts import compare
 
@@ -36,7 +35,7 @@ SEEDS = (3, 5, 8, 16)
 EFFECTS = (1.0, 1.5, 2.0)
 MOST_ARMS = 5
 STUDIES = 1_000
-_FALSE = ("better", "worse")
+_CLAIMED = ("better", "worse")
 Sets = Mapping[str, Sequence[Run]]
 """The runs of a drawn study by the arm's label; the baseline first, the control second where there is one."""
 
@@ -163,7 +162,7 @@ def null(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Nu
     for sets in null_studies(bank, seeds, studies):
         rows = verdicts(bank, sets, analysis)
         arms = sum(label not in ("baseline", "control") for label in sets)
-        wrong += any(row.verdict in _FALSE for row in rows.values())
+        wrong += any(row.verdict in _CLAIMED for row in rows.values())
         fell += any(row.verdict == "unstable" for row in rows.values())
         held += [
             row.low <= 0 <= row.high
@@ -207,19 +206,18 @@ def real(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Re
         drawn = {shared[i] for i in generator.permutation(len(shared))[:seeds]}
         rows = verdicts(bank, {name: [r for r in runs if r.seed in drawn] for name, runs in whole.items()}, analysis)
         decided += [row.verdict not in ("undecided", "not shown") for (_, m), row in rows.items() if m in bank.primary]
-        claims = {key: row for key, row in rows.items() if row.verdict in _FALSE}
+        claims = {key: row for key, row in rows.items() if row.verdict in _CLAIMED}
         rest = {name: [r for r in runs if r.seed not in drawn] for name, runs in whole.items()}
         fresh = verdicts(bank, rest, AnalysisSettings(), claims) if claims else {}
-        outcomes += [_outcome(row, fresh[key], key) for key, row in claims.items()]
+        outcomes += [_outcome(row, fresh[key]) for key, row in claims.items()]
     shares = [outcomes.count(name) / len(outcomes) if outcomes else None for name in ("holds", "opposite")]
     return Real(analysis.method, seeds, fmean(decided), len(outcomes), *shares)
 
 
-def _outcome(row: Comparison, fresh: Comparison, key: Key) -> str:
-    if fresh.verdict in _FALSE and fresh.verdict != row.verdict:
-        return "opposite"
-    outcome = judge(Claim(*key, row.verdict, row.difference, row.margin), fresh)
-    return "holds" if outcome in ("holds", "weaker") else "open"
+def _outcome(row: Comparison, fresh: Comparison) -> str:
+    if fresh.verdict not in _CLAIMED:
+        return "open"
+    return "holds" if fresh.verdict == row.verdict else "opposite"
 
 
 def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:

@@ -1,0 +1,94 @@
+"""Studies drawn from a bank of runs: verdicts between runs of one plan are false, planted changes are found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tintype.metrics.metric import NOT_NEGATIVE
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.results import MetricInfo, Run
+from tools.calibration import bank as banks
+from tools.calibration.bank import Bank, measure, null, null_studies, real
+
+SHARED = AnalysisSettings()
+ACCURACY = MetricInfo(name="accuracy", label="accuracy", direction="higher", definition="", primary=True)
+DISTANCE = MetricInfo(
+    name="distance", label="distance", direction="lower", definition="", primary=True, range=NOT_NEGATIVE
+)
+
+
+def runs(name: str, count: int, accuracy: float = 0.7, distance: float = 3.0, spread: float = 1.0) -> tuple[Run, ...]:
+    generator = np.random.default_rng(len(name) + count)
+    return tuple(
+        Run(
+            seed=seed,
+            hash=f"{name}/{seed}",
+            folder="",
+            state="done",
+            metrics={"accuracy": accuracy + 0.01 * spread * a, "distance": distance * math.exp(0.1 * spread * b)},
+        )
+        for seed, (a, b) in enumerate(generator.normal(size=(count, 2)).tolist())
+    )
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return Bank(
+        baseline=runs("baseline", 64),
+        arms={"far": runs("far", 32, accuracy=0.4, distance=9.0), "like": runs("like", 32)},
+        metrics={"accuracy": ACCURACY, "distance": DISTANCE},
+        primary=("accuracy", "distance"),
+    )
+
+
+def test_no_run_is_drawn_twice_for_a_study(bank: Bank) -> None:
+    for seeds, arms in ((3, 5), (8, 5), (16, 2)):
+        sets = next(null_studies(bank, seeds, 1))
+        drawn = [run.hash for some in sets.values() for run in some]
+        assert len(drawn) == len(set(drawn)) == seeds * (arms + 2)
+        assert [run.seed for run in sets["control"]] == list(range(seeds))
+
+
+def test_few_studies_of_one_plan_have_verdicts_and_large_changes_are_found(bank: Bank) -> None:
+    found = null(bank, SHARED, 8, 60)
+    assert found.arms == 5
+    assert found.false_verdicts <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
+    assert found.covered > 0.95
+    assert found.found["2"] > max(0.5, found.found["1"])
+
+
+def test_a_method_without_correction_would_be_caught(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintype.study.verdicts.confidence_of", lambda share: 0.8)
+    assert null(bank, SHARED, 5, 30).false_verdicts > 0.5
+
+
+def test_verdicts_on_real_arms_are_held_against_the_seeds_that_were_not_drawn(bank: Bank) -> None:
+    found = real(bank, SHARED, 5, 20)
+    assert found.claims >= 40  # the arm that is far from the baseline, on both metrics
+    assert found.holds is not None and found.holds > 0.9
+    assert found.opposite == 0
+
+
+def test_a_verdict_that_the_other_seeds_contradict_is_counted(bank: Bank) -> None:
+    half = bank.arms["far"][:16] + tuple(
+        run.model_copy(update={"metrics": {"accuracy": 0.95, "distance": 0.5}}) for run in bank.arms["far"][16:]
+    )
+    found = real(replace(bank, arms={"far": half}), AnalysisSettings(method="paired"), 3, 40)
+    assert found.holds is None or found.holds < 1
+
+
+def test_the_numbers_of_a_bank_have_a_row_for_each_method_and_number_of_seeds(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banks, "SEEDS", (3, 20))
+    monkeypatch.setattr(banks, "EFFECTS", (2.0,))
+    found = measure(bank, 2)
+    rows = found["null"], found["real"]
+    assert [[(row["method"], row["seeds"]) for row in some] for some in rows] == [  # type: ignore[attr-defined]
+        [("paired", 3), ("shared", 3), ("paired", 20), ("shared", 20)],
+        [("paired", 3), ("shared", 3)],
+    ]
