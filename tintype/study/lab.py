@@ -47,7 +47,7 @@ from tintype.study.compare import (
     reported_commands,
 )
 from tintype.study.costs import Budget, run_seconds
-from tintype.study.looks import SeedPlan, record_looks
+from tintype.study.looks import SeedPlan, listed_seeds, record_looks
 from tintype.study.replicate import (
     FOLDER,
     claimed_arms,
@@ -539,7 +539,7 @@ def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
     chosen = _choose_arm(study, folder, arm)
     seeds = [plan.seed for plan in chosen.plans]
     if seed is not None and seed not in seeds:
-        raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {_seeds(chosen)}")
+        raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {listed_seeds(seeds)}")
     plan = chosen.plans[0 if seed is None else seeds.index(seed)]
     return Task(chosen.label, plan, folder / "runs" / plan.hash)
 
@@ -561,8 +561,6 @@ def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
 
 def list_arms(arms: Sequence[ArmPlan]) -> str:
     """Return a line for each arm: the option that chooses it, and its seeds."""
-    return "\n".join(f"  --arm {shlex.quote(arm.label)}  (seeds {_seeds(arm)})" for arm in arms)
-
-
-def _seeds(arm: ArmPlan) -> str:
-    return ", ".join(str(plan.seed) for plan in arm.plans)
+    return "\n".join(
+        f"  --arm {shlex.quote(arm.label)}  (seeds {listed_seeds([plan.seed for plan in arm.plans])})" for arm in arms
+    )

@@ -142,6 +142,17 @@ def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:
     return f"{first}{later}."
 
 
+def listed_seeds(seeds: Sequence[int]) -> str:
+    """Write seeds in a line; four or more that follow each other as "0 to 31"."""
+    words, start = list[str](), 0
+    for end in range(1, len(seeds) + 1):
+        if end == len(seeds) or seeds[end] != seeds[end - 1] + 1:
+            some = seeds[start:end]
+            words += [f"{some[0]} to {some[-1]}"] if len(some) > 3 else map(str, some)
+            start = end
+    return ", ".join(words)
+
+
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 

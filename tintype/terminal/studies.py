@@ -20,7 +20,7 @@ from tintype.study import stats
 from tintype.study.costs import Cost, minutes
 from tintype.study.effect import Effect
 from tintype.study.lab import StudyOutcome, StudyProgress, StudyReport, replicate_study, report_study, run_study
-from tintype.study.looks import SeedPlan
+from tintype.study.looks import SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
@@ -142,7 +142,7 @@ def _tuning_words(study: Study) -> str:
 def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
     """Return the seeds of an arm; of planned looks, the first and the last, and how many at each look."""
     if not isinstance(plan, SeedPlan):
-        return ", ".join(map(str, seeds))
+        return listed_seeds(seeds)
     return f"{seeds[0]} to {seeds[-1]},\nlooks at {', '.join(map(str, plan.counts))}"
 
 

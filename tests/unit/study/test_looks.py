@@ -11,6 +11,7 @@ from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import (
     LOOKS_FILE,
     SeedPlan,
+    listed_seeds,
     planned_looks,
     read_looks,
     record_looks,
@@ -129,3 +130,17 @@ def test_reading_a_study_again_costs_error_unless_each_look_pays() -> None:
     paired = AnalysisSettings(method="paired")
     assert false_verdicts((3, 5, 8), 400, paired, paid=True) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
     assert false_verdicts((3, 5, 8), 400, paired, paid=False) > 0.08
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ([0, 1, 2], "0, 1, 2"),
+        ([0, 1, 2, 3], "0 to 3"),
+        ([7, 10, 11, 12, 13, 20], "7, 10 to 13, 20"),
+        ([3, 2, 1, 0], "3, 2, 1, 0"),
+        ([], ""),
+    ],
+)
+def test_many_seeds_in_a_row_are_written_by_their_ends(seeds: list[int], words: str) -> None:
+    assert listed_seeds(seeds) == words
