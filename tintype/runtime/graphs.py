@@ -84,7 +84,8 @@ class _Captured:
         if grad and any(one.requires_grad for one in outputs):
             leaves = (*self._inputs, *own.values())
             wanted = [one for one in leaves if one.requires_grad]
-            with _capture(self._backward, memory):
+            # Without autocast, as training runs backward: it would round the products of fp32 layers to bf16.
+            with torch.autocast("cuda", enabled=False), _capture(self._backward, memory):
                 found = iter(torch.autograd.grad(outputs, wanted, self._d_outputs, allow_unused=True))
             self._gradients = tuple(next(found) if one.requires_grad else None for one in leaves)
         self._outputs = [one.detach() for one in outputs]
