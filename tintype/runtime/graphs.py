@@ -1,7 +1,8 @@
 """Passes of a network as CUDA graphs: the host starts one thing instead of hundreds, and small models do not wait.
 
 A pass is captured at the second call with inputs of the same shapes; the first one compiles kernels. All graphs of a
-network share their memory, so one pass is under way at a time: a call in between runs without a graph.
+network share their memory, so one pass is under way at a time: a call in between runs without a graph. Gradients they
+do not share; where those of all graphs would take too much memory, passes of further shapes run without one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ Parameters = Mapping[str, nn.Parameter]
 Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
 """Computes outputs from inputs and parameters; all else that it reads stays where it is in memory."""
 
+_MOST_SHARE = 1 / 8
+"""Share of the device's memory that the gradients of a network's graphs may take."""
+
 
 class _Token:
     """Lives as long as a forward pass waits for its backward pass."""
@@ -31,6 +35,7 @@ class Graphs:
         self._captured: dict[Hashable, _Captured] = {}
         self._gradients = set[int]()
         """Addresses of the gradients that a graph writes."""
+        self._gradient_bytes = 0
         self._waiting: Callable[[], _Token | None] = lambda: None
 
     def __call__(
@@ -44,6 +49,10 @@ class Graphs:
             self._met.add(key)
             return None
         if key not in self._captured:
+            needed = sum(one.nbytes for one in parameters.values()) if grad else 0
+            if self._gradient_bytes + needed > _MOST_SHARE * _memory_bytes(inputs[0].device):
+                return None
+            self._gradient_bytes += needed
             memory = next(iter(self._captured.values())).memory if self._captured else torch.cuda.graph_pool_handle()
             self._captured[key] = _Captured(function, inputs, parameters, memory, grad)
             self._gradients |= self._captured[key].gradients
@@ -61,6 +70,10 @@ class Graphs:
         for parameter in parameters.values():
             if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
                 parameter.grad = parameter.grad.clone()
+
+
+def _memory_bytes(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 class _Captured:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tintype.runtime import graphs as graphs_module
 from tintype.runtime.graphs import Graphs
 
 
@@ -47,6 +48,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(graphs_module, "_memory_bytes", lambda device: 1 << 20)
 
 
 def layer(inputs: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
@@ -86,6 +88,21 @@ def test_a_pass_runs_without_a_graph_while_another_waits_for_its_backward_pass()
     assert waiting is not None and graphs("layer", layer, [x], parameters) is None
     waiting[0].sum().backward()
     assert graphs("layer", layer, [x], parameters) is not None
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_gradients_of_graphs_take_no_more_than_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each graph has a place for every gradient. Images of many shapes would fill the memory with them."""
+    parameters = {"weight": nn.Parameter(numbers(0, 4, 4))}
+    monkeypatch.setattr(graphs_module, "_memory_bytes", lambda device: 8 * 2 * parameters["weight"].nbytes)
+    graphs = Graphs()
+
+    def replays(rows: int) -> bool:
+        return [graphs("layer", layer, [numbers(1, rows, 4)], parameters) is not None for _ in range(2)][-1]
+
+    assert [replays(rows) for rows in (1, 2, 3, 1)] == [True, True, False, True]
+    with torch.no_grad():
+        assert replays(3), "a pass without gradients needs no place for them"
 
 
 class Watched(torch.autograd.Function):
