@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -365,8 +365,9 @@ def allow_shapes() -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
 
 
-@lru_cache(maxsize=32)
+@cache
 def _rotation(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
+    """Return the factors of `rotate`, at one place in memory for good: a captured graph reads them there."""
     with torch.inference_mode(False):  # a cached table may serve training after it was made while sampling
         return rotation_table(rows, columns, head_size, theta, device)[None, None]
 

@@ -249,3 +249,11 @@ def test_more_shapes_are_compiled_than_torch_allows_by_itself() -> None:
     """Past the limit torch runs a block uncompiled, with no more than a line in the log."""
     Transformer(SETTINGS.model_copy(update={"compile": True}), CHANNELS, TEXT)
     assert torch._dynamo.config.recompile_limit >= 64
+
+
+def test_rotations_of_many_shapes_stay_where_graphs_read_them() -> None:
+    """A graph keeps the address of the table alone: memory that was freed would give it other angles."""
+    model, cpu = random_model(), torch.device("cpu")
+    first = model._rotation(2, 3, cpu).data_ptr()
+    kept = [model._rotation(2, columns, cpu) for columns in range(4, 100)]
+    assert model._rotation(2, 3, cpu).data_ptr() == first and len({one.data_ptr() for one in kept}) == len(kept)
