@@ -18,6 +18,8 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
 """Workspaces with which cuBLAS promises the same bits, and without which torch refuses its products."""
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
+_LATE = "it uses CuBLAS"
+"""In torch's refusal of products: it reads the variable once in a process, at the first product."""
 
 
 def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
@@ -39,7 +41,8 @@ def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None
     if device.type != "cuda" or inexact:
         yield
         return
-    os.environ.setdefault(_WORKSPACE, _EXACT_WORKSPACES[0])  # read by cuBLAS at its first product
+    given = _WORKSPACE in os.environ
+    os.environ.setdefault(_WORKSPACE, _EXACT_WORKSPACES[0])
     cudnn = torch.backends.cudnn
     mode, filled = torch.get_deterministic_debug_mode(), torch._C._get_deterministic_fill_uninitialized_memory()
     flags = cudnn.deterministic, cudnn.benchmark
@@ -49,16 +52,22 @@ def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(mode)
+        # Not by `set_deterministic_debug_mode`, which would leave the compiler in its deterministic mode.
+        torch.use_deterministic_algorithms(mode != 0, warn_only=mode == 1)
         torch._C._set_deterministic_fill_uninitialized_memory(filled)
         cudnn.deterministic, cudnn.benchmark = flags
+        if not given:
+            os.environ.pop(_WORKSPACE, None)
 
 
 def inexact_operation(error: RuntimeError) -> str | None:
     """Return the name of the operation that torch refused for want of a deterministic form; None for other errors."""
+    if not torch.are_deterministic_algorithms_enabled() or torch.is_deterministic_algorithms_warn_only_enabled():
+        return None
+    if _LATE in str(error):
+        return f"products of cuBLAS, as this process made some before {_WORKSPACE} was set"
     found = _WITHOUT.search(str(error))
-    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return found[1] if found and strict else None
+    return found[1] if found else None
 
 
 def allow_inexact() -> None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 
 from tintype.runtime.determinism import allow_inexact, deterministic, inexact_operation, why_inexact
 
@@ -15,7 +16,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def flags() -> tuple[object, ...]:
     cudnn = torch.backends.cudnn
     mode = torch.get_deterministic_debug_mode()
-    return mode, torch._C._get_deterministic_fill_uninitialized_memory(), cudnn.deterministic, cudnn.benchmark
+    filled, compiled = torch._C._get_deterministic_fill_uninitialized_memory(), getattr(inductor, "deterministic", None)
+    return mode, filled, cudnn.deterministic, cudnn.benchmark, compiled
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +30,21 @@ def test_the_strict_mode_holds_on_a_gpu_and_ends() -> None:
     """Torch warns and goes on in its mode 1, in which attention is not exact; it raises in 2."""
     before = flags()
     with deterministic(GPU, []):
-        assert flags() == (2, False, True, False)
+        assert flags()[:4] == (2, False, True, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert flags() == before
+    assert flags() == before and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_a_mode_and_a_workspace_that_were_there_before_are_there_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = flags()
+        with deterministic(GPU, []):
+            assert flags()[0] == 2
+        assert flags() == before and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(("device", "inexact"), [(CPU, []), (GPU, ["run.deterministic is false"])])
@@ -63,3 +77,16 @@ def test_torchs_refusal_names_the_operation_and_can_be_lifted() -> None:
         with pytest.warns(UserWarning, match="put_ does not have"):
             inexact()
     inexact()
+
+
+def test_products_that_torch_refuses_for_good_are_named_too() -> None:
+    """Torch reads the variable at the first product of a process: one that came before makes all later ones inexact."""
+    refusal = RuntimeError(
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+        "CuBLAS and you have CUDA >= 10.2."
+    )
+    with deterministic(GPU, []):
+        assert "CUBLAS_WORKSPACE_CONFIG" in str(inexact_operation(refusal))
+        allow_inexact()
+        assert inexact_operation(refusal) is None
