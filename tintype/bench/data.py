@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from tintype.bench.clock import StepClock
-from tintype.bench.run import OnPart, refuse_stages
+from tintype.bench.run import OnPart, refuse_stages, update
 from tintype.data.decoding.threads import usual_threads
 from tintype.data.sources import open_order
 from tintype.data.store.importing import ImportOptions, Progress, import_images
@@ -23,13 +23,14 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.runtime.dist import current
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, environment, exact_fp32
 from tintype.train.batch import PREFETCHED_BATCHES
+from tintype.train.exact import deterministic_steps
 from tintype.train.session import build_session
 from tintype.train.state import new_state
-from tintype.train.update import update
 
 _WARM_UP_STEPS = 3
 
@@ -86,7 +87,8 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
         on_part(f"decoding with {threads} threads", number, len(counts) + 2)
         loadings.append(_loading(plan, plan.data, steps, threads, device))
     on_part(f"training, {steps} steps", len(counts) + 1, len(counts) + 2)
-    training = _training(plan, plan.data, steps, device)
+    with deterministic_steps(plan, current()):
+        training = _training(plan, plan.data, steps, device)
     on_part("", len(counts) + 2, len(counts) + 2)
     return DataSpeeds(
         environment(device),

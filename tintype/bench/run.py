@@ -26,17 +26,18 @@ from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document
 from tintype.runtime.clock import PARTS, Clock, synchronized_s
+from tintype.runtime.dist import current
 from tintype.runtime.files import Json
 from tintype.runtime.machine import choose_device, environment, exact_fp32
+from tintype.runtime.notes import note_once
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
-from tintype.train.exact import deterministic_steps
+from tintype.train.exact import deterministic_steps, exact_update
 from tintype.train.prepare import prepare_ids
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
-from tintype.train.update import update
 
 _WARM_UP_STEPS = 3
 _MOST_WARM_UP_STEPS = 10
@@ -76,13 +77,13 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
         on_part(name, done, len(names))
 
     begin()
-    parts = build_session(plan)
-    parts.ready()
-    state = new_state(parts)
-    clock = Clock(parts.device)
-    images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
-    prepare_ids(parts, parts.order.ids(0, images), parts.source)
-    with deterministic_steps(plan, parts.world):
+    with deterministic_steps(plan, current()):
+        parts = build_session(plan)
+        parts.ready()
+        state = new_state(parts)
+        clock = Clock(parts.device)
+        images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
+        prepare_ids(parts, parts.order.ids(0, images), parts.source)
         for _ in range(_WARM_UP_STEPS):
             update(parts, state, clock)
         clock.read()
@@ -110,6 +111,15 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
         sample_images_per_s_at_10_steps=len(captions) / sampling_s,
         render_images_per_s_at_64_px=rendering,
     )
+
+
+def update(parts: Session, state: TrainState, clock: Clock) -> None:
+    """Take a step as training does; where `run.deterministic` is set and an operation has no such form, note it."""
+
+    def note_inexact(operation: str) -> None:
+        note_once(f"not exact: {operation}", f"run.deterministic: the steps are not exact ({operation})")
+
+    exact_update(parts, state, clock, note_inexact)
 
 
 def _some_captions(parts: Session, count: int) -> list[str]:
@@ -237,7 +247,8 @@ def compare(
         on_row(row.title, done, len(cases))
         _free()
         try:
-            rows.append(_timed(row, case, steps))
+            with deterministic_steps(case, current()):
+                rows.append(_timed(row, case, steps))
         except torch.OutOfMemoryError:
             rows.append(replace(row, failed="out of memory"))
     on_row("", len(cases), len(cases))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tintype.plan import Plan
@@ -32,7 +32,14 @@ def deterministic_steps(plan: Plan, world: World) -> Iterator[None]:
 
 
 def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock) -> StepResult:
-    """Take a step. An operation that has no deterministic form is noted and allowed, and the step taken again."""
+    """Take a step. An operation that has no deterministic form is an event of the run."""
+    step = state.step + 1
+    return exact_update(parts, state, clock, lambda operation: folder.log_event("not-exact", step, operation=operation))
+
+
+def exact_update(parts: Session, state: TrainState, clock: Clock, on_inexact: Callable[[str], None]) -> StepResult:
+    """Update the weights. An operation that has no deterministic form is reported and allowed, and the step taken
+    again."""
     weight = state.parameters[0]
     version = weight._version
     try:
@@ -41,6 +48,6 @@ def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock
         operation = inexact_operation(error)
         if operation is None or weight._version != version:  # once the weights have moved, it would be two steps
             raise
-    folder.log_event("not-exact", state.step + 1, operation=operation)
+    on_inexact(operation)
     allow_inexact()
     return update(parts, state, clock)

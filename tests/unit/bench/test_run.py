@@ -25,6 +25,7 @@ from tintype.errors import UserError
 from tintype.runtime.clock import PARTS
 from tintype.settings import plain
 from tintype.terminal.measure import show_comparison
+from tintype.train import exact
 from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import update as real_update
@@ -239,6 +240,25 @@ def test_no_schedule_ends_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "update", update)
     compare(tiny_plan(), [], [16], [], 4)
     assert set(steps) == {0}
+
+
+def test_steps_are_timed_as_training_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the strict mode (2) that `run.deterministic` asks for, with what torch refuses in it noted and allowed (1)."""
+    modes: list[int] = []
+
+    def update(parts: Session, state: TrainState, clock: Any) -> None:
+        modes.append(torch.get_deterministic_debug_mode())
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+        real_update(parts, state, clock)
+
+    monkeypatch.setattr(exact, "update", update)
+    monkeypatch.setattr(exact, "choose_device", lambda name: torch.device("cuda"))
+    plan = tiny_plan("run.deterministic=true")
+    with pytest.warns(UserWarning, match="put_ does not have"):
+        measure(plan, steps=1)
+        compare(plan, [], [16], [], 1)
+    assert modes == [2, 1, 1] * 2
+    assert torch.get_deterministic_debug_mode() == 0
 
 
 def test_compiled_graphs_and_graph_breaks_are_counted() -> None:
