@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at the first product of all tests
+else:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels are interpreted where there is no GPU
 
 from tests.other_rounding import OtherRounding

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 
+from tests.tiny import tiny_plan
+from tintype.plan import diff
 from tintype.runtime.determinism import allow_inexact, deterministic, inexact_operation, why_inexact
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -52,6 +54,13 @@ def test_nothing_changes_on_the_cpu_nor_where_a_run_cannot_be_exact(device: torc
     before = flags()
     with deterministic(device, inexact):
         assert flags() == before and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_exactness_must_be_asked_for_and_is_no_part_of_a_runs_meaning() -> None:
+    """Its cost on a GPU is not measured."""
+    usual, exact = tiny_plan(), tiny_plan("run.deterministic=true")
+    assert not usual.run.deterministic and exact.run.deterministic
+    assert usual.hash == exact.hash and not diff(usual, exact)
 
 
 def test_why_a_run_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -516,6 +516,19 @@ def test_the_report_names_the_arms_that_are_not_exact_on_a_gpu(results: StudyRes
     assert f"these arms: {label} (run.deterministic is false, some_backward_cuda)." in said
 
 
+def test_a_reason_that_all_arms_share_is_said_once(results: StudyResults) -> None:
+    """As on every GPU by default."""
+    environment = {"not_exact": ["run.deterministic is false"]}
+    arms = [
+        arm.model_copy(
+            update={"runs": [run.model_copy(update={"environment": run.environment | environment}) for run in arm.runs]}
+        )
+        for arm in results.arms
+    ]
+    said = findings.repeatability(results.model_copy(update={"arms": arms}))
+    assert said.count("run.deterministic is false") == 1 and "of every arm (run.deterministic is false)." in said
+
+
 _NOTHING = {
     "state": "missing",
     "metrics": {},

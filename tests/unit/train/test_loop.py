@@ -223,7 +223,7 @@ def test_an_operation_without_a_deterministic_form_is_named_and_the_step_taken_a
     moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not once the weights have moved. The refusal is torch's own, of an operation that has no exact form here."""
-    plan = tiny_plan("train.steps=2", "run.save_every_steps=2")
+    plan = tiny_plan("train.steps=2", "run.save_every_steps=2", "run.deterministic=true")
     train(plan, tmp_path / "usual", Interrupt())
 
     def with_another_operation(parts: Session, state: TrainState, clock: Clock) -> StepResult:

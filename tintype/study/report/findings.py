@@ -797,7 +797,10 @@ def _on_a_gpu(results: StudyResults) -> str:
         return "On a GPU, the same seed may give a slightly different run."
     reasons = {arm.label: why for arm in results.arms if (why := inexact(arm))}
     if not reasons:
-        return "On a GPU they would use deterministic algorithms only (run.deterministic)."
+        return "On a GPU, runs with run.deterministic ask for the same, by deterministic algorithms only."
+    shared = next(iter(reasons.values()))
+    if len(reasons) == len(results.arms) > 1 and all(why == shared for why in reasons.values()):
+        return f"On a GPU, the same seed may give a slightly different run of every arm ({', '.join(shared)})."
     arms = "; ".join(f"{label} ({', '.join(why)})" for label, why in reasons.items())
     return f"On a GPU, the same seed may give a slightly different run of these arms: {arms}."
 
