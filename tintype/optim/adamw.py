@@ -97,13 +97,15 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def _moved(self, parameter: Tensor, copy: Copy | None) -> Moved:
-        from tintype.optim.adamw_kernel import Moved
+        from tintype.optim.adamw_kernel import Moved, is_aligned
 
         state, gradient = _state(self, parameter), parameter.grad
         assert gradient is not None
+        if not is_aligned(gradient):  # autograd may give a part of another tensor
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
         averages = self.averaging.take(parameter) if self.averaging else []
         mean, square = (state[slot] for slot in _MOMENTS)
-        return Moved(parameter, gradient.contiguous(), mean, square, state["step"], copy, averages)
+        return Moved(parameter, gradient, mean, square, state["step"], copy, averages)
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
         """The state of a parameter, from its first step on."""

@@ -112,10 +112,14 @@ class Moved:
         return [*four, copy, *([one.data_ptr() for one in self.averages] or [0] * averages)]
 
 
+def is_aligned(x: Tensor) -> bool:
+    """Return whether the pass can read and write a tensor: it takes four numbers at once."""
+    return x.is_contiguous() and x.data_ptr() % _ALIGNED_BYTES == 0
+
+
 def takes(copy: Copy) -> bool:
     """Return whether the pass can keep a copy fresh: it has its weight's numbers, since a skipped step writes none."""
-    aligned = copy.values.is_contiguous() and copy.values.data_ptr() % _ALIGNED_BYTES == 0
-    return copy.fresh and aligned and copy.values.dtype in COPY_TYPES
+    return copy.fresh and is_aligned(copy.values) and copy.values.dtype in COPY_TYPES
 
 
 def step(

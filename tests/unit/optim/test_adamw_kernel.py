@@ -186,6 +186,31 @@ def test_without_the_pass_a_step_makes_copies_stale() -> None:
 
 
 @pytest.mark.usefixtures("one_pass")
+def test_gradients_that_lie_between_others_are_moved_to_where_the_pass_can_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU stops the process at four numbers that do not begin at a multiple of 16 bytes."""
+    weights = [nn.Parameter(torch.ones(size)) for size in (3, 8)]
+    optimizer = AdamWSettings().build([(str(index), one) for index, one in enumerate(weights)])
+    assert isinstance(optimizer, AdamW)
+    optimizer.found_inf, optimizer.gradient_factor = GO, torch.ones(())
+    torch.cat([*weights]).square().sum().backward()
+    assert weights[1].grad is not None and not adamw_kernel.is_aligned(weights[1].grad), "or this tests nothing"
+    seen: list[adamw_kernel.Moved] = []
+    step = adamw_kernel.step
+
+    def note(chunks: Any, moved: Sequence[adamw_kernel.Moved], *rest: Any, **more: Any) -> None:
+        seen.extend(moved)
+        step(chunks, moved, *rest, **more)
+
+    monkeypatch.setattr(adamw_kernel, "step", note)
+    optimizer.step()
+    for one in seen:
+        assert all(map(adamw_kernel.is_aligned, (one.weight, one.gradient, one.mean, one.square)))
+        assert torch.equal(one.gradient, torch.full_like(one.gradient, 2.0))
+
+
+@pytest.mark.usefixtures("one_pass")
 @pytest.mark.parametrize("why", ["sharded", "bf16", "strided"])
 def test_what_does_not_fit_leaves_every_weight_to_the_plain_form(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16 if why == "bf16" else torch.float32))
