@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from tintype.config.strict import assignments_in, read_yaml, settings_in
+from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_in
 from tintype.settings import KeysOf, NamesFile, Settings
 
 _PLAIN = re.compile(r"[\w./~@+-]+")
@@ -69,19 +69,6 @@ def _located_assignment(assignment: str, classes: Sequence[type[Settings]], fold
         return assignment
     is_plain = isinstance(located, str) and _PLAIN.fullmatch(located)
     return f"{dotted}={located if is_plain else json.dumps(located, ensure_ascii=False)}"
-
-
-def marks_of(field: FieldInfo) -> Iterator[object]:
-    """Yield the marks of a setting, also those within unions and containers."""
-    yield from field.metadata
-    yield from _marks_in(field.annotation)
-
-
-def _marks_in(annotation: object) -> Iterator[object]:
-    if get_origin(annotation) is Annotated:
-        yield from get_args(annotation)[1:]
-    for inner in get_args(annotation):
-        yield from _marks_in(inner)
 
 
 def _classes_in(field: FieldInfo) -> list[type[Settings]]:

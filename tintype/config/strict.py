@@ -9,10 +9,10 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -306,9 +306,7 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
     """Return the settings that may stand at a path of pydantic's, which holds the tags of unions too."""
     candidates = [model]
     for key in loc:
-        of_kind: list[type[Settings]] = [
-            c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key
-        ]
+        of_kind: list[type[Settings]] = [c for c in candidates if issubclass(c, Part) and c.kind_name() == key]
         deeper = [c.model_fields[key] for c in candidates if isinstance(key, str) and key in c.model_fields]
         inside = [c for field in deeper for c in settings_in(field)]
         if inside or (deeper and not of_kind):
@@ -319,23 +317,25 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
 
 
 def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
-    return {str(c.model_fields["kind"].default) for c in _classes_at(model, loc) if issubclass(c, Part)}
+    return {c.kind_name() for c in _classes_at(model, loc) if issubclass(c, Part)}
+
+
+def marks_of(field: FieldInfo) -> Iterator[object]:
+    """Yield the types that a field may hold and all their marks, also within unions and containers."""
+    yield from field.metadata
+    yield from _inside(field.annotation)
+
+
+def _inside(annotation: object) -> Iterator[object]:
+    yield annotation
+    for inner in get_args(annotation):  # of `Annotated`: the type and its marks
+        yield from _inside(inner)
 
 
 def settings_in(field: FieldInfo) -> list[type[Settings]]:
     """Return the classes of settings that a field may hold."""
-    return _settings_in(field.annotation, field.metadata)
-
-
-def _settings_in(annotation: object, marks: Sequence[object] = ()) -> list[type[Settings]]:
-    if chosen := [part for mark in marks if isinstance(mark, OneOf) for part in mark.parts]:
-        return chosen
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return [annotation]
-    if get_origin(annotation) is Annotated:
-        inner, *inner_marks = get_args(annotation)
-        return _settings_in(inner, inner_marks)
-    return [c for inner in get_args(annotation) for c in _settings_in(inner)]
+    chosen = [part for mark in marks_of(field) if isinstance(mark, OneOf) for part in mark.parts]
+    return chosen or [one for one in marks_of(field) if isinstance(one, type) and issubclass(one, Settings)]
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")

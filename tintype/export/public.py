@@ -13,7 +13,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tintype.config.paths import marks_of
+from tintype.config.strict import marks_of
 from tintype.runtime.files import Json
 from tintype.runtime.redact import LOCAL, redact_text
 from tintype.settings import NamesFile, Settings

@@ -10,8 +10,8 @@ import pytest
 
 from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
-from tintype.config.paths import find_beside, locate, locate_assignments, locate_options, marks_of
-from tintype.config.strict import settings_in
+from tintype.config.paths import find_beside, locate, locate_assignments, locate_options
+from tintype.config.strict import marks_of, settings_in
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan, read_plan
 from tintype.settings import NamesFile, Settings, plain
