@@ -50,6 +50,17 @@ def check_inside(folder: Path, files: Sequence[Path], follow_links: bool) -> Non
         raise _refusal(folder, outside)
 
 
+def first_folder(file: Path, source: Path) -> str | None:
+    """Return the first folder on the path to a file, for splits that lie in folders."""
+    parts = file.relative_to(source).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def leads_out(name: str) -> bool:
+    """Return whether a path in a set's own files points outside the set."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
+
+
 def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
     first = min(outside)
     others = f" and {len(outside) - 1:,} more are links that lead" if len(outside) > 1 else " is a link that leads"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tintype.data.folders import files_in
+from tintype.data.folders import files_in, first_folder
 from tintype.data.image_sets import SUFFIXES
 from tintype.data.importers.beside import Member, Sample, SideImporter
-from tintype.data.importers.importer import FOLDER, Reading, first_folder
+from tintype.data.importers.importer import FOLDER, Reading
 from tintype.data.importers.metadata import is_metadata
 from tintype.errors import UserError
 

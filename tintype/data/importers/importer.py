@@ -82,14 +82,3 @@ def usual_captions(columns: Collection[str]) -> dict[str, str]:
         if found := {name: column for column, name in usual.items() if column in columns}:
             return found  # of two columns for one kind, the later
     return {}
-
-
-def first_folder(file: Path, source: Path) -> str | None:
-    """Return the first folder on the path to a file, for splits that lie in folders."""
-    parts = file.relative_to(source).parts
-    return parts[0] if len(parts) > 1 else None
-
-
-def leads_out(name: str) -> bool:
-    """Return whether a path in a set's own files points outside the set."""
-    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")

@@ -23,19 +23,10 @@ from PIL import Image
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tintype.config.strict import first_problem
-from tintype.data.folders import check_inside
+from tintype.data.folders import check_inside, first_folder, leads_out
 from tintype.data.image_file import Limits, read_file, too_large
 from tintype.data.importers.beside import UnreadableError, entries_of, text_of
-from tintype.data.importers.importer import (
-    FOLDER,
-    MOST_TABLE_BYTES,
-    MOST_TEXT_BYTES,
-    Importer,
-    Item,
-    Reading,
-    first_folder,
-    leads_out,
-)
+from tintype.data.importers.importer import FOLDER, MOST_TABLE_BYTES, MOST_TEXT_BYTES, Importer, Item, Reading
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError, as_user_error
 

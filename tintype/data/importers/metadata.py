@@ -12,19 +12,10 @@ import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from tintype.data.folders import check_inside, files_in
+from tintype.data.folders import check_inside, files_in, first_folder, leads_out
 from tintype.data.image_file import read_file
 from tintype.data.image_sets import SUFFIXES
-from tintype.data.importers.importer import (
-    FOLDER,
-    MOST_TABLE_BYTES,
-    MOST_TEXT_BYTES,
-    Importer,
-    Item,
-    Reading,
-    first_folder,
-    leads_out,
-)
+from tintype.data.importers.importer import FOLDER, MOST_TABLE_BYTES, MOST_TEXT_BYTES, Importer, Item, Reading
 from tintype.data.importers.table import IMAGE, kinds
 from tintype.data.parquet_file import TooLarge, open_bounded, parquet_rows
 from tintype.data.store.attributes import kinds_in

@@ -11,9 +11,9 @@ import tarfile
 from pathlib import Path
 
 from tintype.data import tar_file
-from tintype.data.folders import files_in
+from tintype.data.folders import files_in, leads_out
 from tintype.data.importers.beside import Member, Sample, SideImporter
-from tintype.data.importers.importer import Reading, leads_out
+from tintype.data.importers.importer import Reading
 
 
 def open_webdataset(path: Path, reading: Reading) -> SideImporter | None:
