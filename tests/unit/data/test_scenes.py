@@ -217,7 +217,7 @@ def test_the_vocabulary_holds_every_word_and_no_other() -> None:
 
 def test_objects_are_drawn_from_the_words_given() -> None:
     few = ObjectWords(shape=("ball", "star"), colour=("red", "blue"), size=("large",), texture=("plain",))
-    drawn = {split: draw_batch(0, range(200), split, words=few.by_attribute).to_scenes() for split in ("train", "eval")}
+    drawn = {split: draw_batch(0, range(200), split, words=dict(few)).to_scenes() for split in ("train", "eval")}
     alone = {split: [scene.objects[0] for scene in of if len(scene.objects) == 1] for split, of in drawn.items()}
     assert {(thing.colour, thing.shape) for thing in alone["train"]} == {("red", "star"), ("blue", "ball")}
     assert {(thing.colour, thing.shape) for thing in alone["eval"]} == {("red", "ball"), ("blue", "star")}

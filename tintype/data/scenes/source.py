@@ -12,16 +12,7 @@ from torch import Tensor
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import (
-    COLOURS,
-    HELD_OUT_PAIRS,
-    OBJECT_VOCABULARY,
-    SHAPES,
-    SIZES,
-    TEXTURES,
-    Scene,
-    draw_batch,
-)
+from tintype.data.scenes.scene import HELD_OUT_PAIRS, OBJECT_VOCABULARY, Scene, draw_batch
 from tintype.data.scenes.shared import SharedScenes, open_shared
 from tintype.runtime.transfer import send
 from tintype.seams import Record
@@ -40,10 +31,10 @@ _Words = Annotated[tuple[str, ...], Field(strict=False)]
 class ObjectWords(Settings):
     """The words that objects are drawn from. Fewer make a task that a smaller model learns sooner."""
 
-    shape: _Words = SHAPES
-    colour: _Words = COLOURS
-    size: _Words = SIZES
-    texture: _Words = TEXTURES
+    shape: _Words = OBJECT_VOCABULARY["shape"]
+    colour: _Words = OBJECT_VOCABULARY["colour"]
+    size: _Words = OBJECT_VOCABULARY["size"]
+    texture: _Words = OBJECT_VOCABULARY["texture"]
 
     @model_validator(mode="after")
     def _known(self) -> ObjectWords:
@@ -52,10 +43,6 @@ class ObjectWords(Settings):
             if not given or len(set(given)) < len(given) or not set(given) <= set(known):
                 raise ValueError(f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once")
         return self
-
-    @property
-    def by_attribute(self) -> dict[str, tuple[str, ...]]:
-        return {"shape": self.shape, "colour": self.colour, "size": self.size, "texture": self.texture}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -180,5 +167,5 @@ class SceneSource:
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
         own, indices = self._settings, self._indices(ids)
         return draw_batch(
-            own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, own.objects.by_attribute
+            own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, dict(own.objects)
         ).to_scenes()
