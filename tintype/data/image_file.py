@@ -24,10 +24,6 @@ from tintype.errors import UserError
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Accepted formats. JPEG includes MPO: a photograph with a preview after it."""
 NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
-PILLOW_MOST_PIXELS = 178_956_970
-"""Pillow itself refuses images with more pixels."""
-MOST_PIXELS_AT_ONCE = 100_000_000
-"""Pixels decoded at a time, by all threads. One image is always decoded, however large."""
 _OF_BROKEN_FILES = (
     ArithmeticError,
     AttributeError,

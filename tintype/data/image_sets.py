@@ -22,18 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from tintype.data import tar_file
-from tintype.data.decoding.threads import decoding_pool, usual_threads
+from tintype.data.decoding.threads import MOST_PIXELS_AT_ONCE, decoding_pool, usual_threads
 from tintype.data.folders import files_in
-from tintype.data.image_file import (
-    LIMITS,
-    MOST_PIXELS_AT_ONCE,
-    BadImageError,
-    Encoded,
-    open_image,
-    pixels_stated,
-    read_file,
-    too_large,
-)
+from tintype.data.image_file import LIMITS, BadImageError, Encoded, open_image, pixels_stated, read_file, too_large
 from tintype.data.parquet_file import TooLarge, open_bounded, parquet_rows
 from tintype.data.sample_shards import read_shard
 from tintype.data.store.layout import is_store, open_store

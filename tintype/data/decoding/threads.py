@@ -11,6 +11,8 @@ from threading import Barrier, Condition
 
 import torch
 
+MOST_PIXELS_AT_ONCE = 100_000_000
+"""Pixels decoded at a time, by all threads. One image is always decoded, however large."""
 _MOST_THREADS = 16
 _sharing = 1
 
@@ -46,7 +48,7 @@ def decoding_pool(threads: int) -> ThreadPoolExecutor:
 class PixelBudget:
     """Bounds the pixels that threads decode at a time. One image is always decoded, however large."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = MOST_PIXELS_AT_ONCE) -> None:
         self._most, self._used, self._changed = most, 0, Condition()
 
     @contextmanager

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tintype.config.strict import nearest
-from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
+from tintype.data.decoding.threads import MOST_PIXELS_AT_ONCE
+from tintype.data.image_file import LIMITS, Limits, pixels_stated
 from tintype.data.image_sets import map_prefetched
 from tintype.data.importers import open_importer
 from tintype.data.importers.importer import Importer, Item, Reading

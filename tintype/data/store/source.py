@@ -17,7 +17,6 @@ from tintype.data.buckets import Shape, nearest_shape
 from tintype.data.decoding.processes import decoders
 from tintype.data.decoding.threads import PixelBudget, decoding_pool, usual_threads
 from tintype.data.fit import covering
-from tintype.data.image_file import MOST_PIXELS_AT_ONCE
 from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
@@ -73,7 +72,7 @@ class StoreSource:
             raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
         width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
         self._refuse_small(width_N, height_N, settings.size_px)
-        self._decoding = PixelBudget(MOST_PIXELS_AT_ONCE)
+        self._decoding = PixelBudget()
         self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store.identity)
         self.columns = frozenset(self._store.captions)
