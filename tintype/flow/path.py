@@ -33,10 +33,6 @@ def x_to_velocity(x_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 
     return (x_t_BCHW - x_BCHW) / over_image(t_B.clamp_min(clamp), x_t_BCHW)
 
 
-def velocity_to_x(v_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
-    return x_t_BCHW - over_image(t_B, x_t_BCHW) * v_BCHW
-
-
 def shift_time(t: Tensor, shift: float) -> Tensor:
     """Move t towards the noise for shift > 1; 0 and 1 stay where they are."""
     return shift * t / (1 + (shift - 1) * t)

@@ -30,11 +30,10 @@ def test_velocity_is_the_derivative_of_the_path() -> None:
     assert torch.allclose(slope, path.velocity(x, noise), atol=1e-8)
 
 
-def test_x_and_velocity_convert_into_each_other() -> None:
+def test_x_converts_to_the_velocity() -> None:
     x, noise, t = pair()
     x_t, v = path.interpolate(x, noise, t), path.velocity(x, noise)
     assert torch.allclose(path.x_to_velocity(x, x_t, t), v)
-    assert torch.allclose(path.velocity_to_x(v, x_t, t), x)
     assert torch.allclose(path.x_to_velocity(x, x_t, t, clamp=0.05), v)
     clamped = path.x_to_velocity(x, x_t, t, clamp=0.5)
     assert torch.allclose(clamped[0], v[0] * t[0] / 0.5)
