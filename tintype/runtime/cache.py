@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tintype.errors import UserError
+from tintype.errors import as_user_error
 from tintype.runtime.files import write_json
 
 
@@ -18,20 +18,11 @@ def cache_folder() -> Path:
     return Path(root).expanduser() if root else Path.home() / ".cache" / "tintype"
 
 
-@contextmanager
-def writing_cache(file: Path, otherwise: str = "") -> Iterator[None]:
+def writing_cache(path: Path, otherwise: str = "") -> AbstractContextManager[None]:
     """Raise a `UserError` for an error of the disk. `otherwise` is what a user can do without a cache."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(file, error, otherwise) from None
-
-
-def unwritable(path: Path, error: OSError, otherwise: str = "") -> UserError:
     advice = f", or {otherwise}" if otherwise else ""
-    return UserError(
-        f"cannot write {path}: {error.strerror}; make room, set TINTYPE_CACHE to a folder that can be written{advice}"
-    )
+    remedy = f"make room, set TINTYPE_CACHE to a folder that can be written{advice}"
+    return as_user_error(OSError, f"cannot write {path}", remedy)
 
 
 def stamp_of(made_of: Mapping[str, object]) -> bytes:

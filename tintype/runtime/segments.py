@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tintype.runtime import fault
-from tintype.runtime.cache import unwritable
+from tintype.runtime.cache import writing_cache
 
 KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{KEY_BYTES}sQII")
@@ -99,8 +99,8 @@ class Segments:
     def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
         """Adds each block under its key. What was added before an error stays."""
         records = []
-        try:
-            segment = self._own_segment()
+        with writing_cache(self.folder, self._otherwise):
+            segment, self._own = self._own_segment(), None  # after an error: its index may end in half a record
             first = segment.rows.stat().st_size if segment.rows.exists() else 0
             for key, block in blocks:
                 records.append((key, first, len(block), self._sum(key, first, block)))
@@ -108,9 +108,7 @@ class Segments:
             _append(segment.rows, b"".join(block for _, block in blocks))
             fault.point("text.index")
             _append(segment.index, b"".join(_RECORD.pack(*record) for record in records))
-        except OSError as error:
-            self._own = None  # its index may end in half a record, which must stay the last
-            raise unwritable(self.folder, error, self._otherwise) from None
+        self._own = os.getpid(), segment
         for key, first, size, total in records:
             self._places[key] = _Place(segment, first, size, total, checked=True)
         segment.read += len(records) * _RECORD.size
