@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Annotated
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype.errors import UserError
@@ -27,8 +27,8 @@ from tintype.runtime.identity import check_pin
 from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_floats
 
-Numbers = float | tuple[float, ...]
-"""One for all channels, or one for each."""
+Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
+"""One for all channels, or one for each; not strict, so that a plan's file may list them."""
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
 Scale = Annotated[
@@ -92,12 +92,6 @@ class LatentPart(PretrainedPart, TokenizerPart):
     stride_px: StridePx
     scale: Scale = None
     shift: Numbers | None = Field(None, description="By default both are the checkpoint's own")
-
-    @field_validator("scale", "shift", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: object) -> object:
-        """Accept the lists of a plan's file, which strict validation would refuse."""
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> LatentPart:
