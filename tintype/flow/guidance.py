@@ -62,7 +62,21 @@ class GuidancePart(Part):
         raise NotImplementedError
 
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
-        return Guided(self, branches.captioned, self.pair(branches), bias)
+        """Return the guided velocity.
+
+        The bias is undone once, on that: it is affine, and the weights of the two branches sum to one.
+        """
+        pair = self.pair(branches)
+
+        def guided(x_t_BCHW: Tensor, t: float) -> Tensor:
+            if self.scale == 1 or not self.from_t <= t <= self.to_t:
+                v_BCHW = branches.captioned(x_t_BCHW, t)
+            else:
+                strong_BCHW, weak_BCHW = pair(x_t_BCHW, t)
+                v_BCHW = torch.lerp(weak_BCHW, strong_BCHW, self.scale)
+            return v_BCHW if bias is None else bias.undo(v_BCHW)
+
+        return guided
 
 
 class ClassifierFreeSettings(GuidancePart):
@@ -115,23 +129,3 @@ class VelocityBias:
 
     def undo(self, v_BCHW: Tensor) -> Tensor:
         return torch.lerp(v_BCHW, self.mean_CHW, self.strength)
-
-
-@dataclass(frozen=True)
-class Guided:
-    settings: GuidancePart
-    strong: VelocityFn
-    pair: PairFn
-    bias: VelocityBias | None = None
-    """Undone once, on the guided velocity: the bias is affine, and the weights of the two branches sum to one."""
-
-    def __call__(self, x_t_BCHW: Tensor, t: float) -> Tensor:
-        v_BCHW = self._guided(x_t_BCHW, t)
-        return v_BCHW if self.bias is None else self.bias.undo(v_BCHW)
-
-    def _guided(self, x_t_BCHW: Tensor, t: float) -> Tensor:
-        settings = self.settings
-        if settings.scale == 1 or not settings.from_t <= t <= settings.to_t:
-            return self.strong(x_t_BCHW, t)
-        strong, weak = self.pair(x_t_BCHW, t)
-        return torch.lerp(weak, strong, settings.scale)

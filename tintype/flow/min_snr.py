@@ -12,14 +12,13 @@ B: samples of a micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from tintype.flow.part import WeightingPart
-from tintype.seams import Objective, TimeDensity
+from tintype.seams import Objective, TimeDensity, Weighting
 
 
 class MinSnrSettings(WeightingPart):
@@ -27,17 +26,10 @@ class MinSnrSettings(WeightingPart):
     gamma: float = Field(5.0, gt=0, description="No signal-to-noise ratio counts more than this")
     normalised: bool = Field(True, description="Divide by the mean weight under the density of t")
 
-    def build(self, time: TimeDensity, objective: Objective) -> MinSnr:
-        plain = MinSnr(objective, self.gamma)
-        return replace(plain, mean=time.mean_of(plain)) if self.normalised else plain
+    def build(self, time: TimeDensity, objective: Objective) -> Weighting:
+        def plain(t_B: Tensor) -> Tensor:
+            snr_B = ((1 - t_B) / t_B).square()  # infinite at t = 0, where the minimum is γ
+            return snr_B.clamp_max(self.gamma) / objective.x_weight(t_B)
 
-
-@dataclass(frozen=True)
-class MinSnr:
-    objective: Objective
-    gamma: float
-    mean: float = 1.0
-
-    def __call__(self, t_B: Tensor) -> Tensor:
-        snr_B = ((1 - t_B) / t_B).square()  # infinite at t = 0, where the minimum is γ
-        return snr_B.clamp_max(self.gamma) / self.objective.x_weight(t_B) / self.mean
+        mean = time.mean_of(plain) if self.normalised else 1.0
+        return lambda t_B: plain(t_B) / mean
