@@ -191,7 +191,9 @@ def test_control_without_limits_the_memory_rises(promise: Promise, found: list[t
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-def test_the_pages_of_usual_files_are_within_the_bounds(tmp_path: Path, version: str, compression: str) -> None:
+def test_the_pages_of_usual_files_are_within_the_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, compression: str
+) -> None:
     rng = np.random.default_rng(0)
     column = pyarrow.array([rng.bytes(200) for _ in range(3000)])
     table = pyarrow.table({"image": column, "caption": [f"words {n % 7}" for n in range(3000)]})
@@ -199,15 +201,11 @@ def test_the_pages_of_usual_files_are_within_the_bounds(tmp_path: Path, version:
     options = {"row_group_size": 1000, "data_page_size": 4096, "data_page_version": version, "write_batch_size": 16}
     parquet.write_table(table, path, compression=compression, use_dictionary=["caption"], **options)
     file = open_bounded(path)
-    content = memoryview(path.read_bytes())
-    seen = [page for chunk in _chunks(file) for page in parquet_file._pages(content, path, chunk)]
-    assert len(seen) > 100 and sum(page.values for page in seen if page.kind in (0, 3)) == 6000
     check_pages(file, path, ["image", "caption"])
-
-
-def _chunks(file: object) -> list[object]:
-    metadata = file.metadata  # type: ignore[attr-defined]
-    return [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups) for leaf in range(2)]
+    seen: list[int] = []
+    monkeypatch.setattr(parquet_file, "_check_page", lambda column, packed, unpacked, values: seen.append(values))
+    check_pages(file, path, ["image", "caption"])
+    assert len(seen) > 100 and sum(seen) == 6000 + 3 * 7  # with the dictionary of each row group
 
 
 @pytest.mark.parametrize("end", range(1, 40, 3))
@@ -221,14 +219,13 @@ def test_a_file_whose_pages_are_damaged_is_refused(tmp_path: Path, end: int) -> 
         check_pages(open_bounded(path), path, ["image"])
 
 
-def test_a_page_of_too_many_values_is_refused(tmp_path: Path) -> None:
-    page = parquet_file._Page(0, 100, 100, MOST_PAGE_VALUES + 1)
-    with pytest.raises(UserError, match="has 16,777,217 values; the most is 16,777,216"):
-        parquet_file._check_page(page, tmp_path, "image")
-    parquet_file._check_page(parquet_file._Page(0, 100, 64 * MIB, MOST_PAGE_VALUES), tmp_path, "image")
-    parquet_file._check_page(parquet_file._Page(0, MIB, 100 * MIB, 1), tmp_path, "image")
+def test_a_page_of_too_many_values_is_refused() -> None:
+    with pytest.raises(UserError, match="image has 16,777,217 values; the most is 16,777,216"):
+        parquet_file._check_page("image", 100, 100, MOST_PAGE_VALUES + 1)
+    parquet_file._check_page("image", 100, 64 * MIB, MOST_PAGE_VALUES)
+    parquet_file._check_page("image", MIB, 100 * MIB, 1)
     with pytest.raises(UserError, match="smaller pages"):
-        parquet_file._check_page(parquet_file._Page(0, MIB, 100 * MIB + 1, 1), tmp_path, "image")
+        parquet_file._check_page("image", MIB, 100 * MIB + 1, 1)
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])

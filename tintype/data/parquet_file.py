@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow
@@ -58,35 +58,26 @@ def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -
     content = np.memmap(path, np.uint8, "r").data
     for group in range(file.num_row_groups):
         for leaf in leaves:
-            chunk = file.metadata.row_group(group).column(leaf)
-            for page in _pages(content, path, chunk):
-                _check_page(page, path, chunk.path_in_schema)
+            _check_chunk(content, path, file.metadata.row_group(group).column(leaf))
 
 
 def _is_of(leaf: str, columns: Sequence[str]) -> bool:
     return any(leaf == column or leaf.startswith(f"{column}.") for column in columns)
 
 
-class _Page(NamedTuple):
-    kind: int
-    packed_bytes: int
-    bytes: int
-    values: int
-
-
-def _check_page(page: _Page, path: Path, column: str) -> None:
-    if page.values > MOST_PAGE_VALUES:
-        raise UserError(f"{path}: a page of {column} has {page.values:,} values; the most is {MOST_PAGE_VALUES:,}")
-    most = min(MOST_PAGE_BYTES, max(UNCOUNTED_PAGE_BYTES, MOST_TIMES * page.packed_bytes))
-    if page.bytes > most:
+def _check_page(column: str, packed: int, unpacked: int, values: int) -> None:
+    if values > MOST_PAGE_VALUES:
+        raise UserError(f"{column} has {values:,} values; the most is {MOST_PAGE_VALUES:,}")
+    most = min(MOST_PAGE_BYTES, max(UNCOUNTED_PAGE_BYTES, MOST_TIMES * packed))
+    if unpacked > most:
         raise UserError(
-            f"{path}: a page of {column} unpacks from {page.packed_bytes:,} bytes to {page.bytes:,}; the most is "
-            f"{most:,}. Write the file with smaller pages or row groups"
+            f"{column} unpacks from {packed:,} bytes to {unpacked:,}; the most is {most:,}. Write the file with "
+            "smaller pages or row groups"
         )
 
 
-def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) -> Iterator[_Page]:
-    """Yield the pages that the reader reads: up to the number of values that the footer states."""
+def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) -> None:
+    """Check the pages that the reader reads: up to the number of values that the footer states."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
@@ -99,7 +90,7 @@ def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) 
             values = max(fields.get((number, 1), 0) for number in (5, 7, 8))
             if min(unpacked, packed, values) < 0:
                 raise ValueError("a negative size")
-        yield _Page(kind, packed, unpacked, values)
+        _check_page(f"{path}: a page of {chunk.path_in_schema}", packed, unpacked, values)
         left -= values if kind in (_DATA, _DATA_V2) else 0
         at += size + packed
 
