@@ -14,11 +14,14 @@ from tintype.data.scenes.render import object_centres, render
 from tintype.data.scenes.scene import (
     COLOURS,
     LIGHTS,
+    MAX_OBJECTS,
+    POSITIONS,
     SCENE_VOCABULARY,
     SHAPES,
     Scene,
     SceneBatch,
     SceneObject,
+    Split,
     Style,
     draw_batch,
     is_held_out,
@@ -52,18 +55,14 @@ def test_words_and_indices_say_the_same() -> None:
     assert SceneBatch.from_scenes(SCENES).to_scenes() == SCENES
 
 
-def test_impossible_scenes_are_refused() -> None:
-    red_ball = thing("red", "ball", "top left")
-    with pytest.raises(UserError, match="same colour and shape"):
-        one_of(red_ball, replace(red_ball, position="top right"))
-    with pytest.raises(UserError, match="alone"):
-        one_of(replace(red_ball, position="centre"), thing("blue", "ball", "top left"))
-    with pytest.raises(UserError, match="different positions"):
-        one_of(red_ball, thing("blue", "ball", "top left"))
-    with pytest.raises(UserError, match="must differ"):
-        replace(one_of(red_ball), sky="slate")
-    with pytest.raises(UserError, match="colour 'beige' is not one of"):
-        thing("beige", "ball", "centre")
+@pytest.mark.parametrize("split", ["train", "eval", "any"])
+def test_every_drawn_scene_is_possible(split: Split) -> None:
+    for scene in draw_batch(5, range(2000), split).to_scenes():
+        places = [POSITIONS.index(thing.position) for thing in scene.objects]
+        assert 1 <= len(places) <= MAX_OBJECTS and sorted(set(places)) == places
+        assert places == [0] or 0 not in places, "an object stands in the centre only when it is alone"
+        assert len(pairs(scene)) == len(places), "no two have the same colour and shape"
+        assert scene.sky != scene.ground
 
 
 def test_splits_share_no_scene_and_train_knows_every_word() -> None:
@@ -81,7 +80,7 @@ def test_object_counts_and_style_are_as_asked() -> None:
     assert {len(scene.objects) for scene in some} == {2, 3}
     assert {scene.style for scene in draw_batch(0, range(99), style="photo").to_scenes()} == {"photo"}
     with pytest.raises(UserError, match="min_objects"):
-        draw_batch(0, [0], min_objects=3, max_objects=2).to_scenes()
+        parse(ScenesSettings, Document("x", {"min_objects": 3, "max_objects": 2}))
 
 
 @pytest.mark.parametrize("size_px", [24, 64])
@@ -105,8 +104,8 @@ def test_images_have_sane_contrast(style: Style, size_px: int) -> None:
 
 @pytest.mark.parametrize("size_px", [8, 15, 1025])
 def test_sizes_out_of_range_are_refused(size_px: int) -> None:
-    with pytest.raises(UserError, match="16 to 1024 px"):
-        render(SCENES[:1], size_px, 0, [0])
+    with pytest.raises(UserError, match=r"size_px: input should be .* than or equal to (16|1024)"):
+        parse(ScenesSettings, Document("x", {"size_px": size_px}))
 
 
 @pytest.mark.parametrize("style", ["render", "photo"])

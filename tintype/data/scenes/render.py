@@ -23,9 +23,6 @@ from torch import Tensor
 from tintype import rng
 from tintype.data.scenes.scene import POSITIONS, SHAPES, STYLES, TEXTURES, VOCABULARY, Scene, SceneBatch
 from tintype.data.scenes.shapes import DISTANCES
-from tintype.errors import UserError
-
-MIN_SIZE_PX, MAX_SIZE_PX = 16, 1024
 
 _COLOUR_RGB = {  # and the second colour of a striped or dotted object, near enough to the first not to be taken for it
     "red": ((0.86, 0.16, 0.18), (1.00, 0.74, 0.70)),
@@ -93,8 +90,6 @@ def render(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Render the scenes as uint8 [B, 3, size_px, size_px] on the device."""
-    if not MIN_SIZE_PX <= size_px <= MAX_SIZE_PX:
-        raise UserError(f"scenes are drawn at {MIN_SIZE_PX} to {MAX_SIZE_PX} px, not at {size_px}")
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
     index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
     if len(index_B) != len(batch):
