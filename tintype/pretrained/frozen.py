@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preparation
-from tintype.seams import Encoder
 
 Arithmetic = Literal["fp32", "tf32"]
 Compute = Literal[Arithmetic, "bf16"]
@@ -85,6 +84,3 @@ class FrozenEncoder:
     def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network(input_BCHW)
         return feature_BF
-
-
-_IS_ENCODER: type[Encoder] = FrozenEncoder  # checked by mypy

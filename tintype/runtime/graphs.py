@@ -103,10 +103,10 @@ class _Captured:
             self._gradients = tuple(next(found) if one.requires_grad else None for one in leaves)
         self._outputs = [one.detach() for one in outputs]
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return copies of the outputs: the next pass overwrites them."""
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return copies of the outputs for the inputs, which come first: the next pass overwrites them."""
         with torch.no_grad():
-            torch._foreach_copy_(self._inputs, list(inputs))
+            torch._foreach_copy_(self._inputs, list(tensors[: len(self._inputs)]))
         self._forward.replay()
         return tuple(one.clone() for one in self._outputs)
 
@@ -115,10 +115,6 @@ class _Captured:
         torch._foreach_copy_(self._d_outputs, list(d_outputs))
         self._backward.replay()
         return tuple(one if one is None else one.detach() for one in self._gradients)
-
-    @property
-    def count(self) -> int:
-        return len(self._inputs)
 
     @property
     def gradients(self) -> set[int]:
@@ -130,7 +126,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, captured: _Captured, token: _Token, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.captured, ctx.token = captured, token
-        return captured.forward(tensors[: captured.count])
+        return captured.forward(tensors)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
