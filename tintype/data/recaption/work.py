@@ -19,7 +19,7 @@ from tintype.config.strict import nearest
 from tintype.data.recaption.answers import EMPTY, REFUSAL, judge
 from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
-from tintype.data.store.changes import add_column, check_name
+from tintype.data.store.changes import add_column, check_column
 from tintype.data.store.layout import CAPTION, AboutStore, Split, Store, open_store
 from tintype.data.store.texts import LONGEST, is_utf8
 from tintype.errors import UserError
@@ -149,14 +149,7 @@ def recaption(
 
 
 def _check_task(store: Store, task: Task) -> None:
-    check_name(task.column)
-    if task.column in store.about.imported:
-        raise UserError(
-            f"--column {task.column}: {store.path} has captions of this name from its import, which are not written "
-            "over; take another name"
-        )
-    if task.column in store.attributes:
-        raise UserError(f"--column {task.column}: this is an attribute of {store.path}; take another name")
+    check_column(store, task.column)
     empty = task.only_empty
     if empty is not None and empty not in store.captions:
         raise UserError(f"--only-empty {empty}: {store.path} has no such captions; {nearest(empty, store.captions)}")
@@ -181,7 +174,7 @@ def _done_before(store: Store, task: Task, settings: Mapping[str, Json], work: P
 
 
 def _asked_rows(store: Store, task: Task) -> list[int]:
-    rows: list[int] = list(range(len(store))) if task.split is None else store.rows(task.split).tolist()
+    rows: list[int] = store.rows(task.split).tolist()
     if task.only_empty is not None:
         texts = store.texts(CAPTION + task.only_empty)
         rows = [row for row in rows if not texts[row].strip()]

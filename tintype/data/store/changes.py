@@ -33,28 +33,31 @@ from tintype.runtime.files import sha256_of, write_bytes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that cannot be a part of the name of a file."""
+def check_column(store: Store, name: str) -> None:
+    """Refuse a name that cannot be that of new captions. It is a part of the names of files."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--column {name}: the name of a caption has up to 64 letters, digits, '_', '-' and '.', and begins with a "
             "letter or digit"
         )
     layout.refuse_built_in(name, "--column")
+    if name in store.about.imported:
+        raise UserError(
+            f"--column {name}: {store.path} has captions of this name from its import, which are not written over; "
+            "take another name"
+        )
+    if name in store.attributes:
+        raise UserError(f"--column {name}: this is an attribute of {store.path}; take another name")
 
 
 def add_column(
     path: Path, name: str, texts: Sequence[str], made_by: Mapping[str, object], journal: bytes | None = None
 ) -> AboutStore:
     """Add the texts, one for each row, under a new name, or replace a column that was added before."""
-    check_name(name)
     with _writing(path):
         store = Store(path)  # as it is now: another column may have come since the caller looked
+        check_column(store, name)
         before = store.about.find_added(name)
-        if before is None and name in store.captions:
-            raise UserError(f"the caption {name} of {path} was imported, and lies in the shards; take another name")
-        if name in store.attributes:
-            raise UserError(f"{name} is an attribute of {path}; take another name for the caption")
         if len(texts) != len(store):
             raise ValueError(f"{len(texts)} captions for {len(store)} rows")
         # All is on the disk before it is named: what it was made of is removed next.

@@ -302,7 +302,7 @@ def test_numbers_that_would_be_rounded_are_not_compared(tmp_path: Path) -> None:
 
 def test_new_captions_leave_attributes_alone(tmp_path: Path) -> None:
     before = stored(tmp_path, "parquet", ASKED)
-    with pytest.raises(UserError, match="style is an attribute"):
+    with pytest.raises(UserError, match="style: this is an attribute"):
         add_column(before.path, "style", ["x"] * 6, {})
     add_column(before.path, "vlm", ["x"] * 6, {})
     after = Store(before.path)
