@@ -67,7 +67,7 @@ def export_store(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Write the records, of one split or of both, in the store's order."""
-    rows = range(len(store)) if split is None else store.rows(split).tolist()
+    rows = store.rows(split).tolist()
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

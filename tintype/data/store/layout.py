@@ -202,8 +202,9 @@ class Store:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def rows(self, split: Split) -> NDArray[np.int64]:
-        return self._rows[split]
+    def rows(self, split: Split | None) -> NDArray[np.int64]:
+        """Return the rows of a split, or of all for None."""
+        return np.arange(len(self)) if split is None else self._rows[split]
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return width and height of every row."""
@@ -222,8 +223,7 @@ class Store:
         return Encoded(name, content, Path(self._value("source", row)).stem)
 
     def all_encoded(self, split: Split | None = None) -> Iterator[Encoded]:
-        rows = range(len(self)) if split is None else self.rows(split).tolist()
-        return (self.encoded(row) for row in rows)
+        return (self.encoded(row) for row in self.rows(split).tolist())
 
     def captions_of(self, row: int) -> dict[str, str]:
         return {name: self._value(CAPTION + name, row) for name in self.captions}
