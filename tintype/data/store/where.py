@@ -3,8 +3,8 @@
     words(long) >= 5 and min(width, height) >= 256 and style == 'flat'
 
 Nothing is executed. Names and quoted texts are masked, Python's own `ast` parses what is left, and only the nodes named
-in `_Builder._node` are accepted. Types are checked against the store's columns before any column is read. The
-expression is computed for all records at once, on the memory-mapped columns, by Arrow.
+in `_Builder._node` are accepted. Each part is computed by Arrow once its types are checked, for all records at once, on
+the memory-mapped columns.
 
 Beyond Python's syntax there are `[any column name]` and `caption:NAME`. A backslash in a text is a backslash.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Literal, TypeAlias
@@ -33,7 +33,6 @@ from tintype.errors import UserError
 Type = Literal["number", "text", "truth"]
 Value: TypeAlias = Any
 """A float, str or bool, or a scalar or column of Arrow with such values."""
-Compute: TypeAlias = Callable[[Store], Value]
 
 _LONGEST, _DEEPEST = 4000, 60
 _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
@@ -49,19 +48,19 @@ _TOKEN = re.compile(
     |(?P<odd>(?<![=<>!])=(?!=)|[^0-9.<>=!()+\-*/,])""",
     re.VERBOSE,
 )
-_COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Eq: ("==", "equal"),
-    ast.NotEq: ("!=", "not_equal"),
-    ast.Lt: ("<", "less"),
-    ast.LtE: ("<=", "less_equal"),
-    ast.Gt: (">", "greater"),
-    ast.GtE: (">=", "greater_equal"),
+_COMPARE: dict[type[ast.cmpop], tuple[str, Callable[..., Value]]] = {
+    ast.Eq: ("==", compute.equal),
+    ast.NotEq: ("!=", compute.not_equal),
+    ast.Lt: ("<", compute.less),
+    ast.LtE: ("<=", compute.less_equal),
+    ast.Gt: (">", compute.greater),
+    ast.GtE: (">=", compute.greater_equal),
 }
-_COMPUTE: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "subtract",
-    ast.Mult: "multiply",
-    ast.Div: "divide",
+_COMPUTE: dict[type[ast.operator], Callable[..., Value]] = {
+    ast.Add: compute.add,
+    ast.Sub: compute.subtract,
+    ast.Mult: compute.multiply,
+    ast.Div: compute.divide,
 }
 _A: dict[Type, str] = {"number": "a number", "text": "a text", "truth": "a comparison"}
 
@@ -102,11 +101,11 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A part of the expression whose type is known. `value` computes it."""
+    """A part of the expression, with its type and its values."""
 
     type: Type
     at: int
-    value: Compute
+    value: Value
     literal: bool = False
     column: str = ""
     """The name of the column in the shards, where the part is a column and nothing else."""
@@ -120,8 +119,8 @@ class Node:
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
     """Return for each row whether the expression holds."""
-    tree = _Builder(expression, option, known_columns(store)).whole()
-    found = compute.and_kleene(store.table["sha256"].is_valid(), tree.value(store))  # one for each row, in any case
+    tree = _Builder(expression, option, store).whole()
+    found = compute.and_kleene(store.table["sha256"].is_valid(), tree.value)  # one for each row, in any case
     kept: NDArray[np.bool_] = found.fill_null(False).to_numpy()
     return kept
 
@@ -146,10 +145,11 @@ def written(column: str) -> str:
 
 
 class _Builder:
-    """Parses an expression and builds its nodes. Positions in the masked text are those in the text."""
+    """Parses an expression and computes its nodes. Positions in the masked text are those in the text."""
 
-    def __init__(self, expression: str, option: str, columns: Mapping[str, tuple[Type, str]]) -> None:
-        self._text, self._option, self._columns = expression.strip(), option, columns
+    def __init__(self, expression: str, option: str, store: Store) -> None:
+        self._text, self._option = expression.strip(), option
+        self._store, self._columns = store, known_columns(store)
         if len(expression) > _LONGEST:
             raise UserError(f"{option} has {len(expression):,} characters; the most is {_LONGEST:,}")
         self._masked = _TOKEN.sub(self._mask, self._text)
@@ -193,15 +193,16 @@ class _Builder:
             raise self._error(node.col_offset, _TOO_DEEP)
         match node:
             case ast.BoolOp():
-                word = "and" if isinstance(node.op, ast.And) else "or"
-                parts = [self._typed(one, "truth", f"'{word}' joins comparisons", depth) for one in node.values]
-                return Node("truth", node.col_offset, _joined(f"{word}_kleene", parts))
+                is_and = isinstance(node.op, ast.And)
+                why = f"'{'and' if is_and else 'or'}' joins comparisons"
+                parts = [self._typed(one, "truth", why, depth) for one in node.values]
+                return _joined(compute.and_kleene if is_and else compute.or_kleene, parts, node.col_offset)
             case ast.UnaryOp(op=ast.Not()):
                 inner = self._typed(node.operand, "truth", "'not' stands before a comparison", depth)
-                return Node("truth", node.col_offset, _called("invert", inner))
+                return Node("truth", node.col_offset, compute.invert(inner.value))
             case ast.UnaryOp(op=ast.USub()):
                 inner = self._typed(node.operand, "number", "'-' stands before a number", depth)
-                return Node("number", node.col_offset, _called("negate", inner), inner.literal)
+                return Node("number", node.col_offset, compute.negate(inner.value), inner.literal)
             case ast.Compare():
                 return self._compared(node, depth)
             case ast.BinOp() if type(node.op) in _COMPUTE:
@@ -211,10 +212,9 @@ class _Builder:
             case ast.Name() | ast.List():
                 return self._column(node)
             case ast.Constant(value=str()) if (quoted := self._source(node))[0] not in quoted[1:-1]:
-                return Node("text", node.col_offset, lambda store: quoted[1:-1], literal=True)
+                return Node("text", node.col_offset, quoted[1:-1], literal=True)
             case ast.Constant(value=int() | float()):
-                number = float(self._source(node))
-                return Node("number", node.col_offset, lambda store: number, literal=True)
+                return Node("number", node.col_offset, float(self._source(node)), literal=True)
         shown = self._source(node)[:40]
         raise self._error(
             node.col_offset, f"'{shown}' is not expected here; a column, a number, a 'text' or a function is"
@@ -229,7 +229,7 @@ class _Builder:
             self._comparison(left, op, at, right)
             for left, op, at, right in zip(parts, node.ops, places, parts[1:], strict=False)
         ]
-        return Node("truth", node.col_offset, _joined("and_kleene", chain))  # a <= b < c is a <= b and b < c
+        return _joined(compute.and_kleene, chain, node.col_offset)  # a <= b < c is a <= b and b < c
 
     def _comparison(self, left: Node, op: ast.cmpop, at: int, right: Node) -> Node:
         sign, function = _COMPARE[type(op)]
@@ -240,7 +240,7 @@ class _Builder:
         if left.type != "number" and sign not in ("==", "!="):
             what = "texts are" if left.type == "text" else "true and false are"
             raise self._error(at, f"{what} compared with == and !=; '{sign}' is for numbers")
-        return Node("truth", at, _called(function, left, right))
+        return Node("truth", at, function(left.value, right.value))
 
     def _within(self, node: ast.Compare, depth: int) -> Node:
         choices = node.comparators[0]
@@ -252,29 +252,25 @@ class _Builder:
         if odd := next((part for part in parts if not part.literal), None):
             raise self._error(odd.at, "a list after 'in' holds numbers or texts in quotes")
         found = [self._comparison(left, ast.Eq(), part.at, part) for part in parts]
-        taken = Node("truth", node.col_offset, _joined("or_kleene", found))
-        return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, _called("invert", taken))
+        taken = _joined(compute.or_kleene, found, node.col_offset)
+        return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, compute.invert(taken.value))
 
     def _computed(self, node: ast.BinOp, depth: int) -> Node:
         at = self._sign_at(node.left, node.right)
         why = f"'{self._masked[at]}' computes with numbers"
         first, second = (self._typed(one, "number", why, depth) for one in (node.left, node.right))
-        result = _called(_COMPUTE[type(node.op)], first, second)
-
-        def divided(store: Store) -> Value:
-            zero = compute.equal(second.value(store), 0)
+        if isinstance(node.op, ast.Div):
+            zero = compute.equal(second.value, 0)
             if zeros := compute.sum(zero).as_py():
                 records = f"{zeros:,} of the" if isinstance(zero, ChunkedArray) else "all"
                 raise self._error(at, f"this divides by zero, in {records} records")
-            return result(store)
-
-        return Node("number", at, divided if isinstance(node.op, ast.Div) else result)
+        return Node("number", at, _COMPUTE[type(node.op)](first.value, second.value))
 
     def _column(self, node: ast.Name | ast.List) -> Node:
         at, shown = node.col_offset, self._source(node)
         name = shown[1:-1] if isinstance(node, ast.List) else shown
         if shown in _TRUTHS:
-            return Node("truth", at, lambda store: _TRUTHS[shown], literal=True)
+            return Node("truth", at, _TRUTHS[shown], literal=True)
         if name in FUNCTIONS and name not in self._columns:
             raise self._error(at, f"{name} is a function; write {FUNCTIONS[name].example}")
         if name not in self._columns:
@@ -283,7 +279,7 @@ class _Builder:
             guess = f"{guess} The" if guess.startswith("did you") else "the"
             raise self._error(at, f"there is no column '{name}'; {guess} columns are {', '.join(names)}")
         kind, column = self._columns[name]
-        return Node(kind, at, lambda store: _read(store, kind, column), column=column)
+        return Node(kind, at, _read(self._store, kind, column), column=column)
 
     def _called(self, node: ast.Call, depth: int) -> Node:
         name = self._source(node.func)
@@ -301,14 +297,11 @@ class _Builder:
         ]
         if function.pattern and not given[-1].literal:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
-
-        def value(store: Store) -> Value:
-            try:
-                found = function.compute(*(one.value(store) for one in given))
-            except ValueError as error:  # Arrow's, of a pattern
-                raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
-            return compute.cast(found, "float64") if function.gives == "number" else found
-
+        try:
+            found = function.compute(*(one.value for one in given))
+        except ValueError as error:  # Arrow's, of a pattern
+            raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
+        value = compute.cast(found, "float64") if function.gives == "number" else found
         return Node(function.gives, node.col_offset, value)
 
     def _typed(self, node: ast.expr, wanted: Type, why: str, depth: int = -1) -> Node:
@@ -352,11 +345,6 @@ def _read(store: Store, kind: Type, column: str) -> Value:
         ) from None
 
 
-def _called(function: str, *parts: Node) -> Compute:
-    """Compute a function of Arrow on the values of parts."""
-    return lambda store: compute.call_function(function, [part.value(store) for part in parts])
-
-
-def _joined(function: str, parts: Sequence[Node]) -> Compute:
+def _joined(function: Callable[[Value, Value], Value], parts: Sequence[Node], at: int) -> Node:
     """Compute a function of Arrow on the first two parts, on the result and the third part, and so on."""
-    return lambda store: reduce(getattr(compute, function), (part.value(store) for part in parts))
+    return Node("truth", at, reduce(function, (part.value for part in parts)))
