@@ -59,17 +59,13 @@ def open_shared(made_of: Mapping[str, object], count: int, size_px: int) -> Shar
     try:
         with (_folder / "opening").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # so that two workers do not take the same room
-            return _open(_folder / f"{stamp.hex()[:24]}.rows", content)
+            file = _folder / f"{stamp.hex()[:24]}.rows"
+            taken = sum(one.stat().st_size for one in _folder.glob("*.rows"))
+            fits = file.exists() or taken + content.file_bytes <= MOST_BYTES
+            return SharedScenes(file, content) if fits else None
     except (UserError, OSError) as error:  # no room, or a file system without locks
         note_once("shared scenes", f"each worker renders its scenes for itself: {error}")
         return None
-
-
-def _open(file: Path, content: Content) -> SharedScenes | None:
-    taken = sum(one.stat().st_size for one in file.parent.glob("*.rows"))
-    if not file.exists() and taken + content.file_bytes > MOST_BYTES:
-        return None
-    return SharedScenes(file, content)
 
 
 class SharedScenes:
