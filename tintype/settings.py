@@ -6,12 +6,12 @@ object that does the work. Parts live beside that object, in the room of their s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
@@ -26,6 +26,16 @@ class Settings(BaseModel):
     """Frozen, strict, and closed: an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the settings together. The first problem is the error of pydantic."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_problems(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
 
 
 @dataclass(frozen=True)
@@ -328,13 +338,11 @@ class ModelSettings(Settings):
         """Inner width of a block's MLP."""
         return int(self.width * self.mlp_ratio)
 
-    @model_validator(mode="after")
-    def _head_size(self) -> ModelSettings:
+    def problems(self) -> Iterator[str]:
         if self.width % self.heads:
-            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads})")
+            yield f"width ({self.width}) must be a multiple of heads ({self.heads})"
         if (self.width // self.heads) % 4:
-            raise ValueError(f"width / heads ({self.width // self.heads}) must be a multiple of 4: two axes of pairs")
-        return self
+            yield f"width / heads ({self.width // self.heads}) must be a multiple of 4: two axes of pairs"
 
 
 class SamplingSettings(Settings):
@@ -407,16 +415,14 @@ class TrainSettings(Settings):
             "train.warmup_steps"
         )
 
-    @model_validator(mode="after")
-    def _fits(self) -> TrainSettings:
+    def problems(self) -> Iterator[str]:
         if self.batch % self.accumulate:
-            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+            yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.skip_spikes is not None and self.skip_spikes.window >= 2 * self.steps:
-            raise ValueError(
+            yield (
                 f"skip_spikes.window is {self.skip_spikes.window}, but the run has {self.steps} steps, and no spike is "
                 "known before half of the window is filled; lower it"
             )
-        return self
 
 
 class IslandSettings(Settings):
@@ -477,22 +483,18 @@ class PrecisionSettings(Settings):
                     f"{size} ({setting})"
                 )
 
-    @model_validator(mode="after")
-    def _fits(self) -> PrecisionSettings:
+    def problems(self) -> Iterator[str]:
         if self.gather == "bf16" and self.compute == "fp32":
-            raise ValueError(
-                "weights gathered in bf16 are computed with in bf16: set compute to bf16, or gather to fp32"
-            )
+            yield "weights gathered in bf16 are computed with in bf16: set compute to bf16, or gather to fp32"
         if self.storage == "bf16" and self.compute == "fp32":
-            raise ValueError("weights stored in bf16 are computed with in bf16: set compute to bf16")
+            yield "weights stored in bf16 are computed with in bf16: set compute to bf16"
         if self.storage == "fp32" and self.rounding != "nearest":
-            raise ValueError(f"rounding '{self.rounding}' is for storage bf16; fp32 is not rounded")
+            yield f"rounding '{self.rounding}' is for storage bf16; fp32 is not rounded"
         if self.matmul == "fp8" and (self.storage, self.compute) != ("fp32", "bf16"):
-            raise ValueError("matmul fp8 is for weights stored in fp32 with compute bf16")
+            yield "matmul fp8 is for weights stored in fp32 with compute bf16"
         for name in ("softmax", "modulation"):
             if self.compute == "fp32" and getattr(self.islands, name) == "fp32":
-                raise ValueError(f"islands.{name} fp32 changes nothing where compute is fp32; leave it out")
-        return self
+                yield f"islands.{name} fp32 changes nothing where compute is fp32; leave it out"
 
 
 class DistributionSettings(Settings):
@@ -508,11 +510,9 @@ class DistributionSettings(Settings):
     )
     reshard: bool = Field(True, description="fsdp: free a block's gathered weights after its forward pass")
 
-    @model_validator(mode="after")
-    def _fits(self) -> DistributionSettings:
+    def problems(self) -> Iterator[str]:
         if self.kind == "ddp" and (self.shards is not None or not self.reshard):
-            raise ValueError("shards and reshard are for kind fsdp; with ddp every rank has all weights")
-        return self
+            yield "shards and reshard are for kind fsdp; with ddp every rank has all weights"
 
 
 class WatchdogSettings(Settings):
@@ -569,11 +569,9 @@ class RunSettings(Settings):
         "encoders are not cached",
     )
 
-    @model_validator(mode="after")
-    def _kept(self) -> RunSettings:
+    def problems(self) -> Iterator[str]:
         if self.latents_folder is not None and self.latents == "none":
-            raise ValueError("latents_folder is where latents are cached, but run.latents is none; set it to disk")
-        return self
+            yield "latents_folder is where latents are cached, but run.latents is none; set it to disk"
 
 
 def plain(settings: Settings) -> Plain:

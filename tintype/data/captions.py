@@ -7,11 +7,11 @@ and micro-batches, and a cache of encoded texts can be keyed by them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Record, TextEncoder
@@ -116,11 +116,9 @@ class MixSettings(CaptionsPart):
     kind: Literal["mix"] = "mix"
     weights: Weights
 
-    @model_validator(mode="after")
-    def _mixes(self) -> MixSettings:
+    def problems(self) -> Iterator[str]:
         if len(self.weights) == 1:
-            raise ValueError(f"a mix of '{next(iter(self.weights))}' alone is no mix; give another column a weight too")
-        return self
+            yield f"a mix of '{next(iter(self.weights))}' alone is no mix; give another column a weight too"
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
         return pick_weighted(captions, self.weights, u)
@@ -145,13 +143,11 @@ class CurriculumSettings(CaptionsPart):
     weights: Weights
     schedule: Schedule = Field(description="The share of the samples that read the mix, at each step")
 
-    @model_validator(mode="after")
-    def _changes(self) -> CurriculumSettings:
+    def problems(self) -> Iterator[str]:
         if set(self.weights) == {self.first}:
-            raise ValueError(f"a curriculum from '{self.first}' to '{self.first}' changes nothing; add a column to it")
+            yield f"a curriculum from '{self.first}' to '{self.first}' changes nothing; add a column to it"
         if self.schedule.end is None:
-            raise ValueError("a curriculum with a constant schedule is a mix: take the kind mix (caption-mix)")
-        return self
+            yield "a curriculum with a constant schedule is a mix: take the kind mix (caption-mix)"
 
     def check(self, plan: PlanView) -> None:
         if self.schedule.end is not None and self.schedule.end > plan.train.steps:

@@ -8,12 +8,12 @@ B: samples, C: channels, H, W: latent rows and columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.seams import VelocityFn
@@ -46,11 +46,9 @@ class GuidancePart(Part):
         False, description="Undo the bias of the run's own contrastive loss; no effect on a run without one"
     )
 
-    @model_validator(mode="after")
-    def _interval(self) -> GuidancePart:
+    def problems(self) -> Iterator[str]:
         if self.from_t > self.to_t:
-            raise ValueError(f"from_t ({self.from_t}) is above to_t ({self.to_t})")
-        return self
+            yield f"from_t ({self.from_t}) is above to_t ({self.to_t})"
 
     @property
     def words(self) -> str:

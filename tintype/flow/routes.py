@@ -5,10 +5,11 @@ B: samples, L: tokens, K: kept tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from tintype.errors import UserError
@@ -75,13 +76,11 @@ class RangePart(RoutePart):
     last: int = Field(ge=1, description="Last block that tokens skip")
     schedule: Schedule = Schedule()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> RangePart:
+    def problems(self) -> Iterator[str]:
         if self.last < self.first:
-            raise ValueError(f"{self.kind}: the last block to skip ({self.last}) comes before the first ({self.first})")
+            yield f"{self.kind}: the last block to skip ({self.last}) comes before the first ({self.first})"
         if self.schedule.kind not in ("constant", "until"):
-            raise ValueError(f"{self.kind}: tokens skip or they do not: its schedule is constant or until")
-        return self
+            yield f"{self.kind}: tokens skip or they do not: its schedule is constant or until"
 
     def check(self, plan: PlanView) -> None:
         if self.last > plan.model.depth:

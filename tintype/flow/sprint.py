@@ -13,11 +13,12 @@ B: samples, L: tokens, K: kept tokens, D: width, G: groups of tokens, S: tokens 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.flow.routes import RangePart, random_kept
@@ -41,11 +42,10 @@ class SprintOptions(Settings):
 class SprintSettings(SprintOptions, RangePart):
     kind: Literal["sprint"] = "sprint"
 
-    @model_validator(mode="after")
-    def _groups(self) -> SprintSettings:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.sampling == "grouped":
             group_side(self.share)
-        return self
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)

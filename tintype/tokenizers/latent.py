@@ -7,14 +7,14 @@ B: images, C: channels, H, W: rows and columns of the image or of the latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from shlex import quote
 from typing import Annotated
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
@@ -93,14 +93,12 @@ class LatentPart(PretrainedPart, TokenizerPart):
     scale: Scale = None
     shift: Numbers | None = Field(None, description="By default both are the checkpoint's own")
 
-    @model_validator(mode="after")
-    def _numbers_fit(self) -> LatentPart:
+    def problems(self) -> Iterator[str]:
         if self.scale == 0 or (isinstance(self.scale, tuple) and 0 in self.scale):
-            raise ValueError("a scale of 0 leaves nothing of the latents")
+            yield "a scale of 0 leaves nothing of the latents"
         for name, value in (("scale", self.scale), ("shift", self.shift)):
             if isinstance(value, tuple) and len(value) != self.channels:
-                raise ValueError(f"{name} has {len(value)} numbers for {self.channels} channels")
-        return self
+                yield f"{name} has {len(value)} numbers for {self.channels} channels"
 
     @property
     def compression(self) -> Compression:

@@ -15,7 +15,7 @@ S: steps. N: sources.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -48,11 +48,9 @@ class MixedSource(Share):
         ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's"
     )
 
-    @model_validator(mode="after")
-    def _rest_is_reached(self) -> MixedSource:
+    def problems(self) -> Iterator[str]:
         if self.rest and self.schedule.kind == "constant":
-            raise ValueError("rest is the share where the schedule's factor is 0; a constant schedule has no such step")
-        return self
+            yield "rest is the share where the schedule's factor is 0; a constant schedule has no such step"
 
     @model_serializer(mode="wrap")
     def _without_size(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -114,27 +112,25 @@ class MixtureSettings(DataPart):
         sources = {name: _sized(source, size_px) for name, source in given["sources"].items()}
         return {**given, "sources": sources, "evaluate": given.get("evaluate") or next(reversed(sources), "")}
 
-    @model_validator(mode="after")
-    def _consistent(self) -> MixtureSettings:
+    def problems(self) -> Iterator[str]:
         if self.evaluate not in self.sources:
-            raise ValueError(f"evaluate: there is no source '{self.evaluate}'; there are {', '.join(self.sources)}")
+            yield f"evaluate: there is no source '{self.evaluate}'; there are {', '.join(self.sources)}"
         for name, source in self.sources.items():
             if source.data.size_px != self.size_px:
-                raise ValueError(
+                yield (
                     f"sources.{name}: its size_px is {source.data.size_px} and the mixture's is {self.size_px}; all "
                     "sources have the mixture's, so leave it out there"
                 )
             if len(source.data.shapes) > 1:
-                raise ValueError(f"sources.{name}.data.buckets: a mixture has images of one shape; leave buckets out")
+                yield f"sources.{name}.data.buckets: a mixture has images of one shape; leave buckets out"
         if not self.read:
-            raise ValueError("the shares of all sources are 0; give one of them a share")
+            yield "the shares of all sources are 0; give one of them a share"
         for name, source in self.sources.items():
             if not source.read and name != self.evaluate:
-                raise ValueError(
+                yield (
                     f"sources.{name}: its share is 0, so it is never read; take it out, give it a share, or name it in "
                     "evaluate"
                 )
-        return self
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from tintype.data.resident import Resident, resident_bytes
@@ -36,13 +36,11 @@ class ObjectWords(Settings):
     size: _Words = OBJECT_VOCABULARY["size"]
     texture: _Words = OBJECT_VOCABULARY["texture"]
 
-    @model_validator(mode="after")
-    def _known(self) -> ObjectWords:
+    def problems(self) -> Iterator[str]:
         for name, known in OBJECT_VOCABULARY.items():
             given = getattr(self, name)
             if not given or len(set(given)) < len(given) or not set(given) <= set(known):
-                raise ValueError(f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once")
-        return self
+                yield f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once"
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -67,18 +65,16 @@ class ScenesSettings(DataPart):
     seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
     objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = ObjectWords()
 
-    @model_validator(mode="after")
-    def _range(self) -> ScenesSettings:
+    def problems(self) -> Iterator[str]:
         seen = len(self.objects.pairs) - len(self.objects.held_out_pairs)
         if not self.objects.held_out_pairs or seen < self.max_objects:
-            raise ValueError(
+            yield (
                 f"objects: these colours and shapes make {len(self.objects.held_out_pairs)} held-out pairs, of which "
                 f"the evaluation needs one, and {seen} others, of which training needs {self.max_objects} "
                 "(max_objects); name more of them"
             )
         if self.min_objects > self.max_objects:
-            raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
-        return self
+            yield f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})"
 
     @property
     def of_scenes(self) -> bool:

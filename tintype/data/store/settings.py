@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from tintype.data.store.layout import Store, is_store, open_store
 from tintype.data.store.selection import Selection, select
@@ -57,18 +58,16 @@ class StoreSettings(DataPart):
         """Return the content without shapes: with several of them nothing is cached."""
         return {key: value for key, value in super().content().items() if key != "buckets"}
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> StoreSettings:
+    def problems(self) -> Iterator[str]:
         if self.skip_sha256 is not None and self.skip is None:
-            raise ValueError("skip_sha256 pins a skip list; give skip too")
+            yield "skip_sha256 pins a skip list; give skip too"
         for height, width in self.buckets:
             if height < 1 or width < 1 or height * width > self.size_px**2:
-                raise ValueError(f"buckets: {height} × {width} is empty or has more than size_px² pixels")
+                yield f"buckets: {height} × {width} is empty or has more than size_px² pixels"
         if self.buckets and (self.size_px, self.size_px) not in self.buckets:
-            raise ValueError(f"buckets: the square {self.size_px} × {self.size_px} must be one of them")
+            yield f"buckets: the square {self.size_px} × {self.size_px} must be one of them"
         if len(set(self.buckets)) < len(self.buckets):
-            raise ValueError("buckets: a shape is given twice")
-        return self
+            yield "buckets: a shape is given twice"
 
     def held_out(self, count: int) -> StoreSettings:
         """Return the whole evaluation split, always square."""
