@@ -14,32 +14,29 @@ _FEW_IMAGES = 1000
 
 
 def _precision(pair: FeaturePair) -> Measured:
-    warnings = _warnings(pair, PRECISION_NEIGHBOURS)
-    return _mean(pair.membership.inside_N.double(), pair, warnings)
+    return _mean(pair, PRECISION_NEIGHBOURS, pair.membership.inside_N.double())
 
 
 def _density(pair: FeaturePair) -> Measured:
-    warnings = _warnings(pair, COVERAGE_NEIGHBOURS)
-    return _mean(pair.membership.balls_N / COVERAGE_NEIGHBOURS, pair, warnings)
+    return _mean(pair, COVERAGE_NEIGHBOURS, pair.membership.balls_N / COVERAGE_NEIGHBOURS)
 
 
-def _mean(value_N: Tensor, pair: FeaturePair, warnings: tuple[str, ...]) -> Measured:
+def _mean(pair: FeaturePair, k: int, value_N: Tensor) -> Measured:
     method = "standard error of a mean over the generated images"
-    return Measured(float(value_N.mean()), mean_error(value_N, pair.copy_N), method, warnings)
+    return Measured(float(value_N.mean()), mean_error(value_N, pair.copy_N), method, _warnings(pair, k))
 
 
 def _recall(pair: FeaturePair) -> Measured:
-    warnings = _warnings(pair, PRECISION_NEIGHBOURS)
-    return Measured(pair.membership.recalled, *_error(pair.membership.recalled_left_out_G), warnings)
+    return _share(pair, PRECISION_NEIGHBOURS, pair.membership.recalled, pair.membership.recalled_left_out_G)
 
 
 def _coverage(pair: FeaturePair) -> Measured:
-    warnings = _warnings(pair, COVERAGE_NEIGHBOURS)
-    return Measured(pair.membership.covered, *_error(pair.membership.covered_left_out_G), warnings)
+    return _share(pair, COVERAGE_NEIGHBOURS, pair.membership.covered, pair.membership.covered_left_out_G)
 
 
-def _error(left_out_G: Tensor) -> tuple[float | None, str]:
-    return (jackknife_error(left_out_G), BY_GROUPS) if len(left_out_G) else (None, "")
+def _share(pair: FeaturePair, k: int, share: float, left_out_G: Tensor) -> Measured:
+    error, method = (jackknife_error(left_out_G), BY_GROUPS) if len(left_out_G) else (None, "")
+    return Measured(share, error, method, _warnings(pair, k))
 
 
 def _warnings(pair: FeaturePair, k: int) -> tuple[str, ...]:
