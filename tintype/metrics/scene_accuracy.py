@@ -9,7 +9,7 @@ B: images. P: positions. R: positions of what was read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -195,17 +195,8 @@ def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
     return value + ((own_B - own_B.mean()) - (1 - value) * (shuffled_B - floor)) / (top - floor)
 
 
-def _accuracy(read: ReadScenes) -> Measured:
-    own_B, shuffled_B, real_B = (one.accuracy_B for one in (read.own, read.shuffled, read.real))
-    return _measured(own_B, shuffled_B, real_B, read.own.by_attribute)
-
-
-def _objects_right(read: ReadScenes) -> Measured:
-    own_B, shuffled_B, real_B = (one.objects_right_B for one in (read.own, read.shuffled, read.real))
-    return _measured(own_B, shuffled_B, real_B, {})
-
-
-def _measured(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor, by_attribute: dict[str, float]) -> Measured:
+def _measured(read: ReadScenes, number: Callable[[Scores], Tensor], by_attribute: dict[str, float]) -> Measured:
+    own_B, shuffled_B, real_B = map(number, (read.own, read.shuffled, read.real))
     parts = {**by_attribute, UNSCALED: _mean(own_B), SHUFFLED: _mean(shuffled_B)}
     return replace(mean_with_error(scaled(own_B, shuffled_B, real_B)), parts=parts)
 
@@ -218,7 +209,7 @@ _ASKED = (
     "What all prompts have in common is not asked, nor what the encoder cannot read at this size in real images (below "
     "95%)"
 )
-ACCURACY = Metric(
+ACCURACY = Metric[ReadScenes](
     name="scene_accuracy",
     label="scene accuracy",
     direction="higher",
@@ -228,16 +219,16 @@ ACCURACY = Metric(
     "texture that is right, elsewhere not at all; the sum is divided by the number of objects, stated or drawn, "
     "whichever is more. Of a short caption, each object that it names counts if one of its colour and shape is drawn "
     f"anywhere, and each other one that it mentions if as many are drawn. {_SCALE}. {_ASKED}",
-    measure=_accuracy,
+    measure=lambda read: _measured(read, lambda scores: scores.accuracy_B, read.own.by_attribute),
     is_primary=True,
     revision=2,
 )
-OBJECTS_RIGHT = Metric(
+OBJECTS_RIGHT = Metric[ReadScenes](
     name="objects_right",
     label="objects right",
     direction="higher",
     definition="objects of the {captions} caption that are entirely right (at their place, with shape, colour, size "
     "and texture as stated), divided by the number of objects, stated or drawn, whichever is more; as the scene "
     f"encoder reads the generated image. {_SCALE}. {_ASKED}",
-    measure=_objects_right,
+    measure=lambda read: _measured(read, lambda scores: scores.objects_right_B, {}),
 )
