@@ -44,10 +44,6 @@ class TextFeatures:
         return torch.cat(cosines), torch.cat(bests)
 
 
-def _score(features: TextFeatures) -> Measured:
-    return _summarise(100 * features.cosines[0].clamp_min(0), features.groups)
-
-
 def _rank(features: TextFeatures) -> Measured:
     own_N, best_other_N = features.cosines
     return _summarise((own_N > best_other_N).double(), features.groups)
@@ -63,13 +59,13 @@ def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured
     return replace(mean_with_error(value_N), parts=parts)
 
 
-SCORE = Metric(
+SCORE = Metric[TextFeatures](
     name="clip_score",
     label="CLIP score",
     direction="higher",
     definition="mean over images of 100 · max(cos(image, prompt), 0) (arXiv 2104.08718 with the weight 100), prompts "
     "cut at the encoder's limit",
-    measure=_score,
+    measure=lambda features: _summarise(100 * features.cosines[0].clamp_min(0), features.groups),
     range=(0.0, 100.0),
 )
 RANK = Metric(

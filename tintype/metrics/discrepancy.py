@@ -17,18 +17,10 @@ _SCALE = 1000.0
 _BIAS_SHARE = 0.05
 
 
-def _kid(pair: FeaturePair) -> Measured:
-    return _estimate(pair, pair.kernel_sums(POLYNOMIAL), 1.0)
-
-
 def _mmd(pair: FeaturePair) -> Measured:
     if pair.reference.sigma2 <= 0:
         raise UserError("more than half of the pairs of real images have equal features: no kernel width can be found")
     return _estimate(pair, pair.kernel_sums(GAUSSIAN))
-
-
-def _mmd_unbiased(pair: FeaturePair) -> Measured:
-    return _estimate(pair, _unit_sums(pair))
 
 
 def _mmd_published(pair: FeaturePair) -> Measured:
@@ -62,13 +54,13 @@ def _unit_sums(pair: FeaturePair) -> KernelSums:
 
 
 _UNIT_TEXT = "squared MMD × 1000 with the kernel exp(-|x - y|² / 200) (σ = 10) of features brought to unit length"
-KID = Metric(
+KID = Metric[FeaturePair](
     name="kid",
     label="KID",
     direction="lower",
     definition="unbiased squared MMD with the kernel (x·y / F + 1)³ (arXiv 1801.01401) over all pairs of the N fake "
     "and the M real images (no subsets), in float64; not multiplied by anything",
-    measure=_kid,
+    measure=lambda pair: _estimate(pair, pair.kernel_sums(POLYNOMIAL), 1.0),
 )
 MMD = Metric(
     name="mmd",
@@ -89,10 +81,10 @@ MMD_PUBLISHED = Metric(
     measure=_mmd_published,
     range=NOT_NEGATIVE,
 )
-MMD_UNBIASED = Metric(
+MMD_UNBIASED = Metric[FeaturePair](
     name="mmd_unbiased",
     label="MMD as published, unbiased",
     direction="lower",
     definition=f"{_UNIT_TEXT}, no image paired with itself, in float64; blind to diversity like the published estimate",
-    measure=_mmd_unbiased,
+    measure=lambda pair: _estimate(pair, _unit_sums(pair)),
 )

@@ -21,8 +21,7 @@ _SPLITS = 4
 
 def _fd(pair: FeaturePair) -> Measured:
     value = max(_whole_fd(pair), 0.0)
-    error, method = _fd_error(pair)
-    return Measured(value, error, method, _fd_warnings(pair, value))
+    return Measured(value, *_fd_error(pair), _fd_warnings(pair, value))
 
 
 def _whole_fd(pair: FeaturePair) -> float:
@@ -75,17 +74,12 @@ def _fd_inf(pair: FeaturePair) -> Measured:
         inverse_count.append(count / pair.fakes)
         splits = [pair.parts(count, f"fd_inf {split}") for split in range(_SPLITS)]
         values.append(fmean(fmean(pair.frechet_of(part_N == part) for part in range(count)) for part_N in splits))
-    error, method = _fd_error(pair)
-    return Measured(linear_regression(inverse_count, values).intercept, error, method, _fd_inf_warnings(pair))
-
-
-def _fd_inf_warnings(pair: FeaturePair) -> tuple[str, ...]:
-    if pair.different > 4 * pair.size:
-        return ()
-    return (
+    warning = (
         f"a quarter of {pair.different} fake images gives no full covariance of {pair.size} features, and the distance "
-        f"is then no straight line in 1/n: take more than {4 * pair.size} images",
+        f"is then no straight line in 1/n: take more than {4 * pair.size} images"
     )
+    warnings = () if pair.different > 4 * pair.size else (warning,)
+    return Measured(linear_regression(inverse_count, values).intercept, *_fd_error(pair), warnings)
 
 
 _TEXT = (
