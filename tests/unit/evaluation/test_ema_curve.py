@@ -121,9 +121,9 @@ def test_an_interrupted_curve_resumes_with_the_next_length(run: Path, monkeypatc
         scored(run, 0.05, 0.1, 0.2, on_progress=stop)
     loads: list[float] = []
 
-    def noted(path: Path, device: str | None, average: Reconstruction) -> Any:
+    def noted(path: Path, device: str | None, average: Reconstruction, kept_step: int | None) -> Any:
         loads.append(average.length)
-        return load_run(path, device, average)
+        return load_run(path, device, average, kept_step=kept_step)
 
     monkeypatch.setattr(scoring, "load_run", noted)
     shares: list[float] = []
