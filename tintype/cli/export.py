@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
@@ -105,9 +106,8 @@ def export(
 
 def _check_push(repo: str, private: bool, yes: bool) -> None:
     """Check before gigabytes are written that the user can be asked, is logged in, and may write to the repository."""
-    from tintype.export.push import check_name, log_in
+    from tintype.export.push import log_in
 
-    check_name(repo)
     _refuse_unasked(yes)
     with Progress(f"checking {repo}", kept=_NOTHING_WRITTEN):
         log_in(repo, private=private)
@@ -224,15 +224,14 @@ def _push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
 
 
 def _show(upload: Upload, destination: Destination) -> None:
-    from tintype.export.push import file_rows, total_size
-
     seen = "private" if destination.private else "public"
     state = f"an existing {seen} repository" if destination.exists else f"a new {seen} repository"
     say(console, f"to {destination.url}, {state}, as {destination.account}:")
     table = Table("file", "size")
-    for name, size in file_rows(upload):
-        table.add_row(escape(name), size)
-    table.add_row(f"{len(upload.files)} files", total_size(upload), style="bold")
+    sizes = upload.sizes
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        table.add_row(escape(name), decimal(sizes[name]))
+    table.add_row(f"{len(sizes)} files", decimal(sum(sizes.values())), style="bold")
     console.print(table)
     if upload.left_out:
         hidden = ", ".join(upload.left_out[:5]) + (", …" if len(upload.left_out) > 5 else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from shlex import quote
 
 from huggingface_hub import CommitOperationAdd, HfApi, errors, get_token
 from huggingface_hub.hf_api import RepoFile
-from rich.filesize import decimal
 
 from tintype.errors import UserError
 from tintype.export.contract import holds
@@ -24,8 +23,6 @@ from tintype.export.model_card import CARD
 from tintype.export.public import HUB_NAME
 from tintype.plan import plan_from_folder
 from tintype.train.folder import read_about
-
-TokenSource = Callable[[], str | None]
 
 _LOG_IN = "log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then run the same command again"
 _AGAIN = "run the same command again: what is on the hub already is not sent twice"
@@ -53,7 +50,6 @@ class Upload:
 
 @dataclass(frozen=True)
 class Destination:
-    repo: str
     url: str
     account: str
     exists: bool
@@ -102,23 +98,13 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     return Upload(folder, tuple(files), tuple(hidden))
 
 
-def push(
-    folder: Path,
-    repo: str,
-    consent: Consent,
-    *,
-    private: bool = False,
-    token: TokenSource | None = None,
-    endpoint: str | None = None,
-) -> Pushed | None:
+def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) -> Pushed | None:
     """Upload the folder to a repository, which is created if needed. Return None where consent was refused.
 
-    `token` returns the token, by default that of huggingface_hub's login. An existing repository keeps its visibility;
-    a public one is refused with `private`.
+    An existing repository keeps its visibility; a public one is refused with `private`.
     """
-    check_name(repo)
     upload = collect(folder, repo)
-    api, destination = log_in(repo, private=private, token=token, endpoint=endpoint)
+    api, destination = log_in(repo, private=private)
     if not consent(upload, destination):
         return None
     with _explained(api, repo):
@@ -131,20 +117,14 @@ def push(
     return Pushed(destination.url, str(made.oid), changed=made.oid != before)
 
 
-def check_name(repo: str) -> None:
+def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
+    """Log in as huggingface_hub is logged in, and check the repository; change nothing there."""
     if not HUB_NAME.fullmatch(repo):
         raise UserError(f"{repo} is no name of a repository; write it as OWNER/NAME")
-
-
-def log_in(
-    repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None
-) -> tuple[HfApi, Destination]:
-    """Log in and check the repository; change nothing there."""
-    check_name(repo)
-    secret = (token or get_token)()
-    if not secret:
+    token = get_token()
+    if not token:
         raise UserError(f"no token of the hub was found; {_LOG_IN}")
-    api = HfApi(endpoint=endpoint, token=secret, library_name="tintype")
+    api = HfApi(token=token, library_name="tintype")
     with _explained(api, repo):
         destination = _destination(api, repo, private)
     if private and not destination.private:
@@ -162,8 +142,8 @@ def _destination(api: HfApi, repo: str, private: bool) -> Destination:
     except errors.GatedRepoError:  # it is one of those not found, but it is there
         raise
     except errors.RepositoryNotFoundError:
-        return Destination(repo, url, account, exists=False, private=private)
-    return Destination(repo, url, account, exists=True, private=bool(info.private))
+        return Destination(url, account, exists=False, private=private)
+    return Destination(url, account, exists=True, private=bool(info.private))
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
@@ -239,13 +219,3 @@ def _advice(status: int, repo: str) -> str:
         429: f"the hub asks for fewer requests; wait some minutes, then {_AGAIN}",
     }
     return known.get(status, own if status >= 500 else f"the hub answered {status}")
-
-
-def file_rows(upload: Upload) -> Sequence[tuple[str, str]]:
-    """Return name and size of each file, the largest first."""
-    sizes = upload.sizes
-    return [(name, decimal(sizes[name])) for name in sorted(sizes, key=lambda name: (-sizes[name], name))]
-
-
-def total_size(upload: Upload) -> str:
-    return decimal(sum(upload.sizes.values()))

@@ -27,7 +27,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Xet is off: its storage has a protocol of its own. The other way to the hub is LFS."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     with fake_hub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
         yield running
         close_session()
 
@@ -48,14 +50,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def send(
-    hub: FakeHub, folder: Path, private: bool = False, token: str | None = TOKEN, repo: str = REPO
-) -> Pushed | None:
-    return push(folder, repo, lambda *_: True, private=private, token=lambda: token, endpoint=hub.url)
+def send(folder: Path, private: bool = False) -> Pushed | None:
+    return push(folder, REPO, lambda *_: True, private=private)
 
 
 def test_every_file_arrives_byte_for_byte_in_one_commit(hub: FakeHub, folder: Path) -> None:
-    pushed = send(hub, folder)
+    pushed = send(folder)
 
     assert pushed is not None and pushed.url == f"{hub.url}/{REPO}" and pushed.changed
     assert hub.repos[REPO] == contents(folder)
@@ -64,7 +64,7 @@ def test_every_file_arrives_byte_for_byte_in_one_commit(hub: FakeHub, folder: Pa
 
 
 def test_the_token_goes_to_the_hub_alone(hub: FakeHub, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    send(hub, folder)
+    send(folder)
 
     assert len(hub.storage_headers) == 1
     assert all(TOKEN not in str(headers) for headers in hub.storage_headers)
@@ -73,13 +73,13 @@ def test_the_token_goes_to_the_hub_alone(hub: FakeHub, folder: Path, capfd: pyte
 
 
 def test_a_second_push_sends_nothing_and_a_change_sends_the_change(hub: FakeHub, folder: Path) -> None:
-    send(hub, folder)
-    again = send(hub, folder)
+    send(folder)
+    again = send(folder)
     assert again is not None and not again.changed
     assert hub.commits == 1 and len(hub.storage_headers) == 1
 
     (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
-    third = send(hub, folder)
+    third = send(folder)
     assert third is not None and third.changed
     assert hub.repos[REPO] == contents(folder) and len(hub.storage_headers) == 1
 
@@ -87,11 +87,11 @@ def test_a_second_push_sends_nothing_and_a_change_sends_the_change(hub: FakeHub,
 def test_an_upload_that_broke_off_is_finished_by_the_next(hub: FakeHub, folder: Path) -> None:
     hub.failures = {"commit/main": 403}
     with pytest.raises(UserError, match="may not write"):
-        send(hub, folder)
+        send(folder)
     assert hub.repos[REPO] == {} and len(hub.stored) == 1
 
     hub.failures = {}
-    send(hub, folder)
+    send(folder)
     assert hub.repos[REPO] == contents(folder)
     assert len(hub.storage_headers) == 1, "the weights were there already"
 
@@ -99,7 +99,7 @@ def test_an_upload_that_broke_off_is_finished_by_the_next(hub: FakeHub, folder: 
 def test_a_storage_that_refuses_is_one_message(hub: FakeHub, folder: Path) -> None:
     hub.failures = {"PUT": 403}
     with pytest.raises(UserError, match=r"pushing to .*may the token write"):
-        send(hub, folder)
+        send(folder)
 
 
 @pytest.mark.parametrize(
@@ -120,28 +120,34 @@ def test_errors_of_the_hub_are_one_message_without_the_token(
 ) -> None:
     hub.failures = {where: status}
     with pytest.raises(UserError, match=words) as raised:
-        send(hub, folder)
+        send(folder)
     assert TOKEN not in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_wrong_token_is_refused_before_anything_is_sent(hub: FakeHub, folder: Path) -> None:
+def test_a_wrong_token_is_refused_before_anything_is_sent(
+    hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match="does not accept the token"):
-        send(hub, folder, token="hf_wrong")
+        send(folder)
     assert hub.asked == ["GET /api/whoami-v2"]
 
 
-def test_a_hub_that_is_not_there(hub: FakeHub, folder: Path) -> None:
+def test_a_hub_that_is_not_there(hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        hub.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
         with pytest.raises(UserError, match="cannot be reached or broke off; check the connection"):
-            send(hub, folder)
+            send(folder)
 
 
 @pytest.mark.parametrize("token", [None, ""])
-def test_without_a_token_nothing_is_asked(hub: FakeHub, folder: Path, token: str | None) -> None:
+def test_without_a_token_nothing_is_asked(
+    hub: FakeHub, folder: Path, token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tintype.export.push.get_token", lambda: token)
     with pytest.raises(UserError, match="hf auth login"):
-        send(hub, folder, token=token)
+        send(folder)
     assert not hub.asked
 
 
@@ -152,28 +158,28 @@ def test_without_consent_nothing_is_made_or_sent(hub: FakeHub, folder: Path) -> 
         shown.append((upload, destination))
         return False
 
-    assert push(folder, REPO, refuse, private=True, token=lambda: TOKEN, endpoint=hub.url) is None
+    assert push(folder, REPO, refuse, private=True) is None
     ((upload, destination),) = shown
     assert set(upload.files) == set(contents(folder))
-    assert destination == Destination(REPO, f"{hub.url}/{REPO}", ACCOUNT, exists=False, private=True)
+    assert destination == Destination(f"{hub.url}/{REPO}", ACCOUNT, exists=False, private=True)
     assert not hub.repos and not any(asked.startswith("POST") for asked in hub.asked)
 
 
 def test_private_is_kept(hub: FakeHub, folder: Path) -> None:
-    send(hub, folder, private=True)
+    send(folder, private=True)
     assert hub.private[REPO] is True
 
     hub.private[REPO] = False
     (folder / "README.md").write_text("changed", encoding="utf-8")
     with pytest.raises(UserError, match="public, and --private was asked for"):
-        send(hub, folder, private=True)
+        send(folder, private=True)
     assert hub.commits == 1
 
 
 def test_a_file_that_the_repository_ignores_is_told(hub: FakeHub, folder: Path) -> None:
     hub.ignored = {"samples/sample-1.png"}
     with pytest.raises(UserError, match=r"does not have what was sent of samples/sample-1\.png"):
-        send(hub, folder)
+        send(folder)
 
 
 def _archive(name: str) -> bytes:
@@ -234,14 +240,10 @@ def test_a_folder_without_a_card_a_run_and_a_link_are_refused_and_hidden_files_s
 @pytest.mark.parametrize("repo", ["model", "a/b/c", "../x", "a/..", "a b/c", "https://x/y"])
 def test_names_that_are_no_repository(folder: Path, repo: str) -> None:
     with pytest.raises(UserError, match="OWNER/NAME"):
-        push(folder, repo, lambda *_: True, token=lambda: TOKEN)
+        push(folder, repo, lambda *_: True)
 
 
-def test_the_command_refuses_without_a_terminal_and_shows_what_it_sends(
-    hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+def test_the_command_refuses_without_a_terminal_and_shows_what_it_sends(hub: FakeHub, folder: Path) -> None:
     runner = CliRunner()
     refused = runner.invoke(app, ["push", str(folder), "--repo", REPO])
     assert isinstance(refused.exception, UserError) and "--yes" in str(refused.exception)
