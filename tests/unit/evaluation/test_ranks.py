@@ -167,8 +167,8 @@ def _load_as_it_is_trained_on(folder: Path, out: Path) -> list[str]:
     return heard
 
 
-def _one_step_later(load: Any, *args: Any) -> tuple[Any, int]:
-    parts, step = load(*args)
+def _one_step_later(load: Any, *args: Any, **more: Any) -> tuple[Any, int]:
+    parts, step = load(*args, **more)
     return parts, step + current().rank
 
 
