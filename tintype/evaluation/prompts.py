@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 
 CAPTIONS = ("long", "short")
 """The kinds of caption that scenes have. A store names its own."""
@@ -38,13 +38,10 @@ class PromptFile:
 
 @lru_cache(maxsize=8)
 def read_prompts(path: Path) -> PromptFile:
-    try:
+    with as_user_error(OSError, f"cannot read the prompts in {path}"):
         raw = path.read_bytes()
+    with as_user_error(UnicodeDecodeError, f"the prompts in {path} are not UTF-8 text"):
         text = raw.decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read the prompts in {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"the prompts in {path} are not UTF-8 text: {error}") from None
     rows = _rows(text, path)
     if not rows:
         raise UserError(f"{path} holds no prompt")

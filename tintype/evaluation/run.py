@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tintype.config.strict import Document, parse
 from tintype.data.sources import open_held_out
-from tintype.errors import DamagedFileError, DivergedError, UserError
+from tintype.errors import DamagedFileError, DivergedError, UserError, as_user_error
 from tintype.evaluation import results
 from tintype.evaluation.fit import data_problems, file_problems, fit_protocol, readiness_problems, refuse
 from tintype.evaluation.progress import Counter, OnScoring, Scoring
@@ -54,7 +54,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Score a run's newest checkpoint, an average made of its snapshots, or the weights that were kept at `kept_step`.
 
-    `whole_step` is the newest checkpoint's step for a caller that has just checked it.
+    `whole_step` is the step of these weights for a caller that has just checked them.
 
     Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
     the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
@@ -76,7 +76,9 @@ def evaluate(
         RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
         began = time.perf_counter()
         file = result_file(path, protocol, step, average.name if average else "")
-        _make_folder(file.parent)
+        with as_user_error(OSError, f"cannot write to {file.parent}"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(file.parent)
         samples = _samples(path, step, parts.plan, protocol, average)
         card = _sample_and_score(parts, protocol, samples, on_progress, threads)
         if not world.leads:
@@ -134,14 +136,6 @@ def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> No
                     settings.build(device)
     with world.fail_together():
         refuse(readiness_problems(protocol, [plan.data], device))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
 
 
 def _stored(
