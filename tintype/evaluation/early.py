@@ -8,6 +8,7 @@ the full evaluation, which are there already.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from tintype.errors import DamagedFileError, DivergedError
@@ -87,14 +88,8 @@ def _set_aside_damaged(folder: RunFolder, protocol: Protocol, step: int) -> None
 def _score(
     folder: RunFolder, protocol: Protocol, step: int, on_progress: Callable[[int, Scoring], None], kept: bool
 ) -> None:
-    def report(now: Scoring) -> None:
-        on_progress(step, now)
-
     try:
-        if kept:
-            evaluate(folder.path, protocol, report, kept_step=step)
-        else:
-            evaluate(folder.path, protocol, report, whole_step=step)
+        evaluate(folder.path, protocol, partial(on_progress, step), whole_step=step, kept_step=step if kept else None)
     except (DivergedError, checkpoint.DamagedError) as error:
         if (NOT_SCORED, step) not in [(event["event"], event["step"]) for event in folder.events()]:
             folder.log_event(NOT_SCORED, step, reason=str(error))
