@@ -90,7 +90,6 @@ def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device:
             encoder, spans(0, count, BLOCK), lambda first, last: source.images(range(first, last))
         )
         if features is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
             write_reference(file, ImageFeatures(features, about, None))
     return Reference(_cached(file, encoder, about).feature_MF, device) if world.leads else None
 
@@ -145,7 +144,6 @@ def cached_features(
     feature_MF = feature_matrix(encoder, digested(images, digests), on_images=on_images)
     found = ImageFeatures(feature_MF, about, tuple(digests))
     if cache:
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_reference(file, found)
     return found
 
@@ -170,6 +168,7 @@ def write_reference(path: Path, found: ImageFeatures) -> None:
     tensors = {"features": feature_MF}
     if found.digests is not None:
         tensors[_DIGESTS] = torch.frombuffer(bytearray(b"".join(found.digests)), dtype=torch.uint8).view(-1, 32)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, save(tensors, metadata=metadata))
 
 
