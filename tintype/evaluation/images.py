@@ -29,7 +29,7 @@ from tintype.evaluation.results import EncoderInfo, ImageSet, ImageSetResult, nu
 from tintype.metrics.copies import copy_notes, copy_numbers
 from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
-from tintype.metrics.reconstruction import PairValues
+from tintype.metrics.reconstruction import PairMetric, PairValues
 from tintype.metrics.table import FEATURE_METRICS, PAIR_METRICS
 from tintype.seams import Encoder
 from tintype.vision.lpips import SMALLEST_PX
@@ -131,7 +131,7 @@ def reconstruction(
     on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
     """Measure image i against reference i. `copy_N` numbers the pairs by their content."""
-    values: list[list[Tensor]] = [[] for _ in PAIR_METRICS]
+    values: dict[PairMetric, list[Tensor]] = {metric: [] for metric in PAIR_METRICS}
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
             sizes = " against ".join(f"{image.shape[2]} × {image.shape[1]}" for image in (first, second))
@@ -139,13 +139,10 @@ def reconstruction(
                 f"pair {index}: {sizes} pixels; a reconstruction has its original's size, and both sides have at least "
                 f"{SMALLEST_PX['vgg16']} pixels"
             )
-        for metric, of_metric in zip(PAIR_METRICS, values, strict=True):
+        for metric, of_metric in values.items():
             of_metric.append(metric.compare(first[None], second[None], device))
         on_pairs(1)
-    found = {
-        metric.name: metric.measure(PairValues(torch.cat(of_metric), copy_N))
-        for metric, of_metric in zip(PAIR_METRICS, values, strict=True)
-    }
+    found = {metric.name: metric.measure(PairValues(torch.cat(some), copy_N)) for metric, some in values.items()}
     return {name: one for name, one in found.items() if one.value != math.inf}  # the PSNR of exact pairs
 
 
