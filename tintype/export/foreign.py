@@ -3,6 +3,7 @@ file, in diffusers' names or in those of PRX's training. Only safetensors and JS
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -61,6 +62,7 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
             )
         config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
         files, record = _shards(folder), place / ABOUT
+        written = record.read_text(encoding="utf-8") if record.is_file() else None
     else:
         if place.suffix in _PICKLED:
             raise UserError(
@@ -70,14 +72,12 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
         if not place.is_file():
             raise UserError(f"there is no {place}; name a folder of diffusers or a .safetensors file")
         files, record = [place], place
+        with _readable(place), safe_open(place, "pt") as opened:
+            written = (opened.metadata() or {}).get(ABOUT_IN_HEADER)
     tensors: dict[str, Tensor] = {}
-    header: dict[str, str] = {}
     for file in files:
-        found, header = _tensors(file)
-        tensors |= found
-    written = header.get(ABOUT_IN_HEADER)
-    if config is not None:
-        written = record.read_text(encoding="utf-8") if record.is_file() else None
+        with _readable(file):
+            tensors |= load_file(file)
     about = _about(written, record) if written else {}
     denoiser, kind = denoiser_in(tensors, weights, str(place))
     if weights is not None and about and about.get("weights") != weights:
@@ -104,11 +104,8 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with as_user_error((SafetensorError, OSError), f"{file} cannot be read as safetensors", "is it whole?"):
-        with safe_open(file, "pt") as opened:
-            header = opened.metadata() or {}
-        return load_file(file), header
+def _readable(file: Path) -> AbstractContextManager[None]:
+    return as_user_error((SafetensorError, OSError), f"{file} cannot be read as safetensors", "is it whole?")
 
 
 def _about(text: str, place: Path) -> Section:
