@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,7 +209,7 @@ def _moments(seen: Seen) -> Iterator[Finding]:
             _worst_first(narrow, lambda g: g.moments.share),
             "precision.storage=fp32, or a lower optimizer.beta2: its changes are then larger",
             share,
-            "mistake" if stuck or seen.precision["storage"] != "bf16" else "note",
+            "mistake" if stuck or seen.precision.storage != "bf16" else "note",
         )
 
 
@@ -239,7 +239,7 @@ def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
 
 def _island(seen: Seen, island: str, what: str, where: tuple[str, ...], remedy: str) -> Finding:
     """Return the finding of an island; where the plan itself gives it to bf16, the remedy is that setting."""
-    if island in planned_islands(seen.precision):
+    if _is_planned(seen, island):
         what += f" (as the plan says: precision.islands.{island})"
         remedy = f"precision.islands.{island}=fp32"
     return Finding(f"{island}-bf16", what, where, remedy)
@@ -254,15 +254,14 @@ def _islands(seen: Seen) -> Iterator[Finding]:
     names = {"norms": "the statistics of norms", "softmax": "softmax", "modulation": "the modulation"}
     for island, words in names.items():
         rooms = seen.rounded_inside.get(island, [])
-        if rooms or island in planned_islands(seen.precision):
+        if rooms or _is_planned(seen, island):
             remedy = "compute it in fp32: autocast does by itself, outside of it use .float()"
             yield _island(seen, island, f"{words}: computed in 16 bits", _rooms(rooms) or ("denoiser",), remedy)
 
 
-def planned_islands(precision: Mapping[str, object]) -> set[str]:
-    """The islands that the plan itself gives to bf16."""
-    islands = precision.get("islands")
-    return {name for name, kind in islands.items() if kind == "bf16"} if isinstance(islands, Mapping) else set()
+def _is_planned(seen: Seen, island: str) -> bool:
+    """Return whether the plan itself gives the island to bf16."""
+    return island in {name for name, kind in seen.precision.islands if kind == "bf16"}
 
 
 def _loss_scale(seen: Seen) -> Iterator[Finding]:
@@ -270,7 +269,7 @@ def _loss_scale(seen: Seen) -> Iterator[Finding]:
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):
         return
-    scale, planned = sum(scales) / len(scales), seen.precision.get("loss_scale", 1.0) != 1.0
+    scale, planned = sum(scales) / len(scales), seen.precision.loss_scale != 1.0
     if abs(scale - 1) > SCALE_TOLERANCE:
         yield Finding(
             "loss-scaled",
@@ -305,7 +304,7 @@ def _fp16(seen: Seen) -> Iterator[Finding]:
 
 
 def _gathered_and_tf32(seen: Seen) -> Iterator[Finding]:
-    if seen.precision.get("gather") == "bf16":
+    if seen.precision.gather == "bf16":
         yield Finding(
             "gathered-bf16",
             "FSDP2 gathers the weights in bf16 (as the plan says: precision.gather): those of norms are rounded too",
@@ -313,7 +312,7 @@ def _gathered_and_tf32(seen: Seen) -> Iterator[Finding]:
             "precision.gather=fp32",
             severity="note",
         )
-    if seen.tf32 and seen.precision["compute"] == "fp32":
+    if seen.tf32 and seen.precision.compute == "fp32":
         yield Finding(
             "tf32",
             "the plan says fp32, but matrix products or convolutions may round to TF32 or bf16",
@@ -380,4 +379,4 @@ def _any_block(path: str) -> str:
 
 
 def _stored_as_planned(seen: Seen) -> str:
-    return " (as the plan says: precision.storage)" if seen.precision["storage"] == "bf16" else ""
+    return " (as the plan says: precision.storage)" if seen.precision.storage == "bf16" else ""

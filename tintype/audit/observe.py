@@ -24,7 +24,7 @@ from tintype.model.layers import sinusoid
 from tintype.optim.storage import COMPENSATION
 from tintype.runtime.clock import Clock
 from tintype.runtime.layout import local
-from tintype.settings import ModelSettings, plain
+from tintype.settings import ModelSettings
 from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult, update
@@ -44,7 +44,7 @@ _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
     """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
     plan = parts.plan
-    seen = Seen(plain(plan.precision), init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
+    seen = Seen(plan.precision, init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
     watch = UpdateWatch(plan.optimizer, state, seen, parts.layout)
     clock = Clock(parts.device)
     for name, parameter in state.modules.named_parameters():  # the groups, in the model's order
@@ -99,7 +99,7 @@ def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
     with ExitStack() as stack:
         for name, parameter in state.modules.named_parameters():
             if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(partial(check, name)).remove)
+                stack.enter_context(parameter.register_post_accumulate_grad_hook(partial(check, name)))
         yield
 
 
@@ -110,10 +110,10 @@ def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
         for path, module in parts.modules.named_modules():
             if path:
                 watcher = _arrival(path, seen, calls, parts.plan.model)
-                stack.callback(module.register_forward_pre_hook(watcher, with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_pre_hook(watcher, with_kwargs=True))
         leave = parts.modules["denoiser"].register_forward_hook(lambda *_: calls.leave(), always_call=True)
-        stack.callback(leave.remove)
-        yield calls
+        with leave:
+            yield calls
 
 
 def _arrival(
@@ -123,7 +123,7 @@ def _arrival(
 
     @torch.no_grad()
     def arrives(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        calls.enter(path)
+        calls.path = path
         bound = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
         for argument, value in list(bound.items())[1:]:
             for tensor in _tensors(value):
@@ -142,9 +142,7 @@ def _arrival(
     return arrives
 
 
-@lru_cache(maxsize=256)
-def _signature(forward: Callable[..., object]) -> inspect.Signature:
-    return inspect.signature(forward)
+_signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -181,15 +179,13 @@ class _Calls(TorchFunctionMode):
         self.t_B: Tensor | None = None
         """The timesteps that the denoiser is at work on."""
         self._seen = seen
-        self._path = ""
+        self.path = ""
+        """The module that was entered last, within the denoiser."""
         self._followed: dict[int, tuple[Tensor, str]] = {}
-
-    def enter(self, path: str) -> None:
-        self._path = path
 
     def leave(self) -> None:
         """The denoiser is done."""
-        self._path, self.t_B = "", None
+        self.path, self.t_B = "", None
         self._followed.clear()
 
     def follow(self, tensor: Tensor, what: str) -> None:
@@ -203,9 +199,9 @@ class _Calls(TorchFunctionMode):
             self._note_backward(*args, **kwargs)
         elif func is torch._scaled_mm:
             for operand in args[:2]:
-                self._seen.operands.setdefault(room_of(self._path), Bad()).add(operand)
+                self._seen.operands.setdefault(room_of(self.path), Bad()).add(operand)
         out = func(*args, **kwargs)
-        if self._path.startswith("denoiser") and isinstance(out, Tensor) and type_name(out.dtype) in NARROW:
+        if self.path.startswith("denoiser") and isinstance(out, Tensor) and type_name(out.dtype) in NARROW:
             self._note_narrow(func, args)
         return out
 
@@ -226,8 +222,8 @@ class _Calls(TorchFunctionMode):
 
     def _note(self, what: str) -> None:
         rooms = self._seen.rounded_inside.setdefault(what, [])
-        if room_of(self._path) not in rooms:
-            rooms.append(room_of(self._path))
+        if room_of(self.path) not in rooms:
+            rooms.append(room_of(self.path))
 
 
 def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:

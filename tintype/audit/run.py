@@ -14,6 +14,7 @@ from tintype.errors import as_user_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import World, current
 from tintype.runtime.machine import exact_fp32
+from tintype.settings import plain
 from tintype.train.folder import RunFolder, refuse_training
 from tintype.train.load import newest_good
 from tintype.train.session import Session, build_session
@@ -65,7 +66,8 @@ def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda s
     parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
         state = begin(RunFolder(Path(nowhere), parts.world), parts, new_state(parts))
-    return _audited(parts, state, steps, on_step, remarks)
+    parts.ready(state.step)
+    return replace(audit(parts, state, steps, on_step), remarks=remarks)
 
 
 def audit_run(
@@ -82,13 +84,8 @@ def audit_run(
     tensors, scalars = newest_good(path, state)
     with as_user_error(StateMismatchError, f"the checkpoint in {path} does not fit this plan and version"):
         state.load(tensors, scalars)
-    return _audited(parts, state, steps, on_step, (f"from the checkpoint of step {state.step}", *remarks))
-
-
-def _audited(
-    parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None], remarks: tuple[str, ...]
-) -> Audit:
     parts.ready(state.step)
+    remarks = (f"from the checkpoint of step {state.step}", *remarks)
     return replace(audit(parts, state, steps, on_step), remarks=remarks)
 
 
@@ -101,7 +98,7 @@ def as_json(audit: Audit) -> dict[str, object]:
         "skipped_steps": seen.skipped_steps,
         "stopped_by": seen.error_words,
         "remarks": list(audit.remarks),
-        "precision": dict(seen.precision),
+        "precision": plain(seen.precision),
         "loss_scale": seen.loss_scales,
         "tf32": seen.tf32,
         "findings": [asdict(finding) for finding in audit.findings],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tintype.runtime.layout import local
+from tintype.settings import PrecisionSettings
 
 TYPE_NAMES = {
     torch.float64: "fp64",
@@ -146,7 +146,7 @@ class Input:
 
 @dataclass
 class Seen:
-    precision: Mapping[str, object]
+    precision: PrecisionSettings
     """The plan's section."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)

@@ -7,7 +7,7 @@ moments. What moves there and does not move in storage was rounded away.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,9 +40,8 @@ class UpdateWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         optimizer = self._state.optimizer
-        with ExitStack() as stack:
-            stack.callback(optimizer.register_step_pre_hook(lambda *_: self._before()).remove)
-            stack.callback(optimizer.register_step_post_hook(lambda *_: self._after()).remove)
+        before = optimizer.register_step_pre_hook(lambda *_: self._before())
+        with before, optimizer.register_step_post_hook(lambda *_: self._after()):
             yield
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from tintype.plan import Plan, plan_from_document
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE, local
+from tintype.settings import IslandSettings, PrecisionSettings
 from tintype.techniques import TECHNIQUES
 from tintype.train import update as update_module
 from tintype.train.load import load_run
@@ -279,16 +280,16 @@ def test_an_error_that_no_wrong_type_explains_is_raised() -> None:
 
 
 def test_what_the_plan_asks_for_is_found_and_said_to_be_so() -> None:
-    seen = Seen(precision={**tiny_plan().precision.model_dump(), "islands": {"rope": "bf16", "modulation": "bf16"}})
+    seen = Seen(PrecisionSettings(islands=IslandSettings(rope="bf16", modulation="bf16")))
     seen.rounded_inside["rope"] = ["denoiser.blocks"]
     rope, modulation = find(seen)
     assert "as the plan says: precision.islands.rope" in rope.what and rope.remedy == "precision.islands.rope=fp32"
     assert "as the plan says: precision.islands.modulation" in modulation.what
 
 
-def seen_of(storage: str = "fp32") -> tuple[Seen, Group]:
+def seen_of(storage: Literal["fp32", "bf16"] = "fp32") -> tuple[Seen, Group]:
     """One group of weights, of which nothing was lost so far."""
-    seen = Seen(precision={**tiny_plan().precision.model_dump(), "storage": storage})
+    seen = Seen(PrecisionSettings(storage=storage))
     return seen, seen.group("denoiser.blocks", "matrices")
 
 
@@ -411,7 +412,7 @@ def test_the_share_of_lost_steps_is_the_one_that_was_measured_before(std: float,
     layer.weight.data = (std * torch.randn(256, 256, generator=generator)).bfloat16()
     settings = AdamWSettings(lr=1e-4, eps=1e-8, beta2=0.999)
     modules = nn.ModuleDict({"text": layer})
-    seen = Seen(precision={})
+    seen = Seen(PrecisionSettings())
     state = TrainState(modules, settings.build(modules.named_parameters()), None)
     with UpdateWatch(settings, state, seen, ONE).watching():
         for _ in range(20):
