@@ -29,13 +29,10 @@ MEDIAN_IMAGES = 10_000
 class Reference:
     """Real features, and what depends on them alone. One value serves all sets that are scored on it."""
 
-    def __init__(
-        self, real_MF: Tensor, device: torch.device | str | None = None, block_rows: int | None = None
-    ) -> None:
+    def __init__(self, real_MF: Tensor, device: torch.device | str | None = None) -> None:
         self.device = torch.device(device) if device is not None else real_MF.device
         wide_MF = _checked("real", real_MF, self.device)
         self.mean_F = wide_MF.mean(0)
-        self._block_rows = block_rows
         self.points = Points.about(self.mean_F, wide_MF)
 
     def __len__(self) -> int:
@@ -69,7 +66,7 @@ class Reference:
             yield Block(part, rows, columns)
 
     def _slices(self, rows: Points, columns: Points) -> list[slice]:
-        step = self._block_rows or max(1, _BLOCK_NUMBERS.get(self.device.type, 1 << 21) // len(columns))
+        step = max(1, _BLOCK_NUMBERS.get(self.device.type, 1 << 21) // len(columns))
         return [slice(start, start + step) for start in range(0, len(rows), step)]
 
 
@@ -80,14 +77,8 @@ class FeaturePair:
     their own, as a model's are.
     """
 
-    def __init__(
-        self,
-        fake_NF: Tensor,
-        real: Tensor | Reference,
-        device: torch.device | str | None = None,
-        copy_N: Tensor | None = None,
-    ) -> None:
-        self.reference = real if isinstance(real, Reference) else Reference(real, device)
+    def __init__(self, fake_NF: Tensor, real: Tensor | Reference, copy_N: Tensor | None = None) -> None:
+        self.reference = real if isinstance(real, Reference) else Reference(real)
         wide_NF = _checked("fake", fake_NF, self.reference.device)
         if wide_NF.shape[1] != self.reference.size:
             raise UserError(

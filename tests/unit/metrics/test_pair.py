@@ -15,6 +15,7 @@ from scipy import linalg
 from scipy.spatial.distance import cdist
 
 from tintype.errors import UserError
+from tintype.metrics import pair as pair_module
 from tintype.metrics import prdc
 from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
@@ -135,10 +136,11 @@ def test_every_metric_says_what_it_is() -> None:
     assert higher == {"precision", "recall", "density", "coverage"}
 
 
-def test_blocks_order_and_input_precision_do_not_matter() -> None:
+def test_blocks_order_and_input_precision_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     real, fake = features(120, 6, 0).float(), features(100, 6, 1, 0.2).float()
-    whole = values(fake.double(), Reference(real.double(), block_rows=1000))
-    assert values(fake, Reference(real, block_rows=7)) == pytest.approx(whole, rel=1e-12)
+    whole = values(fake.double(), Reference(real.double()))
+    monkeypatch.setitem(pair_module._BLOCK_NUMBERS, "cpu", 7 * len(fake))
+    assert values(fake, Reference(real)) == pytest.approx(whole, rel=1e-12)
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     assert values(fake[order], real[torch.arange(119, -1, -1)]) == pytest.approx(whole, rel=1e-11)
 
@@ -223,13 +225,14 @@ def test_equal_sets() -> None:
     assert found["density"] == 1, "a ball holds its own image and the k - 1 that are nearer than its edge"
 
 
-@pytest.mark.parametrize("block_rows", [3, None])
-def test_ties_and_repeated_images(block_rows: int | None) -> None:
+@pytest.mark.parametrize("block_rows", [3, 1000])
+def test_ties_and_repeated_images(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a grid of whole numbers nearly all distances are ties, and here the naive form makes no rounding errors."""
     generator = torch.Generator().manual_seed(0)
     real = torch.randint(0, 4, (60, 2), generator=generator).double()
     fake = torch.randint(1, 5, (60, 2), generator=generator).double()
-    pair = FeaturePair(fake, Reference(real, block_rows=block_rows))
+    monkeypatch.setitem(pair_module._BLOCK_NUMBERS, "cpu", block_rows * len(real))
+    pair = FeaturePair(fake, Reference(real))
     for kind in ("precision", "recall", "density", "coverage"):
         assert FEATURE_METRICS[kind].measure(pair).value == pytest.approx(NAIVE[kind](fake.numpy(), real.numpy())), kind
 
