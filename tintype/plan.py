@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -206,7 +205,7 @@ def _without_later(settings: type[Settings], content: Plain) -> Plain:
 
 
 def _ascend(numbers: Sequence[int]) -> bool:
-    return all(one < other for one, other in pairwise(numbers))
+    return list(numbers) == sorted(set(numbers))
 
 
 def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str] | None = None) -> Plan:
@@ -288,8 +287,8 @@ def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
     document = read_yaml(read_sealed(file, remake), str(file))
     if isinstance(document.data, dict):
         _add_later(Plan, document.data)
-    if (file.parent / _EXPORTED).is_file():
-        _find_own_weights(document.data, file.parent)
+        if (file.parent / _EXPORTED).is_file():
+            _find_own_weights(document.data, file.parent)
     return plan_from_document(document, known=known)
 
 
@@ -307,9 +306,9 @@ def _add_later(settings: type[Settings], content: Plain) -> None:
 _EXPORTED, _WITHIN = "tintype.json", "./"
 
 
-def _find_own_weights(content: object, folder: Path) -> None:
+def _find_own_weights(content: Plain, folder: Path) -> None:
     """Find weights of others that an exported model has in its own folder: its plan names them by `./`."""
-    sections = [content.get(name) for name in ("text", "tokenizer")] if isinstance(content, dict) else []
+    sections = content.get("text"), content.get("tokenizer")
     for section in (one for one in sections if isinstance(one, dict)):
         for key in ("weights", "folder"):
             if str(section.get(key, "")).startswith(_WITHIN):
