@@ -69,14 +69,8 @@ class Speeds:
 @exact_fp32()
 def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> Speeds:
     refuse_stages(plan)
-    names = ["preparing", f"training, {steps} steps", "sampling", *(f"rendering {style}" for style in STYLES)]
-    numbered = iter(enumerate(names))
-
-    def begin() -> None:
-        done, name = next(numbered)
-        on_part(name, done, len(names))
-
-    begin()
+    total = 3 + len(STYLES)
+    on_part("preparing", 0, total)
     with deterministic_steps(plan, current()):
         parts = build_session(plan)
         parts.ready()
@@ -87,27 +81,27 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
         for _ in range(_WARM_UP_STEPS):
             update(parts, state, clock)
         clock.read()
-        begin()
+        on_part(f"training, {steps} steps", 1, total)
         for _ in range(steps):
             update(parts, state, clock)
         seconds, split = clock.read()
-    begin()
+    on_part("sampling", 2, total)
     images = steps * plan.train.batch
-    total = max(seconds, sum(split.values()))  # a host's time can run beside a GPU's
+    whole_s = max(seconds, sum(split.values()))  # a host's time can run beside a GPU's
     sampler = SamplerSettings(steps=10)
     captions = _some_captions(parts, sampler.batch)
     sampling_s = _seconds(lambda: generate(parts, captions, sampler, seed=0, size_px=plan.data.size_px), parts.device)
     rendering: dict[str, float] = {}
-    for style in STYLES:
-        begin()
+    for done, style in enumerate(STYLES, 3):
+        on_part(f"rendering {style}", done, total)
         rendering[style] = _render_rate(style, parts.device)
-    on_part("", len(names), len(names))
+    on_part("", total, total)
     return Speeds(
         environment=environment(parts.device),
         plan=plan.hash,
         parameters=sum(parameter.numel() for parameter in parts.modules.parameters()),
         train_images_per_s=images / seconds,
-        time_split={name: value / total for name, value in split.items()},
+        time_split={name: value / whole_s for name, value in split.items()},
         sample_images_per_s_at_10_steps=len(captions) / sampling_s,
         render_images_per_s_at_64_px=rendering,
     )
