@@ -124,8 +124,12 @@ class Term:
 
     @property
     def fewest(self) -> int:
-        """Return the number of runs of the arm that has fewest."""
-        return min(len(self.groups.values[arm]) for arm in self.weights)
+        """Return the seeds of the plan that has fewest. A control that lost runs takes none from the baseline."""
+        most: dict[str, int] = {}
+        for arm in self.weights:
+            plan = self.groups.plan_of(arm)
+            most[plan] = max(most.get(plan, 0), len(self.groups.values[arm]))
+        return min(most.values())
 
     @property
     def stands_out(self) -> list[str]:

@@ -75,3 +75,11 @@ def test_a_trend_is_the_difference_of_two_differences() -> None:
 def test_one_run_has_no_error() -> None:
     found = difference([against(groups(arm=[1.0], baseline=BASELINE), "arm", ["baseline"])])
     assert found.error is None and found.value == pytest.approx(1 - np.mean(BASELINE))
+
+
+def test_a_control_with_one_run_left_takes_no_verdict_from_the_arms() -> None:
+    found = groups(arm=ARM, baseline=BASELINE, control=CONTROL[:1])
+    one = difference([against(found, "arm", ["baseline", "control"])])
+    assert one.error is not None and one.value == pytest.approx(np.mean(ARM) - np.mean(BASELINE + CONTROL[:1]))
+    sketch = groups(arm=ARM[:1], baseline=BASELINE[:1], control=CONTROL[:1])
+    assert difference([against(sketch, "arm", ["baseline", "control"])]).error is None
