@@ -549,8 +549,11 @@ def _compared(
     resolutions = list(dict.fromkeys(arm.resolution for arm in study.arms))
     for (arm_name, metric), trend in trends.items():
         if isinstance(trend, Pair):
-            ends = [ratios[one, metric].term(arm_label(arm_name, one)) for one in (resolutions[-1], resolutions[0])]
-            pairs[trend_key(arm_name, metric)] = with_terms(trend, ends)
+            most, fewest = (
+                ratios[one, metric].compared(trend, arm_label(arm_name, one))
+                for one in (resolutions[-1], resolutions[0])
+            )
+            pairs[trend_key(arm_name, metric)] = with_terms(trend, most, fewest)
     for key, (arms, contrast) in _factor_contrasts(study).items():
         labels = _by_name(arms)
         of = {name: runs[label] for name, label in labels.items()}

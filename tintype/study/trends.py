@@ -15,7 +15,6 @@ from tintype.study.analysis import AnalysisSettings
 from tintype.study.paired import interval_of
 from tintype.study.pairs import Key, Pair, pair_runs
 from tintype.study.results import RelativeEffect, Run, arm_label, worst_loss
-from tintype.study.spread import Term
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
@@ -48,12 +47,19 @@ def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: Ana
     return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
 
 
-def with_terms(pair: Pair, ends: Sequence[Term | None]) -> Pair:
-    """Return the trend with what the shared method compares: the effects at the most and the fewest tokens."""
-    most, fewest = ends
-    if most is None or fewest is None:
+def with_terms(pair: Pair, most: Pair, fewest: Pair) -> Pair:
+    """Return the trend with what the shared method compares: the effects at the most and the fewest tokens.
+
+    A run that fell off at either makes the trend unstable.
+    """
+    if not most.terms or not fewest.terms:
         return pair
-    return replace(pair, terms=(most, fewest.times(-1)))
+    return replace(
+        pair,
+        terms=(*most.terms, *(term.times(-1) for term in fewest.terms)),
+        fallen=tuple(dict.fromkeys((*most.fallen, *fewest.fallen))),
+        baseline_fell=most.baseline_fell or fewest.baseline_fell,
+    )
 
 
 def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:

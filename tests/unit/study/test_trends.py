@@ -194,6 +194,20 @@ def test_the_trend_is_between_the_fewest_and_the_most_tokens() -> None:
         assert effects == pytest.approx(np.log(np.array(arm) / np.array(baseline)))
 
 
+def test_a_run_that_fell_off_makes_the_trend_unstable() -> None:
+    """Without this the trend would be better or worse by the runs that are left, at one of its ends."""
+    one = study(STUDY.replace("seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]").replace("[7, 8, 9]", "[6, 7, 8, 9]"))
+    runs, key = made_up(one), trend_key("ema", "fd_scenes")
+    assert all_rows(one, runs)[key].verdict in ("undecided", "same")
+    for arm, words in (("ema", "unstable: 1 of 4 runs fell off"), ("baseline", "unstable")):
+        fallen = {label: list(of_arm) for label, of_arm in runs.items()}
+        label = f"{arm} @ coarse"
+        run = fallen[label][2]
+        fallen[label][2] = run.model_copy(update={"metrics": {name: 50 * value for name, value in run.metrics.items()}})
+        row = all_rows(one, fallen)[key]
+        assert row.verdict == "unstable" and row.words == words
+
+
 def test_without_resolutions_there_is_no_trend() -> None:
     assert _trend_pairs(study(ALONE), {}) == {}
 
