@@ -1,25 +1,33 @@
 """Runs that fell off: a second mode below the other runs of an arm, which a mean would hide.
 
 A run has fallen where a gap separates it from the arm's better runs that is wider than the range of those, and that
-the seed spread of the other arms does not explain. Fallen runs are at most half of an arm; where more are low, the arm
-is simply worse.
+the seed spread does not explain: that of the better runs, averaged with the other arms'. The other arms' alone would
+not do, since an arm that changes much often has a larger spread of its own. Fallen runs are at most half of an arm;
+where more are low, the arm is simply worse.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from statistics import median
 
 from scipy import special
 
 from tintype.seams import Direction
+from tintype.study import stats
 from tintype.study.results import Curve
-from tintype.study.spread import Groups
+from tintype.study.spread import Groups, Variance, pool
 
 LEVEL = 0.01
 """A bound of the chance that a study of arms with one normal spread calls any run fallen, on one metric."""
+OTHERS_FREEDOM = 4.0
+"""Degrees of freedom that the other arms' variance counts beside that of an arm's own better runs.
+
+Of simulated falls of 20 deviations in one of three runs, two degrees find 57% and four find 98%. Where arms' spreads
+differ, four call a run fallen in 0.5% of studies on one metric; the other arms' spread alone did in 3%.
+"""
 FEWEST = 3
 """With two runs there is no telling which of them is the usual one."""
 
@@ -28,31 +36,35 @@ def fallen_runs(groups: Groups, arm: str, direction: Direction) -> list[int]:
     """Return the seeds of an arm's runs that fell off, worst first."""
     sign = 1.0 if direction == "higher" else -1.0
     runs = sorted((sign * value, seed) for seed, value in groups.values[arm].items())
-    gaps = [after[0] - before[0] for before, after in pairwise(runs)]
-    limit = _limit(groups, arm)
-    if len(runs) < FEWEST or limit is None:
+    usual = _usual(groups, arm)
+    if len(runs) < FEWEST or usual is None:
         return []
-    healthy = [runs[-1][0] - runs[count][0] for count in range(1, len(runs))]
+    level = LEVEL / sum(map(len, groups.values.values()))
+    values = [value for value, _ in runs]
     fallen = [
-        count
-        for count, (gap, width) in enumerate(zip(gaps, healthy, strict=True), 1)
-        if gap > max(limit, width) and 2 * count <= len(runs)
+        count for count in range(1, len(runs) // 2 + 1) if _is_apart(values[:count], values[count:], usual, level)
     ]
     return [seed for _, seed in runs[: max(fallen, default=0)]]
 
 
-def _limit(groups: Groups, arm: str) -> float | None:
-    """Return the largest gap between two runs that the spread of the other plans explains; None where it is unknown.
+def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float) -> bool:
+    """Return whether the gap between two sets of an arm's runs, both ascending, is wider than their spread explains."""
+    own = Variance(stats.variance(better), len(better) - 1)
+    spread = pool([own, replace(usual, freedom=min(usual.freedom, OTHERS_FREEDOM))])
+    limit = math.sqrt(2 * spread.value) * float(special.stdtrit(spread.freedom, 1 - level))
+    return better[0] - worse[-1] > max(limit, better[-1] - better[0])
 
-    The median of their variances, since another arm may have fallen runs too. It is worth two thirds of their mean.
+
+def _usual(groups: Groups, arm: str) -> Variance | None:
+    """Return the median of the other plans' variances, since another arm may have fallen runs too; None without any.
+
+    It is worth two thirds of their mean.
     """
     others = [one for plan, one in groups.own.items() if plan != groups.plan_of(arm)]
     if not others:
         return None
     usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others)
-    freedom = max(1.0, sum(one.freedom for one in others) * 2 / 3)
-    tested = sum(map(len, groups.values.values()))
-    return math.sqrt(2 * usual) * float(special.stdtrit(freedom, 1 - LEVEL / tested))
+    return Variance(float(usual), max(1.0, sum(one.freedom for one in others) * 2 / 3))
 
 
 def fell_at(fallen: Curve, others: Sequence[Curve]) -> int | None:

@@ -41,6 +41,31 @@ def test_normal_spreads_are_seldom_called_a_fall(seeds: int) -> None:
     assert wrong <= 300 * 0.01 + 3 * (300 * 0.01) ** 0.5
 
 
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_an_arm_with_a_larger_spread_is_seldom_called_a_fall(seeds: int) -> None:
+    """Three times the spread of the other arms: up to 5.5% where the gap is held against the others' spread alone."""
+    draw = np.random.default_rng(seeds)
+    wrong = 0
+    for _ in range(600):
+        one = groups(**{str(arm): (draw.normal(size=seeds) * (3 if arm == 0 else 1)).tolist() for arm in range(6)})
+        wrong += bool(fallen_runs(one, "0", "higher"))
+    assert wrong <= 600 * 0.01 + 3 * (600 * 0.01) ** 0.5
+
+
+@pytest.mark.parametrize(("seeds", "fallen"), [(3, 1), (5, 1), (5, 2), (10, 3)])
+def test_a_fall_of_twenty_deviations_is_found(seeds: int, fallen: int) -> None:
+    """As far as `muon:lr=3e-3` fell in three of ten runs."""
+    draw = np.random.default_rng(seeds)
+    found = 0
+    for _ in range(200):
+        values = {str(arm): draw.normal(size=seeds) for arm in range(6)}
+        values["0"][:fallen] -= 20
+        found += set(fallen_runs(groups(**{k: v.tolist() for k, v in values.items()}), "0", "higher")) == {
+            *range(fallen)
+        }
+    assert found >= 200 * 0.95
+
+
 def test_two_runs_do_not_say_which_is_usual() -> None:
     assert fallen_runs(groups(arm=[0.7, 0.1], baseline=BASELINE), "arm", "higher") == []
 
