@@ -88,11 +88,14 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 
 
 def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
-    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, and as a factor."""
-    factors = [(arms[0].resolution, one) for arms, one in study.contrasts() if name in one.weights]
-    labels = {arm.label for arm in study.arms if arm.name == name} | {trend_key(name, "")[0]}
-    labels |= {factor_key(one, resolution, "")[0] for resolution, one in factors}
-    return [row for (label, metric), row in rows.items() if label in labels and metric in study.settings.primary]
+    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, and as a factor.
+
+    Contrasts that lost a run are left out: the arm whose run it was says so itself, and the others can be decided.
+    """
+    asked = {key: row for key, row in rows.items() if key[1] in study.settings.primary}
+    own = {arm.label for arm in study.arms if arm.name == name} | {trend_key(name, "")[0]}
+    contrasts = {factor_key(one, arms[0].resolution, "")[0] for arms, one in study.contrasts() if name in one.weights}
+    return [row for (label, _), row in asked.items() if label in own or (label in contrasts and not row.lost)]
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:

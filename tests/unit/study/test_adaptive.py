@@ -214,15 +214,30 @@ def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tm
     assert len(next_runs(study, out).tasks) == 5 * 4
 
 
+def factorial_study(folder: Path) -> Study:
+    (folder / "plan.yaml").write_text(TINY)
+    text = STUDY.replace("PLAN", str(folder / "plan.yaml")).split("arms:")
+    factors = "factorial: [[optimizer.lr=0.01], [train.clip_norm=2.0]]\nprimary:" + text[1].split("primary:")[1]
+    (folder / "study.yaml").write_text(text[0] + factors)
+    return load_study(str(folder / "study.yaml"))
+
+
 def test_a_decided_arm_goes_on_while_its_interaction_is_open(tmp_path: Path) -> None:
     """Both factors and their combination are decided at once; what they do together needs more seeds."""
-    (tmp_path / "plan.yaml").write_text(TINY)
-    text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).split("arms:")
-    factors = "factorial: [[optimizer.lr=0.01], [train.clip_norm=2.0]]\nprimary:" + text[1].split("primary:")[1]
-    (tmp_path / "study.yaml").write_text(text[0] + factors)
-    study = load_study(str(tmp_path / "study.yaml"))
+    study = factorial_study(tmp_path)
     names = [arm.name for arm in study.arms if arm.role == "arm"]
     effects = dict(zip(names, (-10.0, -10.0, -14.0), strict=True))
     results = results_of(run(study, tmp_path / "out", Writer(effects)))
     assert all(arm.comparisons[METRIC].look == 1 for arm in results.arms if arm.role == "arm")
     assert counts(results)[names[0]] > 4
+
+
+def test_a_failed_run_of_a_combination_stops_no_other_arm(tmp_path: Path) -> None:
+    """The interaction can have no verdict then, but the factor alone is undecided and gets its seeds."""
+    study = factorial_study(tmp_path)
+    first, second, both = (arm.name for arm in study.arms if arm.role == "arm")
+    writer = Writer({first: -1.4, second: -20.0, both: -20.0}, failing={(both, 2)})
+    arms = {arm.name: arm for arm in results_of(run(study, tmp_path / "out", writer)).arms}
+    assert arms[both].stopped == "stopped after 4 seeds: failed 1 of 4"
+    assert arms[second].stopped == "stopped after 4 seeds: decided"
+    assert len(arms[first].runs) == 16 and not arms[first].stopped
