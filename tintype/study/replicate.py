@@ -13,7 +13,8 @@ A verdict of same
 - is weaker where it reaches beyond the margin, but not wholly;
 - fails where it lies wholly outside.
 
-Where fresh runs diverged, failed or fell off, a verdict fails; where they are not done, it is incomplete.
+Where fresh runs diverged, failed or fell off, a verdict fails; where they are not done, it is incomplete. Where all
+fresh seeds differ by the same amount, that amount is the interval.
 """
 
 from __future__ import annotations
@@ -116,12 +117,16 @@ def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
     """Hold a verdict against the comparison of the fresh runs; see the head of this file."""
     if fresh is None or fresh.verdict == "incomplete":
         return "incomplete"
-    if fresh.low is None or fresh.high is None or fresh.verdict in ("diverged", "failed", "unstable"):
+    if fresh.verdict in ("identical", "no spread"):
+        low = high = fresh.difference
+    elif fresh.low is None or fresh.high is None or fresh.verdict in ("diverged", "failed", "unstable"):
         return "fails"
+    else:
+        low, high = fresh.low, fresh.high
     if claim.verdict == "same":
-        return _judge_same(fresh.low, fresh.high, claim.margin if fresh.margin is None else fresh.margin)
+        return _judge_same(low, high, claim.margin if fresh.margin is None else fresh.margin)
     sign = 1.0 if claim.estimate > 0 else -1.0
-    near, far = sorted((sign * fresh.low, sign * fresh.high))
+    near, far = sorted((sign * low, sign * high))
     if near <= 0:
         return "fails"
     return "holds" if far >= abs(claim.estimate) else "weaker"

@@ -129,6 +129,9 @@ def fresh(low: float | None, high: float | None, verdict: Verdict = "better") ->
         ("same", 0.0, fresh(-0.05, 0.05, "same"), "holds"),
         ("same", 0.0, fresh(-0.05, 0.2, "undecided"), "weaker"),
         ("same", 0.0, fresh(0.2, 0.3, "worse"), "fails"),
+        ("same", 0.0, fresh(None, None, "identical"), "holds"),
+        ("better", -0.5, fresh(None, None, "identical"), "fails"),
+        ("better", -0.5, fresh(None, None, "no spread").model_copy(update={"difference": -0.5}), "holds"),
     ],
 )
 def test_holds_weaker_and_fails(verdict: Claimed, estimate: float, row: Comparison | None, outcome: Outcome) -> None:
