@@ -495,7 +495,8 @@ def replicate_study(
             f"{out} was replicated on {len(before.seeds)} fresh seeds. Adding seeds after reading them would "
             f"give chance another chance: keep it (--seeds {len(before.seeds)}), or move {out / FOLDER} away"
         )
-    seeds = fresh_seeds(used_seeds(stored_study(out), results, _seeds_in(out)), count)
+    read = results.replication.seeds if before is None and results.replication else []  # of one that was moved away
+    seeds = fresh_seeds(used_seeds(stored_study(out), results, [*_seeds_in(out), *read]), count)
     with locked(out):
         fresh, folder = claimed_arms(_fresh_study(out, seeds, results), claims), out / FOLDER
         tasks = tasks_of(fresh, folder)

@@ -80,6 +80,16 @@ def test_more_seeds_after_reading_are_refused(tmp_path: Path) -> None:
         replicate(out, Writer({"strong": -20.0}), 12)
 
 
+def test_a_replication_that_was_moved_away_is_made_on_other_seeds(tmp_path: Path) -> None:
+    """The message above names this way, and seeds that were read are not fresh."""
+    out, writer = made_study(tmp_path), Writer({"strong": -20.0})
+    replicate(out, writer)
+    shutil.move(out / "replication", tmp_path / "before")
+    again = Writer({"strong": -20.0})
+    replicate(out, again, 12)
+    assert len(again.begun) == 24 and not set(again.begun) & set(writer.begun)
+
+
 def test_a_study_of_which_only_the_results_are_left_can_be_replicated(tmp_path: Path) -> None:
     out = made_study(tmp_path)
     shutil.rmtree(out / "runs")
