@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -57,11 +57,15 @@ def report(
     without_data: Annotated[
         bool, Option("--without-data", help="Leave out images and captions of the data, and local paths")
     ] = False,
+    method: Annotated[
+        Literal["shared", "paired"] | None,
+        Option(help="Compare by this method in place of the study's own; the report names both"),
+    ] = None,
 ) -> None:
-    """Write the report of a study again, from its files."""
+    """Compare the runs of a study again, and write its report."""
     from tintype.terminal.studies import report_with_progress
 
-    report_with_progress(folder, console, without_data)
+    report_with_progress(folder, console, without_data, method)
 
 
 @app.command()

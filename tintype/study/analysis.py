@@ -10,11 +10,13 @@ from tintype.errors import UserError
 from tintype.settings import Settings
 from tintype.study.effect import Effect, parse_effect
 
+Method = Literal["shared", "paired"]
+
 
 class AnalysisSettings(Settings):
     """How differences become verdicts. docs/statistics.md says when to choose which."""
 
-    method: Literal["shared", "paired"] = Field(
+    method: Method = Field(
         "shared", description="shared: the arms share their seed spread; paired: each arm by itself, seed by seed"
     )
     margin: str = Field("3%", description="Differences up to this size are none worth having: 3%, or 0.02 in its unit")
@@ -45,6 +47,11 @@ class AnalysisSettings(Settings):
             except UserError as error:
                 raise ValueError(str(error)) from None
         return self
+
+    def by(self, method: Method) -> AnalysisSettings:
+        """Return the settings with another method; the tests and intervals of the paired one belong to it alone."""
+        own = {} if method == "paired" else {"test": "student", "interval": "student"}
+        return self.model_copy(update={"method": method, **own})
 
     def margin_of(self, metric: str) -> Effect:
         return parse_effect(self.margins.get(metric, self.margin), "margin")

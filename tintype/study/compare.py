@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
-from tintype.evaluation.protocol import Definition, Protocol, definitions
+from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import EvaluationResult, read_per_image, read_result, result_file
 from tintype.evaluation.run import PREVIEWS
@@ -63,63 +63,56 @@ Runs: TypeAlias = Mapping[str, list[results.Run]]
 """The runs of each arm, by its label."""
 PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
 """The numbers of a run's images by metric, by the run's hash."""
-_NO_IMAGES: PerImage = MappingProxyType({})
+NO_IMAGES: PerImage = MappingProxyType({})
 Rows: TypeAlias = Mapping[Key, results.Comparison]
+Metrics: TypeAlias = Mapping[str, results.MetricInfo]
+"""The metrics of a study by name: by the definitions of this version, or of that which scored its runs."""
 COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
 
 
 def collect(study: Study, out: Path) -> results.StudyResults:
+    """Read the runs of a study from its folder, and compare them."""
     protocol, settings = study.settings.evaluation, study.settings
-    runs = read_runs(study, out)
-    _check_identities(runs)
-    meanings = definitions(protocol, study.of_scenes)
-    planned = planned_comparisons(study, meanings)
-    reading = _read_at_looks(study, out, runs, _per_image(study, out))
-    study, rows = reading.study, reading.rows
-    runs = _runs_of(study, runs)
+    every = read_runs(study, out)
+    _check_identities(every)
+    reading = read_at_looks(study, every, metric_infos(study), made_looks(out), _per_image(study, out))
+    study, runs = reading.study, reading.runs
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
-    trends = _trend_pairs(study, runs)
     along = study.along(study.arms[0].plans[0])
-    seeds = [plan.seed for plan in study.arms[0].plans]
     found = results.StudyResults(
         name=study.name,
         question=settings.question,
-        seeds=seeds,
-        sketch=len(seeds) == 1,
-        confidence=stats.CONFIDENCE,
-        method=" ".join([_method(study, planned), describe_looks(reading.looks, reading.planned)]),
-        metrics=[
-            results.MetricInfo(
-                name=name,
-                label=meaning.label,
-                direction=meaning.direction,
-                definition=meaning.definition,
-                primary=name in settings.primary,
-                range=meaning.range,
-                revision=meaning.metric.revision,
-            )
-            for name, meaning in meanings.items()
-        ],
-        arms=[
-            _arm(arm, runs, rows, incomparable(study)).model_copy(update={"stopped": reading.stopped.get(arm.name, "")})
-            for arm in study.arms
-        ],
+        metrics=list(reading.metrics.values()),
+        arms=[reading.with_verdicts(_arm(arm, runs[arm.label])) for arm in study.arms],
         **only.model_dump(exclude={"name"}),
+        **reading.verdicts(),
         protocol=plain(protocol),
         encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
         warnings=_warnings(runs),
         resolutions=resolutions if len(resolutions) > 1 else [],
-        trends=[_trend(key, study, runs, pair, rows) for key, pair in trends.items()],
-        factors=_factor_effects(study, runs, meanings, rows),
         commands=read_commands(out),
         along_images=along.protocol.count if along else 0,
-        looks=reading.looks,
-        looks_planned=reading.planned,
         replication=read_replication(out),
     )
     return with_along(found)
+
+
+def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
+    """Describe each metric of a study, by the definitions of this version."""
+    return {
+        name: results.MetricInfo(
+            name=name,
+            label=meaning.label,
+            direction=meaning.direction,
+            definition=meaning.definition,
+            primary=name in study.settings.primary,
+            range=meaning.range,
+            revision=meaning.metric.revision,
+        )
+        for name, meaning in definitions(study.settings.evaluation, study.of_scenes).items()
+    }
 
 
 def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
@@ -129,45 +122,78 @@ def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
     """A study as its looks show it."""
 
     study: Study
     """The arms with the seeds that were read."""
+    runs: Runs
+    """The runs of these seeds."""
+    metrics: Metrics
     rows: Rows
     looks: list[results.LookInfo]
     planned: bool
     stopped: Mapping[str, str]
 
+    def with_verdicts(self, arm: results.Arm) -> results.Arm:
+        """Return an arm of the results with its comparisons."""
+        apart = incomparable(self.study)
+        return arm.model_copy(
+            update={
+                "comparisons": {metric: row for (label, metric), row in self.rows.items() if label == arm.label},
+                "incomparable": {metric: reason for (label, metric), reason in apart.items() if label == arm.label},
+                "stopped": self.stopped.get(arm.name, ""),
+            }
+        )
 
-def _read_at_looks(study: Study, out: Path, runs: Runs, images: PerImage) -> _Reading:
+    def verdicts(self) -> dict[str, Any]:
+        """Return the fields of the results that follow from the comparisons, but for the arms."""
+        seeds = [plan.seed for plan in self.study.arms[0].plans]
+        trends = _trend_pairs(self.study, self.runs)
+        method = _method(self.study, planned_comparisons(self.study, self.metrics))
+        return {
+            "seeds": seeds,
+            "sketch": len(seeds) == 1,
+            "confidence": stats.CONFIDENCE,
+            "method": " ".join([method, describe_looks(self.looks, self.planned)]),
+            "trends": [_trend(key, self.study, self.runs, pair, self.rows) for key, pair in trends.items()],
+            "factors": _factor_effects(self.study, self.runs, self.metrics, self.rows),
+            "looks": self.looks,
+            "looks_planned": self.planned,
+        }
+
+
+def read_at_looks(
+    study: Study, runs: Runs, metrics: Metrics, made: Sequence[results.SeedSet], images: PerImage = NO_IMAGES
+) -> Reading:
+    """Compare the runs at each look: those that were `made`, and this one where its seeds are others."""
     if isinstance(study.settings.seeds, SeedPlan):
-        return _read_planned(study, study.settings.seeds, runs, images)
-    every, read = study.settings.every_seed, made_looks(out)
-    looks = unplanned_looks(with_look(read, every))
+        return _read_planned(study, study.settings.seeds, runs, metrics, images)
+    every = study.settings.every_seed
+    looks = unplanned_looks(with_look(made, every))
     held = [
         set(look.seeds) <= set(every.seeds) and set(look.control_seeds) <= set(every.control_seeds) for look in looks
     ]
     rows = [
-        compare_at(study, study_at(study, look), look, runs, images)
+        compare_at(study, study_at(study, look), look, runs, metrics, images)
         if there
         else {}  # a study that dropped seeds paid for them
         for look, there in zip(looks, held, strict=True)
     ]
-    made = [
-        look.read in read or any(_is_read(row) for row in of.values()) for look, of in zip(looks, rows, strict=True)
-    ]
-    return _Reading(study, replay(rows), _look_infos(looks, made), False, {})
+    done = [look.read in made or any(is_read(row) for row in of.values()) for look, of in zip(looks, rows, strict=True)]
+    return Reading(study, _runs_of(study, runs), metrics, replay(rows), _look_infos(looks, done), False, {})
 
 
-def _read_planned(study: Study, plan: SeedPlan, runs: Runs, images: PerImage) -> _Reading:
-    looks, standing = planned_looks(plan), follow_runs(study, runs, images=images)
+def _read_planned(study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, images: PerImage) -> Reading:
+    looks, standing = planned_looks(plan), follow_runs(study, runs, metrics=metrics, images=images)
     infos = _look_infos(looks, [look in standing.made for look in looks])
     if not standing.made:
         first = study_at(study, looks[0])
-        return _Reading(first, replay([compare_at(study, first, looks[0], runs, images)]), infos, True, {})
+        rows = replay([compare_at(study, first, looks[0], runs, metrics, images)])
+        return Reading(first, _runs_of(first, runs), metrics, rows, infos, True, {})
     arms = [replace(arm, plans=arm.plans[: standing.counts[arm.name]]) for arm in study.arms]
-    return _Reading(replace(study, arms=tuple(arms)), standing.rows, infos, True, standing.stopped)
+    read = replace(study, arms=tuple(arms))
+    return Reading(read, _runs_of(read, runs), metrics, standing.rows, infos, True, standing.stopped)
 
 
 def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.LookInfo]:
@@ -177,7 +203,7 @@ def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.Loo
     ]
 
 
-def _is_read(row: results.Comparison) -> bool:
+def is_read(row: results.Comparison) -> bool:
     """Return whether a comparison was tested, so that reading it spends error."""
     return row.verdict in (*DECIDED, "undecided", "not shown")
 
@@ -186,8 +212,8 @@ def made_looks(out: Path) -> list[results.SeedSet]:
     """Return the seeds of each look that was made at a study. An older report, of which none is recorded, was one."""
     if (recorded := read_looks(out)) is not None:
         return recorded
-    last = _last_results(out)
-    if last is None or not any(_is_read(row) for arm in last.arms for row in arm.comparisons.values()):
+    last = last_results(out)
+    if last is None or not any(is_read(row) for arm in last.arms for row in arm.comparisons.values()):
         return []
     control = [run.seed for run in next((arm.runs for arm in last.arms if arm.role == "control"), [])]
     looks = [results.SeedSet(seeds=one.seeds, control_seeds=one.control_seeds) for one in last.looks if one.made]
@@ -195,7 +221,11 @@ def made_looks(out: Path) -> list[results.SeedSet]:
 
 
 def follow_runs(
-    study: Study, runs: Runs, tried: Collection[tuple[str, int]] | None = None, images: PerImage = _NO_IMAGES
+    study: Study,
+    runs: Runs,
+    tried: Collection[tuple[str, int]] | None = None,
+    metrics: Metrics | None = None,
+    images: PerImage = NO_IMAGES,
 ) -> Standing:
     """Return how far a study with planned looks has come.
 
@@ -210,16 +240,17 @@ def follow_runs(
             for run in of_arm
         )
 
-    looks = planned_looks(study.settings.seeds)
-    return follow(study, looks, lambda at_look, look: compare_at(study, at_look, look, runs, images), ended)
+    looks, known = planned_looks(study.settings.seeds), metrics or metric_infos(study)
+    return follow(study, looks, lambda at_look, look: compare_at(study, at_look, look, runs, known, images), ended)
 
 
-def compare_at(study: Study, at_look: Study, look: Look, runs: Runs, images: PerImage) -> dict[Key, results.Comparison]:
+def compare_at(
+    study: Study, at_look: Study, look: Look, runs: Runs, metrics: Metrics, images: PerImage
+) -> dict[Key, results.Comparison]:
     """Compare the arms and seeds of a look. The family is that of the whole study."""
-    meanings = definitions(study.settings.evaluation, study.of_scenes)
     read = _runs_of(at_look, runs)
-    planned = planned_comparisons(study, meanings)
-    return _compared(at_look, read, meanings, _trend_pairs(at_look, read), planned, images, look.share)
+    planned = planned_comparisons(study, metrics)
+    return _compared(at_look, read, metrics, _trend_pairs(at_look, read), planned, images, look.share)
 
 
 def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
@@ -227,7 +258,7 @@ def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, res
     study = replace(study, settings=study.settings.model_copy(update={"factorial": ()}))  # arms alone, no contrasts
     runs = read_runs(study, out)
     _check_identities(runs)
-    return _compared(study, runs, definitions(study.settings.evaluation, study.of_scenes), {}, keys)
+    return _compared(study, runs, metric_infos(study), {}, keys)
 
 
 def _runs_of(study: Study, runs: Runs) -> dict[str, list[results.Run]]:
@@ -250,11 +281,11 @@ def read_commands(out: Path) -> list[results.Command]:
 def reported_commands(out: Path) -> list[results.Command]:
     """Return the command lines of the last report: a copy of those in the study's folder."""
     with suppress(DamagedFileError):
-        return last.commands if (last := _last_results(out)) else []
+        return last.commands if (last := last_results(out)) else []
     return []
 
 
-def _last_results(out: Path) -> results.StudyResults | None:
+def last_results(out: Path) -> results.StudyResults | None:
     """Return the results of the last report; None where there are none, or only those of another version."""
     try:
         return results.read_results_file(out / "results.json")
@@ -460,7 +491,7 @@ def incomparable(study: Study) -> dict[Key, str]:
     return found
 
 
-def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list[Key]:
+def planned_comparisons(study: Study, metrics: Iterable[str]) -> list[Key]:
     """Return every planned comparison, by the arm's label and the metric, trends by their `trend_key`.
 
     What cannot be compared does not count in the correction.
@@ -489,9 +520,7 @@ def _by_name(arms: Sequence[ArmPlan]) -> dict[str, str]:
     return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
 
 
-def _factor_effects(
-    study: Study, runs: Runs, meanings: Mapping[str, Definition], rows: Rows
-) -> list[results.FactorEffect]:
+def _factor_effects(study: Study, runs: Runs, meanings: Metrics, rows: Rows) -> list[results.FactorEffect]:
     groups = _groups(study, runs, {metric: meanings[metric] for metric in study.settings.primary})
     found = []
     for (label, metric), (arms, contrast) in _factor_contrasts(study).items():
@@ -529,10 +558,10 @@ def _trends(study: Study) -> dict[Key, str]:
 def _compared(
     study: Study,
     runs: Runs,
-    meanings: Mapping[str, Definition],
+    meanings: Metrics,
     trends: Mapping[Key, Pair | str],
     planned: Sequence[Key],
-    images: PerImage = _NO_IMAGES,
+    images: PerImage = NO_IMAGES,
     share: float = 1.0,
 ) -> dict[Key, results.Comparison]:
     """Compare what is measured. All planned comparisons share the study's error, whatever their resolution."""
@@ -563,9 +592,7 @@ def _compared(
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
-def _groups(
-    study: Study, runs: Runs, meanings: Mapping[str, Definition], ratios: bool = False
-) -> dict[Key, MetricGroups]:
+def _groups(study: Study, runs: Runs, meanings: Metrics, ratios: bool = False) -> dict[Key, MetricGroups]:
     """Return the values of each metric by (resolution, metric)."""
     return {
         (arms[0].resolution, metric): metric_groups(
@@ -658,7 +685,8 @@ def _not_compared(study: Study) -> list[str]:
     ]
 
 
-def _arm(arm: ArmPlan, runs: Runs, rows: Rows, apart: Mapping[Key, str]) -> results.Arm:
+def _arm(arm: ArmPlan, runs: list[results.Run]) -> results.Arm:
+    """Return an arm of the results, without comparisons yet."""
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return results.Arm(
         name=arm.name,
@@ -668,9 +696,8 @@ def _arm(arm: ArmPlan, runs: Runs, rows: Rows, apart: Mapping[Key, str]) -> resu
         papers=papers,
         changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.decisions.items()],
         all_changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
-        runs=runs[arm.label],
-        comparisons={metric: row for (label, metric), row in rows.items() if label == arm.label},
-        incomparable={metric: reason for (label, metric), reason in apart.items() if label == arm.label},
+        runs=runs,
+        comparisons={},
         resolution=arm.resolution,
         tokens=arm.tokens if arm.resolution else None,
     )
@@ -683,7 +710,7 @@ def real_folder(resolution: str) -> str:
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
     """Return prompts and real images of the last report, for a report where the data are not at hand."""
-    if (results := _last_results(out)) is None:
+    if (results := last_results(out)) is None:
         return [], []
     of = next((one for one in results.resolutions if one.name == resolution), results)
     return of.prompts, [name for name in of.real_previews if (out / name).is_file()]

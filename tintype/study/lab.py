@@ -34,12 +34,14 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
 from tintype.study.adaptive import wanted_arms
+from tintype.study.analysis import Method
 from tintype.study.compare import (
     COMMANDS_FILE,
     Runs,
     collect,
     compare_fresh,
     follow_runs,
+    last_results,
     made_looks,
     read_commands,
     read_runs,
@@ -48,6 +50,7 @@ from tintype.study.compare import (
 )
 from tintype.study.costs import Budget, run_seconds
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
+from tintype.study.recompute import recompute, with_earlier
 from tintype.study.replicate import (
     FOLDER,
     claimed_arms,
@@ -286,28 +289,54 @@ def _trained(task: Task) -> bool:
     return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints, tensors=False) == task.plan.train.steps
 
 
-def report_study(out: Path, progress: StudyProgress = _SILENT, without_data: bool = False) -> StudyReport:
-    """Write the report again from the files of a study's runs; from results.json where the runs are not there."""
+def report_study(
+    out: Path, progress: StudyProgress = _SILENT, without_data: bool = False, method: Method | None = None
+) -> StudyReport:
+    """Compare the runs of a study again, and write its report; from results.json where the runs are not there.
+
+    `method` is used in place of the study's own.
+    """
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and _finished_runs(out / _RESULTS):
-        return _report_stored(out, progress, without_data)
-    study = stored_study(out)
+        return _report_stored(out, progress, without_data, method)
+    study = _compared_by(stored_study(out), method)
     if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
         raise UserError(loss)
     return _report(study, out, progress, without_data)
 
 
-def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
+def _report_stored(out: Path, progress: StudyProgress, without_data: bool, method: Method | None) -> StudyReport:
     """Write the report of a study that was passed on without its runs."""
     progress.note(
-        f"{out / 'runs'} does not exist: the report is written from {_RESULTS} alone. A report.html that is there "
-        "stays as it is, with its images; put the runs back to write it again"
+        f"{out / 'runs'} does not exist: the runs are read from {_RESULTS}, and the images from the report.html that "
+        "is there"
     )
-    results = read_results_file(out / _RESULTS)
+    results = _recomputed(out, progress, method)
     if without_data:
         results = results.without_data().without_paths()
-    return StudyReport(results, write_report(results, out, stored=not without_data))
+    return StudyReport(results, write_report(results, out, stored=True))
+
+
+def _recomputed(out: Path, progress: StudyProgress, method: Method | None = None) -> StudyResults:
+    """Return the results of a study with its comparisons made again from the runs in results.json."""
+    stored = read_results_file(out / _RESULTS)
+    try:
+        study = _compared_by(tuned(_untuned_study(out), stored.tuning), method)
+        return recompute(study, stored, made_looks(out))
+    except UserError as error:
+        if method is not None or isinstance(error, DamagedFileError):
+            raise
+        progress.note(f"the verdicts stay as {_RESULTS} has them, because they cannot be computed again: {error}")
+        return stored
+
+
+def _compared_by(study: Study, method: Method | None) -> Study:
+    """Return the study with another method of comparison, where one is given."""
+    if method is None:
+        return study
+    analysis = study.settings.analysis.by(method)
+    return replace(study, settings=study.settings.model_copy(update={"analysis": analysis}))
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
@@ -470,7 +499,8 @@ def _known_tokenizers(stored: Path) -> Known:
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
-        results = collect(study, out).model_copy(update={"tuning": tuning_of(study, out)})
+        results = with_earlier(collect(study, out), last_results(out))
+        results = results.model_copy(update={"tuning": tuning_of(study, out)})
         if made := [SeedSet(**one.model_dump(include={"seeds", "control_seeds"})) for one in results.looks if one.made]:
             record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
         next_part("writing the report")
@@ -486,7 +516,7 @@ def replicate_study(
     for file in (_STUDY, _RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
-    results = read_results_file(out / _RESULTS)
+    results = _recomputed(out, progress)
     claims, before = claims_of(results), read_replication(out)
     if not claims:
         raise UserError(f"{out} has no verdict of better, worse or same, so there is nothing to replicate")
@@ -523,9 +553,7 @@ def _seeds_in(out: Path) -> list[int]:
 def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Study:
     """Return the study of a folder with other seeds, no control, and the shared method, whose intervals share 5%."""
     fresh = _untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()})
-    analysis = fresh.settings.analysis.model_copy(update={"method": "shared"})
-    fresh = replace(fresh, settings=fresh.settings.model_copy(update={"analysis": analysis}))
-    return tuned(fresh, results.tuning)
+    return tuned(_compared_by(fresh, "shared"), results.tuning)
 
 
 def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress) -> StudyReport:

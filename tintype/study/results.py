@@ -18,6 +18,7 @@ from tintype.metrics import throughput
 from tintype.runtime.files import read_checked
 from tintype.runtime.redact import last_names, redact
 from tintype.seams import ANY_VALUE, Range
+from tintype.study.analysis import Method
 
 TestName = Literal["shared spread", "paired Student", "Welch", "sign-flip permutation", "label permutation"]
 IntervalName = Literal["simultaneous", "Student", "Welch", "bootstrap"]
@@ -494,6 +495,23 @@ class Replication(_Data):
     rows: list[Replicated]
 
 
+class EarlierVerdict(_Data):
+    arm: str
+    """The arm's label."""
+    metric: str
+    verdict: Verdict
+    difference: float
+    low: float | None
+    high: float | None
+
+
+class Earlier(_Data):
+    """The verdicts on a study's arms when it was first read by a method."""
+
+    method: Method
+    rows: list[EarlierVerdict]
+
+
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
     again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
@@ -548,6 +566,8 @@ class StudyResults(_Data):
     """Oldest first; empty in older results."""
     replication: Replication | None = None
     """None where the verdicts were not replicated."""
+    earlier: list[Earlier] = []
+    """One for each method, where the study was read by several; empty where it was read by one."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
     factors: list[FactorEffect] = []
@@ -562,9 +582,9 @@ class StudyResults(_Data):
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
     def dump(self) -> dict[str, Any]:
-        """Return what results.json holds, without the keys of resolutions in a study of one, or of tuning without."""
+        """Return what results.json holds, without the keys of what the study does not have, as several resolutions."""
         content: dict[str, Any] = json.loads(self.model_dump_json())
-        for key in ("tuning", "factors"):
+        for key in ("tuning", "factors", "earlier"):
             if not getattr(self, key):
                 del content[key]
         if not self.resolutions:

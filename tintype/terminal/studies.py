@@ -17,6 +17,7 @@ from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study import stats
+from tintype.study.analysis import Method
 from tintype.study.costs import Cost, minutes
 from tintype.study.effect import Effect
 from tintype.study.lab import StudyOutcome, StudyProgress, StudyReport, replicate_study, report_study, run_study
@@ -65,9 +66,9 @@ def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
     return 1 if outcome.failed else 0
 
 
-def report_with_progress(out: Path, console: Console, without_data: bool = False) -> None:
+def report_with_progress(out: Path, console: Console, without_data: bool = False, method: Method | None = None) -> None:
     """Write a study's report again and show its verdicts."""
-    show_report(report_study(out, _ShownProgress(console), without_data), console)
+    show_report(report_study(out, _ShownProgress(console), without_data, method), console)
     if without_data:
         say_note(
             console,

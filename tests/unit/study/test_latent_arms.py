@@ -28,6 +28,7 @@ from tintype.study.compare import (
     _trend_pairs,
     another_space,
     incomparable,
+    metric_infos,
     planned_comparisons,
 )
 from tintype.study.lab import _check_latents_folder, report_study
@@ -237,7 +238,7 @@ def test_what_cannot_be_compared_is_not_corrected_for(several: Study) -> None:
 
 
 def test_no_verdict_comes_of_another_space_however_clear_it_looks(several: Study) -> None:
-    runs, meanings = _made_up(several), definitions(several.settings.evaluation)
+    runs, meanings = _made_up(several), metric_infos(several)
     trends = _trend_pairs(several, runs)
     rows = _compared(several, runs, meanings, trends, planned_comparisons(several, meanings))
     assert not [key for key in rows if key[0].startswith("latents") and key[1] == "validation_loss"]

@@ -13,7 +13,7 @@ from tests.unit.study.example_results import METRICS, example, several
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
 from tintype.study.analysis import DEFAULT, AnalysisSettings
-from tintype.study.compare import _compared, _trend_pairs, planned_comparisons
+from tintype.study.compare import _compared, _trend_pairs, metric_infos, planned_comparisons
 from tintype.study.pairs import Key, Pair
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
@@ -129,7 +129,7 @@ def made_up(one: Study) -> dict[str, list[Run]]:
 
 
 def all_rows(one: Study, runs: dict[str, list[Run]]) -> dict[Key, Comparison]:
-    meanings = definitions(one.settings.evaluation)
+    meanings = metric_infos(one)
     return _compared(one, runs, meanings, _trend_pairs(one, runs), planned_comparisons(one, meanings))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tintype.runtime.files import write_checked, write_text
 from tintype.runtime.printable import visible
 from tintype.study.report.html import to_html
+from tintype.study.report.images import images_of
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import StudyResults
 
@@ -19,17 +20,15 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
     """Write all four files, each whole or not at all, and return the page's path.
 
-    Where the results are the `stored` ones, results.json stays as it is; so does a page that is there, since the runs
-    that its images are of may be gone.
+    Where only the `stored` results are left, the images are taken from the page that is there: their files are gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
-    if not stored:
-        write_checked(folder / "results.json", results.dump())
+    kept = images_of(page.read_text(encoding="utf-8"), results) if stored and page.exists() else {}
+    write_checked(folder / "results.json", results.dump())
     write_text(folder / "results.csv", to_csv(results))
     write_text(folder / "report.md", to_markdown(results))
-    if not (stored and page.exists()):
-        write_text(page, to_html(results, folder))
+    write_text(page, to_html(results, folder, kept))
     return page
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -20,7 +21,7 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
 from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
-from tintype.study.report import along, charts, factors, findings, tuning
+from tintype.study.report import along, charts, earlier, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
@@ -28,11 +29,12 @@ from tintype.study.trust import LEAD
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
+_NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7})\b")
 
 
-def to_html(results: StudyResults, folder: Path) -> str:
-    """Return the page. `folder` is where the paths of the samples start."""
+def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NONE_KEPT) -> str:
+    """Return the page. `folder` is where the paths of the samples start; `kept` has those whose files are gone."""
     colours = arm_colours(results)
     filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": charts.verdict_class}
     return template("tintype.study.report", "report.html.j2", **filters).render(
@@ -43,10 +45,11 @@ def to_html(results: StudyResults, folder: Path) -> str:
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
         part_colours=charts.PART_COLOURS,
-        views=[_HtmlView(one, columns, folder, colours) for one, columns in columns_of(results)],
+        views=[_HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
         factors=factors,
+        earlier=earlier,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
         trust_lead=LEAD,
@@ -77,6 +80,7 @@ class _HtmlView(View):
     """The results at one resolution, with their figures and samples."""
 
     folder: Path
+    kept: Mapping[str, bytes]
     colours: dict[str, str]
 
     def forest(self, column: Column) -> Markup:
@@ -197,7 +201,7 @@ class _HtmlView(View):
     def _images(self, paths: list[str]) -> list[_Image]:
         """Return one image for each prompt."""
         count = len(self.results.prompts)
-        shown = [_image(self.folder, path) for path in paths[:count]]
+        shown = [_image(self.folder, path, self.kept) for path in paths[:count]]
         return shown + [_Image(None)] * (count - len(shown))
 
     @property
@@ -237,10 +241,11 @@ def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[M
             yield charts.sweep(metric, key, series)
 
 
-def _image(folder: Path, path: str) -> _Image:
+def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _Image:
     """Return an image as a data URI. It is decoded and encoded anew, so nothing but an image gets into the page."""
     try:
-        with open_image(read_file(folder / path), path) as file:
+        content = kept[path] if path in kept else read_file(folder / path)
+        with open_image(content, path) as file:
             image = file.convert("RGB")
     except (OSError, BadImageError):
         return _Image(None)

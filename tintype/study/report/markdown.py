@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
-from tintype.study.report import along, factors, findings, tuning
+from tintype.study.report import along, earlier, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
 from tintype.study.trust import LEAD
@@ -30,6 +30,7 @@ def to_markdown(results: StudyResults) -> str:
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
         tuning=tuning,
         factors=factors,
+        earlier=earlier,
         answer_row=_answer_row,
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,

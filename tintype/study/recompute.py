@@ -1,0 +1,103 @@
+"""Recompute a study's verdicts from its stored runs, where the files of the runs are gone.
+
+The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
+So a study that was passed on without its runs is compared by the code that compares all others. No number of a run
+changes, and each metric keeps the definition by which it was scored: values of two definitions are never compared.
+
+The same seeds, read by another method, are the same look: nothing of the error is charged again. But two methods are
+two chances for a false verdict, and the second may have been chosen for what the first one showed. So the results keep
+the verdicts of the method that the study was read by before, and the report shows where the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tintype.errors import UserError
+from tintype.seams import ANY_VALUE
+from tintype.study.along import with_along
+from tintype.study.analysis import Method
+from tintype.study.compare import Metrics, Rows, is_read, metric_infos, read_at_looks
+from tintype.study.results import Earlier, EarlierVerdict, Run, SeedSet, StudyResults
+from tintype.study.study import ArmPlan, Study
+
+
+def recompute(study: Study, stored: StudyResults, made: Sequence[SeedSet]) -> StudyResults:
+    """Return the stored results with their comparisons made again. `made` are the looks that were made at the study.
+
+    Sampling errors stay as they are stored: they may have been taken from single images, which results do not have.
+    """
+    arms = {arm.label: arm for arm in stored.arms}
+    if unknown := arms.keys() - {arm.label for arm in study.arms}:
+        raise UserError(f"the results have arms that study.yaml does not have: {', '.join(sorted(unknown))}")
+    study = replace(study, arms=tuple(arm for arm in study.arms if arm.label in arms))
+    runs = {arm.label: _stored_runs(arm, arms[arm.label].runs) for arm in study.arms}
+    reading = read_at_looks(study, runs, _metrics(study, stored), made)
+    reading = replace(reading, rows=_with_errors(reading.rows, _comparisons(stored)))
+    kept = [arms[arm.label].model_copy(update={"runs": reading.runs[arm.label]}) for arm in reading.study.arms]
+    found = {
+        **reading.verdicts(),
+        "metrics": list(reading.metrics.values()),
+        "arms": [reading.with_verdicts(arm) for arm in kept],
+    }
+    return with_earlier(with_along(stored.model_copy(update=found)), stored)
+
+
+def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
+    """Return a run for each seed of an arm."""
+    known = {run.seed: run for run in runs}
+    missing = {
+        plan.seed: Run(seed=plan.seed, hash=plan.hash, folder=f"runs/{plan.hash}", state="missing")
+        for plan in arm.plans
+    }
+    return [known.get(seed, run) for seed, run in missing.items()]
+
+
+def _metrics(study: Study, stored: StudyResults) -> Metrics:
+    """Return the metrics as they were scored, with the bounds that older results did not record."""
+    today = metric_infos(study)
+    return {
+        info.name: info.model_copy(update={"range": today[info.name].range})
+        if info.range == ANY_VALUE and info.name in today
+        else info
+        for info in stored.metrics
+    }
+
+
+def _with_errors(rows: Rows, stored: Rows) -> Rows:
+    errors = {key: row.sampling_error for key, row in stored.items() if row.sampling_error is not None}
+    return {
+        key: row.model_copy(update={"sampling_error": errors.get(key, row.sampling_error)}) for key, row in rows.items()
+    }
+
+
+def _comparisons(found: StudyResults) -> Rows:
+    """Return the comparisons of all arms."""
+    return {(arm.label, metric): row for arm in found.arms for metric, row in arm.comparisons.items()}
+
+
+def with_earlier(found: StudyResults, last: StudyResults | None) -> StudyResults:
+    """Return the results with the verdicts of the last ones, where those are by another method.
+
+    The first verdicts by a method stay, whatever was read after them.
+    """
+    before, now = (None if one is None else method_of(one) for one in (last, found))
+    if last is None or before is None or now is None:
+        return found
+    if before == now or any(one.method == before for one in last.earlier):
+        return found.model_copy(update={"earlier": last.earlier})
+    rows = [
+        EarlierVerdict(arm=arm, metric=metric, **row.model_dump(include={"verdict", "difference", "low", "high"}))
+        for (arm, metric), row in _comparisons(last).items()
+        if is_read(row)
+    ]
+    return found.model_copy(update={"earlier": [*last.earlier, Earlier(method=before, rows=rows)]})
+
+
+def method_of(found: StudyResults) -> Method | None:
+    """Return the method of the comparisons; None where none was tested."""
+    tests = {row.test for row in _comparisons(found).values() if is_read(row)}
+    if not tests:
+        return None
+    return "shared" if "shared spread" in tests else "paired"

@@ -1,0 +1,89 @@
+"""Verdicts by the method that a study was read by before, beside those of today."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tintype.page import numerals
+from tintype.study.report import findings
+from tintype.study.results import SPEED, Comparison, Earlier, EarlierVerdict, MetricInfo, StudyResults
+
+_OPEN = ("undecided", "not shown")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparison of which the two methods say different things."""
+
+    metric: MetricInfo
+    before: EarlierVerdict
+    now: Comparison
+    decimals: int
+
+    @property
+    def cells(self) -> list[str]:
+        both = (
+            self._words(one, words) for one, words in ((self.before, self.before.verdict), (self.now, self.now.words))
+        )
+        return [self.before.arm, self.metric.label, *both]
+
+    def _words(self, one: EarlierVerdict | Comparison, words: str) -> str:
+        difference = numerals.fixed(one.difference, self.decimals, signed=True)
+        interval = numerals.interval(one.low, one.high, self.decimals)
+        return f"{findings.glyph(one.verdict)} {words}: {difference} {interval}".strip()
+
+
+def rows(results: StudyResults) -> list[Row]:
+    """Return the comparisons on which the methods differ, those on primary metrics first."""
+    return sorted(_differing(results), key=lambda row: not row.metric.primary)
+
+
+def _differing(results: StudyResults) -> list[Row]:
+    metrics = {metric.name: metric for metric in results.metrics}
+    decimals = {name: findings.metric_decimals(results, name) for name in metrics}
+    return [
+        Row(metrics[before.metric], before, now, decimals[before.metric])
+        for before, now in _both(results)
+        if _read(before.verdict) != _read(now.verdict)
+    ]
+
+
+def _both(results: StudyResults) -> list[tuple[EarlierVerdict, Comparison]]:
+    now = {(arm.label, metric): row for arm in results.arms for metric, row in arm.comparisons.items()}
+    known = by_another_method(results)
+    pairs = [(before, now.get((before.arm, before.metric))) for before in (known.rows if known else ())]
+    return [(before, row) for before, row in pairs if row is not None and row.verdict != "measured"]
+
+
+def _read(verdict: str) -> str:
+    """Return a verdict by its name of today."""
+    return "undecided" if verdict in _OPEN else verdict
+
+
+def note(results: StudyResults) -> str:
+    """Say that the study was read by another method before, and how many verdicts changed; empty where it was not."""
+    if (earlier := by_another_method(results)) is None:
+        return ""
+    decided = [(before, now) for before, now in _both(results) if before.verdict not in _OPEN]
+    kept = sum(before.verdict == now.verdict for before, now in decided)
+    new = sum(before.verdict in _OPEN and now.verdict not in _OPEN for before, now in _both(results))
+    speed = " Throughput, which it tested, is left out." if any(row.metric == SPEED for row in earlier.rows) else ""
+    return (
+        f"This study was read by the {earlier.method} method before. Of its {len(decided)} verdicts {kept} stand, and "
+        f"{new} are new.{speed} The same seeds are the same look, so nothing of the error is charged again; but "
+        "a second method is a second chance: take a verdict that only one of them gives as a hint, and replicate it."
+    )
+
+
+def heads(results: StudyResults) -> Sequence[str]:
+    """Return the heads of the table of rows."""
+    before = by_another_method(results)
+    return ["Arm", "Metric", f"{before.method.capitalize() if before else 'Other'} method", "Now"]
+
+
+def by_another_method(results: StudyResults) -> Earlier | None:
+    """Return the verdicts by the method that these results are not of; None where the study was read by one only."""
+    tests = {row.test for arm in results.arms for row in arm.comparisons.values()}
+    now = "shared" if "shared spread" in tests else "paired"
+    return next((one for one in results.earlier if one.method != now), None)
