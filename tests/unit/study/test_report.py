@@ -39,6 +39,7 @@ from tintype.study.results import (
     Curve,
     MetricInfo,
     RelativeEffect,
+    Replication,
     Run,
     StudyResults,
     TokenizerInfo,
@@ -220,9 +221,16 @@ def test_arms_that_lost_runs_come_after_those_that_are_complete(tmp_path: Path) 
     assert 'class="chip v-diverged"' in _answer(tmp_path)
 
 
+def test_verdicts_from_few_seeds_are_a_sketch_until_they_are_replicated(results: StudyResults) -> None:
+    sketch = "Verdicts from 3 seeds are a sketch"
+    assert findings.notes(results)[0].startswith(sketch)
+    for known in ({"replication": Replication(seeds=[7, 8], rows=[])}, {"seeds": [0, 1, 2, 3, 4]}):
+        assert not any(sketch in note for note in findings.notes(results.model_copy(update=known)))
+
+
 def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:
     text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
-    words = "all of this study's hold together with a confidence of 95%"
+    words = "simultaneous 95% interval"
     assert words in text.replace("’", "'") and words in markdown
     paired = findings.interval_words(
         results, results.arms[2], results.arms[2].comparisons["recall"].model_copy(update={"interval": "Student"})
@@ -754,14 +762,14 @@ def test_the_answer_says_what_more_tokens_change(fine_and_coarse: StudyResults, 
     write_report(fine_and_coarse, tmp_path)
     text = " ".join(re.sub(r"<[^>]+>", " ", _answer(tmp_path)).split())
     assert re.search(r"hurts less Scene accuracy ↑ −\d+\.\d % → −\d+\.\d %", text)
-    assert text.count("with a confidence of 95%") == 1
+    assert text.count("simultaneous 95% interval") == 1
 
 
 def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: StudyResults) -> None:
     without = fine_and_coarse.model_copy(
         update={"arms": [arm for arm in fine_and_coarse.arms if arm.role != "control"]}
     )
-    assert findings.notes(without)[0].startswith("No control ")
+    assert findings.notes(without)[1].startswith("No control ")
     control = fine_and_coarse.arms[5]
     row = control.comparisons["precision"].model_copy(update={"verdict": "incomplete"})
     changed = control.model_copy(update={"comparisons": {**control.comparisons, "precision": row}})

@@ -68,10 +68,10 @@ def note(results: StudyResults) -> str:
     decided = [(before, now) for before, now in _both(results) if before.verdict not in _OPEN]
     kept = sum(before.verdict == now.verdict for before, now in decided)
     new = sum(before.verdict in _OPEN and now.verdict not in _OPEN for before, now in _both(results))
-    speed = " Throughput, which it tested, is left out." if any(row.metric == SPEED for row in earlier.rows) else ""
+    untested = " (not counting throughput, which it tested)" * any(row.metric == SPEED for row in earlier.rows)
     return (
-        f"This study was read by the {earlier.method} method before. Of its {len(decided)} verdicts {kept} stand, and "
-        f"{new} are new.{speed} The same seeds are the same look, so nothing of the error is charged again; but "
+        f"This study was read by the {earlier.method} method before. Verdicts that stand: {kept} of {len(decided)}; "
+        f"new ones: {new}{untested}. The same seeds are the same look, so nothing of the error is charged again; but "
         "a second method is a second chance: take a verdict that only one of them gives as a hint, and replicate it."
     )
 

@@ -59,6 +59,8 @@ _GLYPHS = {
     NOT_COMPARABLE: "–",
 }
 _FOUND = ("better", "worse")
+_FEW_SEEDS = 5
+"""Verdicts from fewer seeds are sketches."""
 _DECIDED = (*_FOUND, "same", "unstable")
 _LOST = get_args(Loss)
 
@@ -104,19 +106,23 @@ def verdict_notes(results: StudyResults) -> list[str]:
 
 def _undecided_note(results: StudyResults) -> str:
     names = {metric.name: metric.label for metric in primary_metrics(results)}
-    open_rows = [
-        (arm, names[metric], one.seeds_needed)
-        for arm in _with_role(results, "arm")
-        for metric, one in arm.comparisons.items()
-        if metric in names and one.verdict == "undecided"
-    ]
-    if not open_rows or all(needed is None for _, _, needed in open_rows):
-        return "Undecided: these seeds show neither a difference nor that there is none." if open_rows else ""
-    said = [
-        f"{arm.label} in {label} with {f'{needed:,} seeds' if needed else 'more than a thousand seeds'}"
-        for arm, label, needed in open_rows
-    ]
-    return f"Undecided, and decided if means and spreads stay as they are: {'; '.join(said)}."
+    needed = {
+        label: {
+            arm.label: arm.comparisons[name].seeds_needed
+            for arm in _with_role(results, "arm")
+            if name in arm.comparisons and arm.comparisons[name].verdict == "undecided"
+        }
+        for name, label in names.items()
+    }
+    known = [count for of_arms in needed.values() for count in of_arms.values()]
+    if not any(known):
+        return "Undecided: these seeds show neither a difference nor that there is none." if known else ""
+    said = [f"in {label}, {_listed(_seed_counts(of_arms))}" for label, of_arms in needed.items() if of_arms]
+    return f"Undecided. Seeds that would decide, if means and spreads stay as they are: {'; '.join(said)}."
+
+
+def _seed_counts(needed: Mapping[str, int | None]) -> list[str]:
+    return [f"{f'{count:,}' if count else 'more than a thousand'} for {arm}" for arm, count in needed.items()]
 
 
 def _unstable_note(results: StudyResults) -> str:
@@ -284,7 +290,7 @@ def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> s
     if comparison.low is None:
         return ""
     if comparison.interval == "simultaneous":
-        return f"interval: all of this study's hold together with a confidence of {100 * results.confidence:g}%"
+        return f"simultaneous {100 * results.confidence:g}% interval"
     name = comparison.interval or ("Welch" if arm.role == "control" else "Student")
     kind = "unpaired" if arm.role == "control" else "paired"
     return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
@@ -482,7 +488,16 @@ def notes(results: StudyResults) -> list[str]:
 
 def _study_notes(results: StudyResults) -> list[str]:
     replication = [] if failed_replication(results) else [replication_note(results)]
-    return [*filter(None, replication), *look_notes(results)]
+    return [*filter(None, [few_seeds_note(results), *replication]), *look_notes(results)]
+
+
+def few_seeds_note(results: StudyResults) -> str:
+    """Call verdicts from a few seeds a sketch, until they are replicated; empty where there are none such."""
+    verdicts = [one for arm in _with_role(results, "arm") for one in arm.comparisons.values()]
+    few = len(results.seeds) < _FEW_SEEDS and results.replication is None
+    if not few or not any(one.verdict in _DECIDED for one in verdicts):
+        return ""
+    return f"Verdicts from {len(results.seeds)} seeds are a sketch: replicate them before you build on them."
 
 
 def failed_replication(results: StudyResults) -> bool:
