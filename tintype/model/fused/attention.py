@@ -21,6 +21,13 @@ FORWARD, BACK_KEYS, BACK_QUERIES = (128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4,
 
 
 @triton.jit
+def _pair_and_tile(tiles):
+    """Return which (sample, head) a program has, and which of its tiles. Only the first side of a grid is long."""
+    program = tl.program_id(0)
+    return (program // tiles).to(tl.int64), program % tiles
+
+
+@triton.jit
 def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.constexpr, KEYS: tl.constexpr,
              SIZE: tl.constexpr):  # fmt: skip
     """Take `count` keys and values into the running softmax."""
@@ -51,11 +58,11 @@ def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.c
 @triton.jit
 def _forward(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads, v_row, text_v_row, scale,
              EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    pair = tl.program_id(1).to(tl.int64)
+    pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
     at = (pair % heads) * SIZE
-    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    query = tile * QUERIES + tl.arange(0, QUERIES)
     here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
     queries = tl.load(q + here, mask=query[:, None] < tokens, other=0.0)
     most = tl.full([QUERIES], -float("inf"), tl.float32)
@@ -76,8 +83,8 @@ def _forward(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads
 @triton.jit
 def _delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.constexpr):
     """Sum of out × its gradient, by which the softmax's gradient is shifted."""
-    pair = tl.program_id(1).to(tl.int64)
-    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
+    query = tile * QUERIES + tl.arange(0, QUERIES)
     here = ((pair // heads) * tokens + query[:, None]) * heads * SIZE + (pair % heads) * SIZE
     here += tl.arange(0, SIZE)[None, :]
     mask = query[:, None] < tokens
@@ -88,13 +95,12 @@ def _delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.con
 
 @triton.jit
 def _backward_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, text_d_k, text_d_v, first, length, tokens,
-                   heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, scale, QUERIES: tl.constexpr,
-                   KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    pair = tl.program_id(1).to(tl.int64)
+                   heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, text_tiles, scale,
+                   QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    pair, tile = _pair_and_tile(tiles + text_tiles)
     sample = pair // heads
     row = heads * SIZE
     at = (pair % heads) * SIZE
-    tile = tl.program_id(0)
     size = tl.arange(0, SIZE)
     if tile < tiles:
         key = tile * KEYS + tl.arange(0, KEYS)
@@ -154,11 +160,11 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 @triton.jit
 def _backward_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                       text_v_row, scale, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    pair = tl.program_id(1).to(tl.int64)
+    pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
     at = (pair % heads) * SIZE
-    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    query = tile * QUERIES + tl.arange(0, QUERIES)
     inside = query < tokens
     here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
     queries = tl.load(q + here, mask=inside[:, None], other=0.0)
@@ -207,7 +213,7 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
     queries, keys, warps, stages = FORWARD
-    _forward[(triton.cdiv(x.tokens, queries), x.pairs)](
+    _forward[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, log_sum, x.first_B, x.length_B, x.tokens, x.heads,
         x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys,
         SIZE=x.size, num_warps=warps, num_stages=stages,
@@ -229,19 +235,19 @@ class Gradients:
 def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
     """Fill in the gradients."""
     delta = torch.empty_like(log_sum)
-    _delta[(triton.cdiv(x.tokens, 128), x.pairs)](
+    _delta[(triton.cdiv(x.tokens, 128) * x.pairs,)](
         out_RD, d_out_RD, delta, x.tokens, x.heads, QUERIES=128, SIZE=x.size, num_warps=4
     )
     queries, keys, warps, stages = BACK_KEYS
-    tiles = triton.cdiv(x.tokens, keys)
-    _backward_keys[(tiles + triton.cdiv(x.longest, keys), x.pairs)](
+    tiles, text_tiles = triton.cdiv(x.tokens, keys), triton.cdiv(x.longest, keys)
+    _backward_keys[((tiles + text_tiles) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.k_RD, d.v_RD, d.text_k_ND,
         d.text_v_ND, x.first_B, x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0),
-        d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, x.size**-0.5, QUERIES=queries, KEYS=keys, SIZE=x.size,
-        num_warps=warps, num_stages=stages,
+        d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5, QUERIES=queries, KEYS=keys,
+        SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     queries, keys, warps, stages = BACK_QUERIES
-    _backward_queries[(triton.cdiv(x.tokens, queries), x.pairs)](
+    _backward_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
         x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, QUERIES=queries,
         KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.triton_interpreter import interpret_kernels
 interpret_kernels()
 
 from tintype.model import transformer  # noqa: E402
-from tintype.model.fused import products, quantise  # noqa: E402
+from tintype.model.fused import attention, products, quantise  # noqa: E402
 from tintype.model.transformer import Block, Transformer  # noqa: E402
 from tintype.optim import adamw  # noqa: E402
 from tintype.optim.adamw import AdamWSettings  # noqa: E402
@@ -151,6 +152,35 @@ def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.
         with torch.no_grad():
             denoiser.blocks[1].up_proj.weight.mul_(2)  # type: ignore[union-attr,operator]
     assert seen == [12, 12]
+
+
+class Launches:
+    """Stands for a kernel, and notes its grids."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grids.append(grid)
+        return lambda *args, **named: None
+
+
+def test_large_batches_of_small_images_fit_into_the_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU takes 2^31 - 1 programs along the first side of a grid, and 65,535 along the others."""
+    samples, heads, tokens, longest = 8192, 16, 200, 70
+    launches = Launches()
+    for kernel in ("_forward", "_delta", "_backward_keys", "_backward_queries"):
+        monkeypatch.setattr(attention, kernel, launches)
+    with torch.device("meta"):
+        image_RD, text_ND = torch.empty(samples * tokens, heads * 16), torch.empty(samples * 3, heads * 16)
+        place_B = torch.empty(samples, dtype=torch.int64)
+    inputs = attention.Inputs(image_RD, image_RD, image_RD, text_ND, text_ND, place_B, place_B, longest, tokens, heads)
+    out_RD, log_sum = attention.attend(inputs)
+    gradients = attention.Gradients(image_RD, image_RD, image_RD, text_ND, text_ND)
+    attention.attend_back(inputs, image_RD, out_RD, log_sum, gradients)
+    pairs = samples * heads
+    assert [math.prod(grid) for grid in launches.grids] == [2 * pairs, 2 * pairs, (4 + 2) * pairs, 2 * pairs]
+    assert all(side <= 65_535 for _, *others in launches.grids for side in others)
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
