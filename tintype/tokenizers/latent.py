@@ -105,6 +105,11 @@ class LatentPart(PretrainedPart, TokenizerPart):
         return Compression(self.channels, self.stride_px)
 
     @property
+    def sampled(self) -> bool:
+        """Return whether latents are drawn from the encoder's Gaussian."""
+        return False
+
+    @property
     def checkpoint(self) -> Checkpoint:
         """Return the autoencoder itself: a local folder may be it, or have it in its subfolder as a pipeline does."""
         found = super().checkpoint
@@ -208,17 +213,14 @@ class PublishedTokenizer(LatentTokenizer):
     """The autoencoder of a checkpoint, normalised as its settings or its config say."""
 
     def __init__(
-        self,
-        settings: LatentPart,
-        network: nn.Module,
-        normalisation: Normalisation,
-        device: torch.device,
-        sampled: bool = False,
+        self, settings: LatentPart, network: nn.Module, normalisation: Normalisation, device: torch.device
     ) -> None:
         identity = digest([*network.state_dict().values(), normalisation.shift_CHW, normalisation.scale_CHW])
         what = f"the weights and the normalisation of {settings.checkpoint.words}"
         check_pin("tokenizer.sha256", settings.sha256, what, identity, "take the right weights")
-        super().__init__(network.to(device), settings.compression, identity, sampled=sampled, compute=settings.compute)
+        super().__init__(
+            network.to(device), settings.compression, identity, sampled=settings.sampled, compute=settings.compute
+        )
         self.normalisation = normalisation.to(device)
 
     def _normalised(self, latent_BCHW: Tensor) -> Tensor:

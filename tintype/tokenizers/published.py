@@ -30,12 +30,7 @@ class DiffusersPart(LatentPart):
         blocks = network.config.get("encoder_block_out_channels") or network.config.block_out_channels
         self.check_compression(network.config.latent_channels, 2 ** (len(blocks) - 1))
         normalisation = self.normalisation(lambda: self.stated_normalisation(network, stated))
-        return DiffusersTokenizer(self, network, normalisation, device, self.sampled)
-
-    @property
-    def sampled(self) -> bool:
-        """Return whether latents are drawn from the encoder's Gaussian."""
-        return False
+        return DiffusersTokenizer(self, network, normalisation, device)
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
         """Return `latents_mean` and `latents_std` where the config states them, as REPA-E's code does; else its two
