@@ -97,7 +97,7 @@ def import_images(
         raise UserError(f"{out} holds other files and is no store; choose an empty or new folder for --out")
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
-        writer = Writer(work, list(captions), {name: one.kind for name, one in attributes.items()}, request)
+        writer = Writer(work, request)
         sorter, written = _Sorter(captions, attributes, options, writer), writer.written
         taken = [*captions.values(), *(one.column for one in attributes.values())]
         columns = dict.fromkeys([*taken, *([options.split_column] if options.split_column else [])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -41,16 +41,14 @@ class Written(BaseModel, extra="forbid"):
 
 
 class Writer:
-    def __init__(
-        self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, work: Path, request: Mapping[str, Any]) -> None:
         self._work, self.written = work, _read_kept(work, request)
         self._items_kept = self.written.items
         self.quarantine = work / layout.QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
         begun = self.written.request  # its shards have the columns in its order, whatever the order of the options
-        self._captions = list(begun.get("captions", captions))
-        self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
+        self._captions = list(begun["captions"])
+        self._attributes: dict[str, Kind] = {name: one["kind"] for name, one in begun.get("attributes", {}).items()}
         self._identity, self._counts = hashlib.sha256(), dict.fromkeys(layout.SPLITS, 0)
         self.first_seen: dict[str, tuple[Split, str]] = {}
         """The split and the source of each stored image, by its pixels."""

@@ -45,7 +45,7 @@ def written(folder: Path, texts: list[str], images: list[bytes] | None = None) -
     """A store past the checks of the import, as another tool could make it."""
     work = folder / "work"
     work.mkdir(parents=True)
-    writer = Writer(work, ["long"], {}, {})
+    writer = Writer(work, {"captions": ["long"]})
     for index, text in enumerate(texts):
         made = prepare(Item(f"p{index}.png", images[index] if images else image_file(index, (80, 72))), Sizing())
         assert isinstance(made, Prepared)
