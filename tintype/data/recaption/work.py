@@ -51,11 +51,6 @@ class Task:
     overwrite: bool = False
     anew: bool = False
 
-    @property
-    def choice(self) -> dict[str, str | None]:
-        """The images to ask about, as a column records it."""
-        return {"split": self.split, "only_empty": self.only_empty}
-
 
 class Progress:
     """Counts the outcomes for the wanted images."""
@@ -118,8 +113,9 @@ def recaption(
     store = open_store(path)
     _check_task(store, task)
     settings = {**captioner.identity(), **asdict(task.asking), "tries": task.tries}
+    origin = {"settings": settings, "choice": {"split": task.split, "only_empty": task.only_empty}}
     work = path / f".recaption-{task.column}"
-    if _done_before(store, task, settings, work):
+    if _done_before(store, task, origin, work):
         return Outcome(Progress(task, 0, []), 0.0, store.about, {}, already_done=True)
     began = time.monotonic()
     with locked(work, "take another --column"), open_journal(work / "journal.jsonl", settings, task.anew) as journal:
@@ -139,7 +135,7 @@ def recaption(
                 on_progress(progress)
         about = None
         if all(key in journal.entries for key in wanted):
-            about = _commit(store, task, settings, captioner.where, journal, asked, progress)
+            about = _commit(store, task, {**origin, "where": captioner.where}, journal, asked, progress)
     if about is not None:
         shutil.rmtree(work)
     elif task.limit is None and interrupt.signal is None:
@@ -157,13 +153,13 @@ def _check_task(store: Store, task: Task) -> None:
         raise UserError(f"{store.path} has no image that is to be asked about: see --split and --only-empty")
 
 
-def _done_before(store: Store, task: Task, settings: Mapping[str, Json], work: Path) -> bool:
+def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
     """Return whether this very work was done; refuse a column of the same name by another work."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
         return False
     made_by = added.made_by
-    if task.anew or made_by.get("settings") != dict(settings) or made_by.get("choice") != task.choice:
+    if task.anew or any(made_by.get(key) != value for key, value in origin.items()):
         model, date = made_by.get("settings", {}).get("model", "?"), made_by.get("date", "?")
         raise UserError(
             f"--column {task.column}: {store.path} has these captions already, written by {model} on {date}. Take "
@@ -247,22 +243,14 @@ def _fails(failed: list[Entry]) -> UserError:
 
 
 def _commit(
-    store: Store,
-    task: Task,
-    settings: Mapping[str, Json],
-    where: str,
-    journal: Journal,
-    asked: list[int],
-    progress: Progress,
+    store: Store, task: Task, origin: Mapping[str, Json], journal: Journal, asked: list[int], progress: Progress
 ) -> AboutStore:
     keys = store.texts("sha256")
     texts = [""] * len(store) if task.only_empty is None else store.texts(CAPTION + task.only_empty)
     for row in asked:
         texts[row] = journal.entries[keys[row]].caption
     made_by = {
-        "settings": dict(settings),
-        "choice": task.choice,
-        "where": where,
+        **origin,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "counts": dict(progress.counts),
         "set_aside": dict(progress.reasons),
