@@ -88,21 +88,15 @@ class TransformersEncoder(FrozenEncoder):
     """An encoder of transformers. The preprocessing is ours, with the checkpoint's numbers where none are given."""
 
     def __init__(
-        self,
-        name: str,
-        checkpoint: Checkpoint,
-        model: Untyped,
-        preprocess: Preprocess,
-        output: str,
-        device: torch.device,
+        self, name: str, checkpoint: Checkpoint, model: Untyped, how: Preprocess, output: str, device: torch.device
     ) -> None:
         patch_px = vision_config(model.config).patch_size
-        size_px = preprocess.sides[0]
+        size_px = how.sides[0]
         if size_px % patch_px:
             raise UserError(f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a multiple")
         self._checkpoint = checkpoint
         weights = digest(model.parameters())
-        network = FrozenNetwork(model, preprocess, checkpoint.words, output, weights, checkpoint.arithmetic)
+        network = FrozenNetwork(model, how, checkpoint.words, output, weights, checkpoint.arithmetic)
         super().__init__(name, network, device)
 
 
