@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
+from pydantic import Field, PlainSerializer, SerializationInfo, StringConstraints, model_validator
 from torch import Tensor
 
 from tintype.data.scenes.source import ScenesSettings
@@ -41,24 +41,21 @@ class Share(Settings):
     schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
 
 
+def _without_size(data: DataPart, info: SerializationInfo) -> Plain:
+    """Leave out the size, which the mixture states once, so that it can be overridden there."""
+    return data.model_dump(mode=info.mode, exclude={SIZE})
+
+
 class MixedSource(Share):
     """One source with its share."""
 
-    data: Annotated[DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes")] = Field(
-        ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's"
-    )
+    data: Annotated[
+        DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes"), PlainSerializer(_without_size)
+    ] = Field(ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's")
 
     def problems(self) -> Iterator[str]:
         if self.rest and self.schedule.kind == "constant":
             yield "rest is the share where the schedule's factor is 0; a constant schedule has no such step"
-
-    @model_serializer(mode="wrap")
-    def _without_size(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the size, which the mixture states once, so that it can be overridden there."""
-        content: dict[str, Any] = handler(self)
-        if isinstance(content.get("data"), dict):
-            content["data"].pop(SIZE, None)
-        return content
 
     @property
     def read(self) -> bool:
