@@ -83,7 +83,7 @@ def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_of(folder: Path, content: bytes) -> Path:
     """A store past the checks of the import, as an earlier version could make it."""
     (folder / "work").mkdir()
-    writer = Writer(folder / "work", ["long"], {}, {})
+    writer = Writer(folder / "work", {"captions": ["long"]})
     made = prepare(Item("a.png", image_file(0)), Sizing())
     assert isinstance(made, Prepared)
     bad = Prepared(content, 24, 20, hashlib.sha256(content).hexdigest(), "0" * 64)
