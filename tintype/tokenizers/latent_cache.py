@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,13 +138,8 @@ def open_latent_cache(
     stamp = stamp_of(made_of)
     place = cache_folder() / "latents" / stamp.hex()[:32] if folder is None else Path(folder).expanduser()
     _check_header(place, made_of)
-    content = Content(
-        words="latents",
-        shape=(len(source), _HASH_WORDS + shape[0] * shape[1] * shape[2]),
-        dtype=torch.int32,
-        otherwise="set run.latents to none",
-        stamp=stamp,
-    )
+    rows = (len(source), _HASH_WORDS + math.prod(shape))
+    content = Content("latents", rows, torch.int32, "set run.latents to none", stamp)
     return LatentCache(place, tokenizer, source, DiskRows(place / ROWS_NAME, content), shape, device, batch)
 
 

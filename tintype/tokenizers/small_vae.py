@@ -250,13 +250,8 @@ class Record(Settings):
 def write_vae(folder: Path, network: Vae, trained: Plain) -> Record:
     """Write the weights, then the record: a record vouches for weights that are there."""
     content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
-    record = Record(
-        format=FORMAT,
-        kind="small-vae",
-        sha256=hashlib.sha256(content).hexdigest(),
-        shape=network.shape,
-        trained=trained,
-    )
+    sha256 = hashlib.sha256(content).hexdigest()
+    record = Record(format=FORMAT, kind="small-vae", sha256=sha256, shape=network.shape, trained=trained)
     write_bytes(folder / WEIGHTS_NAME, content)
     write_json(folder / RECORD_NAME, plain(record))
     return record
