@@ -243,10 +243,8 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
     if problem["type"] == "union_tag_invalid":
-        tags = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
-        return (
-            f"{where}: unknown kind '{problem['ctx']['tag']:.{_LONGEST_KEY}}'; {nearest(problem['ctx']['tag'], tags)}"
-        )
+        kind, valid = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
+        return f"{where}: unknown kind '{kind:.{_LONGEST_KEY}}'; {nearest(kind, valid)}"
     if problem["type"] == "union_tag_not_found":
         return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
     if problem["type"] == "missing":
