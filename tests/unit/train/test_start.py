@@ -145,7 +145,7 @@ def test_what_is_no_trained_run_is_refused(parent: Path, tmp_path: Path) -> None
     damaged = shutil.copytree(parent, tmp_path / "damaged")
     state = damaged / "checkpoints" / "step-000000006" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"x")
-    refused(started(damaged), "step-000000006 is damaged .state.safetensors does not match")
+    refused(started(damaged), "step-000000006 is damaged: state.safetensors does not match")
     manifest = json.loads((state.parent / "manifest.json").read_text())
     assert manifest["sha256"], "the other run is left as it is"
 
