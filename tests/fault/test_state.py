@@ -20,6 +20,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.errors import UserError
 from tintype.export.model_folder import export_model
+from tintype.export.trained import ExportOptions
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
@@ -283,7 +284,7 @@ def test_an_average_made_of_snapshots_refuses_those_of_another_form(
 
 
 def test_an_export_that_is_of_another_type_than_it_says_is_refused(run: Path, tmp_path: Path) -> None:
-    export_model(run, tmp_path / "model", dtype="bf16")
+    export_model(run, tmp_path / "model", ExportOptions(dtype="bf16"))
     assert load_error(tmp_path / "model") == ""
     record = tmp_path / "model" / "tintype.json"
     record.write_text(record.read_text().replace('"dtype": "bf16"', '"dtype": "fp32"'))

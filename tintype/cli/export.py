@@ -61,7 +61,7 @@ def export(
     from tintype.export.model_card import CardOptions
     from tintype.export.model_folder import export_model
     from tintype.export.pipeline_folder import export_pipeline
-    from tintype.export.trained import export_file, load_trained
+    from tintype.export.trained import ExportOptions, export_file, load_trained
 
     if check and to != "diffusers":
         raise UserError("--check compares with a pipeline of diffusers; leave it out, or take --to diffusers")
@@ -78,12 +78,9 @@ def export(
     run = run_of(run, arm, arm_seed)
     if push is not None:
         _check_push(push, private, yes)
+    write = {"diffusers": export_pipeline, "tintype": export_model, "safetensors": export_file}[to]
     with Progress(f"writing {out}", kept=_NOTHING_WRITTEN):
-        if to == "safetensors":
-            exported = export_file(run, out, weights, dtype, ema_length)
-        else:
-            write = export_pipeline if to == "diffusers" else export_model
-            exported = write(run, out, weights, dtype, card, ema_length)
+        exported = write(run, out, ExportOptions(weights, dtype, ema_length, card))
     about = exported.about
     say(console, f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
     for note in (*about.get("notes", ()), *exported.warnings):

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from tintype.errors import UserError, as_user_error
 from tintype.export.architecture import PrxConfig, denoiser_in, from_config
-from tintype.export.pipeline_folder import ABOUT
 from tintype.export.trained import ABOUT_IN_HEADER
 from tintype.pretrained.hub import json_object
 from tintype.runtime.files import parse_object, sha256_of
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.tokenizers import TOKENIZERS
+from tintype.train.folder import ABOUT
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")

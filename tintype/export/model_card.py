@@ -103,11 +103,11 @@ def make_card(run: Path, options: CardOptions | None = None) -> Card:
     return Card(text, images, tuple(_warnings(record, options)))
 
 
-def exported_card(run: Path, options: CardOptions | None, about: Mapping[str, Any]) -> Card:
+def exported_card(run: Path, options: CardOptions, about: Mapping[str, Any]) -> Card:
     """Return the card of an exported model, with the scores of its weights and how it is opened from the hub."""
     which = {"ema_length": about["ema"]["length"]} if "ema" in about else {"weights": about["weights"]}
     library: Library = "diffusers" if "pipeline" in about else "tintype"
-    return make_card(run, replace(options or CardOptions(), library=library, exported=about, **which))
+    return make_card(run, replace(options, library=library, exported=about, **which))
 
 
 def limits(record: RunRecord) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tintype.config.strict import write_yaml
-from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
+from tintype.export.model_card import CARD, exported_card, write_card
 from tintype.export.pipeline_folder import CONFIGS, forget_places
 from tintype.export.public import changed, is_local
 from tintype.export.record import hub_place
-from tintype.export.trained import Dtype, Exported, Weights, load_trained
+from tintype.export.trained import USUAL, Exported, ExportOptions, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
@@ -28,20 +28,14 @@ _MADE_ON = ("tintype", "torch", "python", "parameters")
 _NOTE = "its plan names data by the last name of its path; tintype looks for it where a command runs"
 
 
-def export_model(
-    run: Path,
-    out: Path,
-    weights: Weights | None = None,
-    dtype: Dtype = "fp32",
-    card: CardOptions | None = None,
-    ema_length: float | None = None,
-) -> Exported:
+def export_model(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole folder, its card included, or nothing."""
     refuse_existing(out)
-    trained = load_trained(run, weights, ema_length)
-    tensors = {f"modules/{name}": tensor for name, tensor in trained.stored(trained.parts.modules, dtype).items()}
-    about = {**trained.about(dtype), "form": FORM, "notes": [] if trained.plan.data.of_scenes else [_NOTE]}
-    made = exported_card(run, card, about)
+    trained = load_trained(run, options.weights, options.ema_length)
+    stored = trained.stored(trained.parts.modules, options.dtype)
+    tensors = {f"modules/{name}": tensor for name, tensor in stored.items()}
+    about = {**trained.about(options.dtype), "form": FORM, "notes": [] if trained.plan.data.of_scenes else [_NOTE]}
+    made = exported_card(run, options.card, about)
     with written_whole(out) as temporary:
         temporary.mkdir()
         _write_plan(trained.plan, temporary)

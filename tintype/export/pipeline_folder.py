@@ -17,8 +17,8 @@ from torch import Tensor
 from tintype.export import components
 from tintype.export.architecture import to_config
 from tintype.export.contract import LATENT, PIXEL, pipeline_for
-from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
-from tintype.export.trained import Dtype, Exported, Trained, Weights, load_trained
+from tintype.export.model_card import CARD, exported_card, write_card
+from tintype.export.trained import USUAL, Dtype, Exported, ExportOptions, Trained, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
@@ -26,9 +26,9 @@ from tintype.pretrained.hub import json_object
 from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.runtime.files import write_json
 from tintype.tokenizers.part import Pipeline
+from tintype.train.folder import ABOUT
 from tintype.train.load import DTYPES
 
-ABOUT = "tintype.json"
 STEPS = 28
 """diffusers' usual number, for the steps that are written down."""
 CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
@@ -37,27 +37,20 @@ TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
 
 
-def export_pipeline(
-    run: Path,
-    out: Path,
-    weights: Weights | None = None,
-    dtype: Dtype = "fp32",
-    card: CardOptions | None = None,
-    ema_length: float | None = None,
-) -> Exported:
+def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole folder, its card included, or nothing."""
     refuse_existing(out)
     pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
-    trained = load_trained(run, weights, ema_length)
+    trained = load_trained(run, options.weights, options.ema_length)
     about = {
-        **trained.about(dtype),
+        **trained.about(options.dtype),
         "pipeline": pipeline,
         "call": _call(trained, pipeline),
         "notes": [*_notes(trained)],
     }
-    made = exported_card(run, card, about)
+    made = exported_card(run, options.card, about)
     with quiet("diffusers", "transformers"), written_whole(out) as temporary:
-        _write(trained, pipeline, dtype, temporary)
+        _write(trained, pipeline, options.dtype, temporary)
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
     return Exported(out, about, made.warnings)

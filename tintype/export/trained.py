@@ -7,7 +7,7 @@ it: `tintype` has all of it as JSON, and the most useful entries stand alone too
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import tintype
 from tintype.errors import UserError
 from tintype.export.architecture import CLASS, check_tensors, to_training
 from tintype.export.contract import check_single_file
+from tintype.export.model_card import CardOptions
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.settings import plain
@@ -34,6 +35,21 @@ FORMAT = 1
 ABOUT_IN_HEADER = "tintype"
 _SUFFIX = ".safetensors"
 _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export, in whichever form."""
+
+    weights: Weights | None = None
+    """By default the average if there is one."""
+    dtype: Dtype = "fp32"
+    ema_length: float | None = None
+    card: CardOptions = field(default_factory=CardOptions)
+    """Options of the card of a folder; a single file has none."""
+
+
+USUAL = ExportOptions()
 
 
 @dataclass(frozen=True)
@@ -132,17 +148,15 @@ class Exported:
     """Warnings of its card."""
 
 
-def export_file(
-    run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", ema_length: float | None = None
-) -> Exported:
+def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole file, or nothing."""
     if out.suffix != _SUFFIX:
         raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
     refuse_existing(out)
     check_single_file(plan_from_folder(run), run)
-    trained = load_trained(run, weights, ema_length)
-    tensors = {to_training(name): tensor for name, tensor in trained.denoiser(dtype).items()}
-    about = trained.about(dtype)
+    trained = load_trained(run, options.weights, options.ema_length)
+    tensors = {to_training(name): tensor for name, tensor in trained.denoiser(options.dtype).items()}
+    about = trained.about(options.dtype)
     header = {"format": "pt", "modelspec.architecture": "prx", ABOUT_IN_HEADER: json.dumps(about)}
     header |= {f"{ABOUT_IN_HEADER}.{key}": str(about[key]) for key in _ALONE}
     with written_whole(out) as temporary:

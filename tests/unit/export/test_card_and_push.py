@@ -21,7 +21,7 @@ from tintype.evaluation.run import evaluate
 from tintype.export import pipeline_folder
 from tintype.export.model_card import CardOptions
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.export.trained import Dtype
+from tintype.export.trained import Dtype, ExportOptions
 from tintype.techniques.apply import apply_techniques
 
 pytest.importorskip("diffusers")
@@ -121,7 +121,7 @@ def test_the_code_of_the_card_runs(space: str, tmp_path: Path, monkeypatch: pyte
 
     plan = latent_plan("t5gemma", "flux1") if space == "latents" else pixel_plan("qwen3-vl")
     dtype: Dtype = "bf16" if space == "latents" else "fp32"
-    out = export_pipeline(write_run(tmp_path / "run", plan), tmp_path / "out", dtype=dtype).path
+    out = export_pipeline(write_run(tmp_path / "run", plan), tmp_path / "out", ExportOptions(dtype=dtype)).path
     script = re.search(r"```python\n(.*?)```", (out / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert script is not None and 'snapshot_download("OWNER/NAME")' in script[1]
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo: str(out))
@@ -135,7 +135,9 @@ def test_the_code_of_the_card_runs(space: str, tmp_path: Path, monkeypatch: pyte
 def test_runs_of_every_kind_of_phase_are_exported(kind: str, tmp_path: Path) -> None:
     base = pixel_plan("t5", "data.size_px=32", "train.steps=2")
     technique = f"sft:from={trained(base)},steps=2" if kind == "sft" else kind
-    exported = export_pipeline(trained(apply_techniques(base, [technique])), tmp_path / "out", card=CardOptions("mit"))
+    exported = export_pipeline(
+        trained(apply_techniques(base, [technique])), tmp_path / "out", ExportOptions(card=CardOptions("mit"))
+    )
     text = (exported.path / "README.md").read_text(encoding="utf-8")
     assert ("from random weights" in text) == (kind != "sft")
     assert exported.about["step"] == 2

@@ -16,6 +16,7 @@ from tintype.evaluation.run import evaluate
 from tintype.export.import_run import Imported, import_model
 from tintype.export.model_card import CardOptions, make_card
 from tintype.export.pipeline_folder import export_pipeline
+from tintype.export.trained import ExportOptions
 from tintype.runtime.files import read_json
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.runner import tasks_of
@@ -80,7 +81,7 @@ def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: Import
 
     second = apply_techniques(imported.plan, [f"sft:from={tmp_path / 'tuned'},steps=1"])
     train(second, tmp_path / "again", Interrupt())
-    exported = export_pipeline(tmp_path / "again", tmp_path / "out", card=CardOptions(license="mit"))
+    exported = export_pipeline(tmp_path / "again", tmp_path / "out", ExportOptions(card=CardOptions(license="mit")))
     text = (exported.path / "README.md").read_text(encoding="utf-8")
     lines = text.splitlines()
     (first,) = [index for index, line in enumerate(lines) if line.startswith("| Started from")]

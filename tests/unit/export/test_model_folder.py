@@ -30,6 +30,7 @@ from tintype.export.contract import PIXEL, pipeline_for
 from tintype.export.model_folder import export_model
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.push import collect
+from tintype.export.trained import ExportOptions
 from tintype.plan import Plan, diff, plan_from_document, plan_from_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
@@ -165,7 +166,7 @@ def test_it_is_not_trained_on_but_others_start_from_it(run: Path, model: Path, t
         train(apply_techniques(plan, [f"sft:from={model}"]), tmp_path / "raw", Interrupt())
     train(apply_techniques(plan, [f"sft:from={model},weights=average"]), tmp_path / "tuned", Interrupt())
     with pytest.raises(UserError, match="has its average weights only"):
-        export_model(model, tmp_path / "again", weights="raw")
+        export_model(model, tmp_path / "again", ExportOptions("raw"))
     export_model(model, tmp_path / "again")
     assert (tmp_path / "again" / "plan.yaml").read_text() == (model / "plan.yaml").read_text()
 

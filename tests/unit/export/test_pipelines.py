@@ -20,7 +20,7 @@ from tintype.evaluation.run import evaluate
 from tintype.export.import_run import import_model
 from tintype.export.parity import embedded, measure, open_pipeline
 from tintype.export.pipeline_folder import export_pipeline, timesteps
-from tintype.export.trained import Exported, export_file, load_trained
+from tintype.export.trained import Exported, ExportOptions, export_file, load_trained
 from tintype.flow.path import sampling_times
 from tintype.pretrained.packages import quiet
 from tintype.runtime.interrupt import Interrupt
@@ -167,7 +167,7 @@ def test_average_and_raw_weights_differ_and_bf16_is_rounded(tmp_path: Path) -> N
     run = write_run(tmp_path / "run", latent_plan("t5", "flux1", "ema.decay=0.9"))
     name = "transformer/diffusion_pytorch_model.safetensors"
     average = export_pipeline(run, tmp_path / "average")
-    raw = export_pipeline(run, tmp_path / "raw", "raw", "bf16")
+    raw = export_pipeline(run, tmp_path / "raw", ExportOptions("raw", "bf16"))
     assert (average.about["weights"], raw.about["weights"]) == ("average", "raw")
     first, second = load_file(average.path / name), load_file(raw.path / name)
     assert second["txt_in.weight"].dtype == torch.bfloat16
@@ -180,7 +180,7 @@ def test_the_average_of_a_length_is_exported_as_it_is_scored(tmp_path: Path) -> 
     run, length = tmp_path / "run", 0.15
     train(latent_plan("t5", "flux1", "ema.kind=power", "ema.lengths=[0.1, 0.2]"), run, Interrupt())
     (run / "snapshots" / "step-000000006").rename(tmp_path / "away")  # the checkpoint is of a later step
-    exported = export_pipeline(run, tmp_path / "out", ema_length=length)
+    exported = export_pipeline(run, tmp_path / "out", ExportOptions(ema_length=length))
     found = load_file(exported.path / "transformer/diffusion_pytorch_model.safetensors")
     wanted = load_run(run, "cpu", reconstruction(run, length))[0].denoiser.state_dict()
     usual = load_run(run, "cpu")[0].denoiser.state_dict()
@@ -191,13 +191,13 @@ def test_the_average_of_a_length_is_exported_as_it_is_scored(tmp_path: Path) -> 
     assert "The weights are the average of length 0.15 (a share of the training) at step 5" in card_of(exported.path)
     protocol = Protocol(count=8, also=(), reference_count=8, validation_count=2, sampler=SamplerSettings(steps=1))
     evaluate(run, protocol, average=reconstruction(run, length))
-    again = export_pipeline(run, tmp_path / "scored", ema_length=length)
+    again = export_pipeline(run, tmp_path / "scored", ExportOptions(ema_length=length))
     assert "### Step 5, average 0.15 weights" in card_of(again.path)
     assert not any("scores" in warning for warning in again.warnings)
-    single = export_file(run, tmp_path / "one.safetensors", ema_length=length).path
+    single = export_file(run, tmp_path / "one.safetensors", ExportOptions(ema_length=length)).path
     assert torch.equal(load_file(single)["txt_in.weight"], wanted["txt_in.weight"])
     with pytest.raises(UserError, match="--ema-length is of an average, and --weights raw is none"):
-        export_pipeline(run, tmp_path / "neither", "raw", ema_length=length)
+        export_pipeline(run, tmp_path / "neither", ExportOptions("raw", ema_length=length))
 
 
 def card_of(folder: Path) -> str:

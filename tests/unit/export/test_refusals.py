@@ -12,6 +12,7 @@ from tests.tiny_tuning import tuned_plan
 from tintype.errors import UserError
 from tintype.export.contract import check_single_file, pipeline_for
 from tintype.export.pipeline_folder import export_pipeline
+from tintype.export.trained import ExportOptions
 from tintype.plan import Plan
 from tintype.techniques.apply import apply_techniques
 
@@ -97,7 +98,7 @@ def test_another_text_encoder_than_the_runs(tmp_path: Path) -> None:
 def test_an_average_that_a_run_does_not_keep(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
     with pytest.raises(UserError, match="keeps no average"):
-        export_pipeline(run, tmp_path / "out", "average")
+        export_pipeline(run, tmp_path / "out", ExportOptions("average"))
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
