@@ -136,14 +136,9 @@ def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
 
 
 def _destination(api: HfApi, repo: str, private: bool) -> Destination:
-    account, url = str(api.whoami()["name"]), f"{api.endpoint}/{repo}"
-    try:
-        info = api.model_info(repo)
-    except errors.GatedRepoError:  # it is one of those not found, but it is there
-        raise
-    except errors.RepositoryNotFoundError:
-        return Destination(url, account, exists=False, private=private)
-    return Destination(url, account, exists=True, private=bool(info.private))
+    account, exists = str(api.whoami()["name"]), api.repo_exists(repo)
+    private = bool(api.model_info(repo).private) if exists else private
+    return Destination(f"{api.endpoint}/{repo}", account, exists, private)
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
