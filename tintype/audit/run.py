@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from tintype.audit.findings import Finding, find, ranked
 from tintype.audit.observe import observe
-from tintype.audit.seen import Group, Seen
+from tintype.audit.seen import Bad, Group, Seen
 from tintype.errors import as_user_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import World, current
@@ -104,20 +104,13 @@ def as_json(audit: Audit) -> dict[str, object]:
         "findings": [asdict(finding) for finding in audit.findings],
         "groups": [_group(group) for group in seen.in_order],
         "inputs": [
-            {
-                "module": one.module,
-                "argument": one.argument,
-                "types": sorted(one.types),
-                "non_finite": one.bad.non_finite,
-                "saturated": one.bad.saturated,
-            }
+            {"module": one.module, "argument": one.argument, "types": sorted(one.types), **_bad(one.bad)}
             for one in seen.inputs.values()
         ],
     }
 
 
 def _group(group: Group) -> dict[str, object]:
-    bad = {role: {"non_finite": one.non_finite, "saturated": one.saturated} for role, one in group.bad.items()}
     return {
         "group": group.room,
         "kind": group.kind,
@@ -126,8 +119,12 @@ def _group(group: Group) -> dict[str, object]:
         "updates": {"due": group.updates.due, "lost": group.updates.lost, "cosine": group.updates.cosine},
         "moments": {"due": group.moments.due, "lost": group.moments.lost},
         "averages": {"due": group.averages.due, "lost": group.averages.lost},
-        "bad": bad,
+        "bad": {role: _bad(one) for role, one in group.bad.items()},
     }
+
+
+def _bad(bad: Bad) -> dict[str, int]:
+    return {"non_finite": bad.non_finite, "saturated": bad.saturated}
 
 
 def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
