@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
@@ -172,16 +173,13 @@ def audit(
         raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
     run = run_of(Path(target), arm, arm_seed) if of_run else None
     with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
-
-        def on_step(step: int) -> None:
-            bars.show("auditing", step, steps)
-
+        on_step = partial(bars.show, "auditing", total=steps)
         if run is not None:
             found = audit_run(run, steps, device, on_step)
         else:
             chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
             found = audit_plan(plan_of(target, chosen, technique), steps, on_step)
-        bars.show("auditing", found.seen.steps, steps)
+        on_step(found.seen.steps)
     if json_:
         print_json(as_json(found))
     else:
