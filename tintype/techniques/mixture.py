@@ -25,36 +25,28 @@ class Options(Share):
 
 
 def apply(plan: Plan, options: Options) -> Changes:
-    there = _there(plan, options)
-    for name in options.add:
-        if name in there:
-            raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
-    own = there[_scored(plan, options)].data
-    added = {
-        name: _source(one, source_like(own, one.data, f"technique 'mixture': add.{name}.data"))
-        for name, one in options.add.items()
-    }
-    sources = {**there, **added}
-    return {"data": MixtureSettings(size_px=plan.data.size_px, sources=sources, evaluate=_scored(plan, options))}
-
-
-def _there(plan: Plan, options: Options) -> dict[str, MixedSource]:
     if not isinstance(plan.data, MixtureSettings):
-        return {options.own: _source(options, plan.data)}
-    if given := options.model_fields_set - {"add"}:
+        there, scored = {options.own: _source(options, plan.data)}, options.own
+    elif given := options.model_fields_set - {"add"}:
         raise UserError(
             f"technique 'mixture': {', '.join(sorted(given))}: the plan's own data is a mixture, whose sources have "
             "their names and shares"
         )
-    return dict(plan.data.sources)
+    else:
+        there, scored = dict(plan.data.sources), plan.data.evaluate
+    for name in options.add:
+        if name in there:
+            raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
+    own = there[scored].data
+    added = {
+        name: _source(one, source_like(own, one.data, f"technique 'mixture': add.{name}.data"))
+        for name, one in options.add.items()
+    }
+    return {"data": MixtureSettings(size_px=plan.data.size_px, sources={**there, **added}, evaluate=scored)}
 
 
 def _source(share: Share, data: DataPart) -> MixedSource:
     return MixedSource(share=share.share, rest=share.rest, schedule=share.schedule, data=data)
-
-
-def _scored(plan: Plan, options: Options) -> str:
-    return plan.data.evaluate if isinstance(plan.data, MixtureSettings) else options.own
 
 
 TECHNIQUE = Technique(

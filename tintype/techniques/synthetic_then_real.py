@@ -19,13 +19,9 @@ from tintype.techniques.technique import Changes, Technique
 FIRST, SECOND = "synthetic", "real"
 
 
-def _rendered() -> Given:
-    return {"style": "render"}
-
-
 class Options(Settings):
     first: Given = Field(
-        default_factory=_rendered,
+        default_factory=lambda: {"style": "render"},
         description="Settings of the first source; what is not said is as in the plan's own data, which is the second",
     )
     at: float = Field(0.5, gt=0, lt=1, description="The share of the steps after which the change begins")
