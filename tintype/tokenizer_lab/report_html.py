@@ -59,15 +59,12 @@ def _metric(name: str, rows: Sequence[Cells]) -> Cells:
     cells = {}
     for row in rows:
         error = row["errors"].get(name)
-        decimals = _decimals(row["metrics"][name]) if metric.decimals is None else metric.decimals
+        digits = min(4, numerals.decimals_showing(abs(row["metrics"][name] or 0.0)) + 1)
+        decimals = digits if metric.decimals is None else metric.decimals
         value = "exact" if row["exact"] else numerals.fixed(row["metrics"][name], decimals)
         spread = f"± {numerals.fixed(error, decimals)}" if error is not None and not row["exact"] else ""
         cells[row["name"]] = (value, spread)
     return {"label": _label(name), "direction": f"{metric.direction} is better", "best": best, "cells": cells}
-
-
-def _decimals(value: float | None) -> int:
-    return min(4, numerals.decimals_showing(abs(value or 0.0)) + 1)
 
 
 def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[Cells]]:
