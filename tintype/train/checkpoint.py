@@ -127,7 +127,7 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
                 if world.leads:
                     on_damage(set_aside(path), damage)
             continue
-        stored, _ = _verify(path, ())
+        stored, _ = verify(path, ())
         state.load(_content(path, state), stored["scalars"])
         return True
     return False
@@ -138,7 +138,7 @@ def _damage(path: Path, world: World) -> str:
     found = ""
     with world.fail_together():
         try:
-            _verify(path, world.shard(sorted(_manifest(path))))
+            verify(path, world.shard(sorted(_manifest(path))))
         except DamagedError as error:
             found = str(error)
     return next(filter(None, world.all_gather(found)), "")
@@ -146,8 +146,8 @@ def _damage(path: Path, world: World) -> str:
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the verified content of a checkpoint: whole, or sharded as the state is. Then every rank must call it."""
-    scalars = verify(path)["scalars"]
-    return _content(path, state), scalars
+    stored, _ = verify(path)
+    return _content(path, state), stored["scalars"]
 
 
 def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
@@ -157,14 +157,9 @@ def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
     return read_shards(path, state.places(), alone=False)
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Check all checksums, and return the content of `state.json`."""
-    return _verify(path)[0]
-
-
 def describe(path: Path) -> tuple[dict[str, Any], str]:
     """Return the verified scalars, and the SHA-256 that the tensors should have. The tensors are not read."""
-    stored, wanted = _verify(path, [_SCALARS])
+    stored, wanted = verify(path, [_SCALARS])
     if _TENSORS not in wanted:
         raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
     return stored["scalars"], wanted[_TENSORS]
@@ -209,7 +204,7 @@ def _manifest(path: Path) -> dict[str, str]:
     return wanted
 
 
-def _verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Check the checksums of the named files or all, and return the content of `state.json` and of the manifest."""
     wanted = _manifest(path)
     there = {file.name for file in path.glob("*.safetensors")}
@@ -257,7 +252,7 @@ def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
     """Return the step of the newest checkpoint, if nothing of it is damaged; its tensors are read where asked for."""
     found = steps(folder)
     try:
-        return found[-1] if found and _verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
+        return found[-1] if found and verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
     except DamagedError:
         return None
 
