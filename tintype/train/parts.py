@@ -109,7 +109,9 @@ def build_networks(plan: Plan, device: torch.device, precision: PrecisionSetting
     """Build the networks that sampling and training share, each initialised from a stream of its own."""
     tokenizer = plan.tuning.build_tokenizer(plan.tokenizer) if plan.tuning else plan.tokenizer.build(device)
     with seeded(plan.seed, "text"):
-        text = _build_text(plan, device)
+        text = plan.text.build(device)
+    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):  # others change
+        text = CachedText(text)
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim, precision)
     with seeded(plan.seed, "router"):
@@ -120,14 +122,6 @@ def build_networks(plan: Plan, device: torch.device, precision: PrecisionSetting
 def register(owners: Mapping[str, object]) -> nn.ModuleDict:
     """Register every part that owns parameters, under its name in checkpoints."""
     return nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
-
-
-def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
-    """With its embeddings on the disk where `run.text_embeddings` asks for it and they do not change."""
-    text = plan.text.build(device)
-    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):
-        return CachedText(text)
-    return text
 
 
 def lacks_fp8(precision: PrecisionSettings, device: torch.device) -> str:
