@@ -29,7 +29,7 @@ from tintype.sampling.generate import SamplerSettings
 from tintype.study.compare import read_run
 from tintype.study.runner import Message, Task, _run
 from tintype.study.study import Along
-from tintype.train.kept import drop_kept
+from tintype.train.load import drop_kept
 
 ROOT = Path(__file__).parents[2]
 PLAN = tiny_plan("run.save=wait", techniques=["ema"])

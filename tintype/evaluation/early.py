@@ -19,7 +19,7 @@ from tintype.evaluation.run import evaluate
 from tintype.runtime.files import set_aside
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.kept import drop_kept
+from tintype.train.load import drop_kept
 
 EARLY_SHARE = 4
 """By default an early score is taken on one in so many of the images of the full one."""

@@ -51,7 +51,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.snapshots = path / "snapshots"
         self.kept = path / "kept"
-        """Weights of chosen steps, until they are scored (`train.kept`)."""
+        """Weights of chosen steps, until they are scored (`train.load`)."""
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
         self.diverged_file = path / DIVERGED

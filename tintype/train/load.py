@@ -1,9 +1,18 @@
-"""Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors."""
+"""Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors.
+
+Training can keep the weights of chosen steps, those that sampling would load then, without any other state, to be
+scored after it. They are in the format of a checkpoint, in `kept/step-N` of the run's folder. Like snapshots of the
+weight average, they are written before the checkpoint of their step, and a run that resumes from a checkpoint removes
+those of later steps, since it does these again. So a kill loses none, and none is of another training than the
+checkpoints.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -16,12 +25,14 @@ from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current
 from tintype.runtime.forms import Form, forms_of, misfits, under
+from tintype.runtime.layout import whole
 from tintype.runtime.notes import note
 from tintype.train import checkpoint
 from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder, check_files, read_about
 from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, TOKENIZER, Model, build_model, storage_dtype
 from tintype.train.reconstruct import Reconstruction
+from tintype.train.saving import Saver
 from tintype.train.state import TrainState
 
 KEPT = "kept/"
@@ -42,7 +53,7 @@ def load_run(
     """The parts of a run with its newest good weights (its average, if it keeps one and not `raw`), and their step.
 
     Of several averages it is that of the first length; `average` is any other, made of the run's snapshots. With
-    `kept_step`, the weights are those that training kept at this step (`train.kept`).
+    `kept_step`, the weights are those that training kept at this step.
     """
     RunFolder(path).refuse_diverged()
     plan = plan_from_folder(path)
@@ -117,6 +128,27 @@ def _kept(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, int]]:
     return {f"modules/{name}": tensor for name, tensor in under(KEPT, tensors).items()}, scalars
 
 
+def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:
+    """Write the weights that sampling would load at this step, the average if there is one. Every rank must call it.
+
+    They are fp32, as an average is; weights that are stored in bf16 lose nothing by that.
+    """
+    weights = weights_in(state.tensors(), plan.ema)
+    tensors = {
+        KEPT + name: whole(one.detach().float() if one.is_floating_point() else one) for name, one in weights.items()
+    }
+    about = {"step": state.step, "images_seen": state.images_seen}
+    commit = partial(checkpoint.commit, folder, state.step, scalars=about, what="kept weights", stage="keep")
+    saver.write(state.step, tensors, commit)
+
+
+def drop_kept(folder: Path, step: int) -> None:
+    """Remove the kept weights of a step, and the folder with the last of them."""
+    shutil.rmtree(checkpoint.folder_of(folder, step), ignore_errors=True)
+    if folder.is_dir() and not checkpoint.steps(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def weights_in(tensors: Mapping[str, Tensor], average: AverageSettings | None) -> dict[str, Tensor]:
     """By their names in the modules, without what the run has for its own training: the average, or the weights."""
     weights = under("modules/", tensors)
@@ -152,7 +184,8 @@ def weight_misfits(
             for name, one in parameters.items()
             if not name.startswith((*OWN, *JOINT))
         }
-        kept = {name: one for name, one in under("ema/", tensors).items() if not _of_loss(name)}
+        averages = under("ema/", tensors)  # of several, each name has its length before it
+        kept = {name: one for name, one in averages.items() if not name.rpartition("/")[2].startswith(LOSSES)}
         reasons.append(misfits(forms_of(kept), forms_of(average.build(followed).tensors())))
     return "; ".join(filter(None, reasons))
 
@@ -161,8 +194,3 @@ def _dtype(name: str, tensor: Tensor, plan: Plan, exported: torch.dtype | None, 
     if exported is not None and tensor.is_floating_point():
         return exported
     return storage_dtype(plan, name) if is_parameter else tensor.dtype
-
-
-def _of_loss(name: str) -> bool:
-    """Return whether a tensor of an average, with or without its length before the name, belongs to a loss term."""
-    return name.startswith(LOSSES) or name.partition("/")[2].startswith(LOSSES)

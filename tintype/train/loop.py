@@ -20,7 +20,7 @@ from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.exact import exact_steps, take_step
 from tintype.train.folder import RunFolder
-from tintype.train.kept import keep_weights
+from tintype.train.load import keep_weights
 from tintype.train.prepare import check_latents, get_ready, prepare_images
 from tintype.train.reconstruct import take_snapshot
 from tintype.train.saving import Saver
@@ -41,7 +41,7 @@ class Outcome:
 
 
 KeepAt = Collection[int]
-"""Steps whose weights are kept for scoring (`train.kept`); this changes nothing else of the run."""
+"""Steps whose weights are kept for scoring (`train.load`); this changes nothing else of the run."""
 Probe = Callable[[Session], dict[str, float]]
 """Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
 

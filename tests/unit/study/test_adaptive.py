@@ -14,7 +14,7 @@ from tintype.study.looks import read_looks
 from tintype.study.results import Comparison, SeedSet, StudyResults, Verdict
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
-from tintype.train.kept import drop_kept
+from tintype.train.load import drop_kept
 from tintype.train.loop import train
 
 STUDY = """

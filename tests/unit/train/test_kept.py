@@ -13,8 +13,7 @@ from tintype.runtime import fault
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.kept import drop_kept
-from tintype.train.load import load_run
+from tintype.train.load import drop_kept, load_run
 from tintype.train.loop import train
 
 EMA = tiny_plan(techniques=["ema"])
