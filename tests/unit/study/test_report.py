@@ -228,6 +228,15 @@ def test_verdicts_from_few_seeds_are_a_sketch_until_they_are_replicated(results:
         assert not any(sketch in note for note in findings.notes(results.model_copy(update=known)))
 
 
+def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: StudyResults) -> None:
+    arm = results.arms[2]
+    fallen = {name: arm.comparisons[name].model_copy(update={"fallen": [1]}) for name in ("recall", "kid_scenes")}
+    unstable = arm.model_copy(update={"comparisons": {**arm.comparisons, **fallen}})
+    notes = findings.verdict_notes(results.model_copy(update={"arms": [*results.arms[:2], unstable]}))
+    (note,) = (one for one in notes if one.startswith("Runs that fell off"))
+    assert f"{arm.name}: 1 of 3 runs in KID (scenes) and Recall (seed 1" in note
+
+
 def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:
     text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
     words = "simultaneous 95% interval"

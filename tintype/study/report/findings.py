@@ -128,10 +128,14 @@ def _seed_counts(needed: Mapping[str, int | None]) -> list[str]:
 def _unstable_note(results: StudyResults) -> str:
     said = []
     for arm in compared_arms(results):
-        fallen = {seed for one in arm.comparisons.values() for seed in one.fallen}
-        if fallen:
-            at = [_fall_words(arm, run) for run in arm.runs if run.seed in fallen]
-            said.append(f"{arm.label}: {_listed(at)} of {len(arm.runs)} runs")
+        labels: dict[frozenset[int], list[str]] = {}
+        for metric in results.metrics:
+            if metric.name in arm.comparisons and (fallen := frozenset(arm.comparisons[metric.name].fallen)):
+                labels.setdefault(fallen, []).append(metric.label)
+        for seeds, some in labels.items():
+            at = [_fall_words(arm, run) for run in arm.runs if run.seed in seeds]
+            count = f"{len(seeds)} of {len(arm.runs)} runs"
+            said.append(f"{arm.label}: {count} in {_some(some, results)} ({_listed(at)})")
     return f"Runs that fell off (the numbers are of the others): {'; '.join(said)}." if said else ""
 
 
