@@ -12,15 +12,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tintype.errors import DamagedFileError
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import damaged, write_bytes
 
 _REMAKE = "remove it and run the same command again to sample its images again"
 
 
-def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
+def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str], fence: Fence = OPEN) -> None:
     image_NCHW = image_NCHW.contiguous()
     about = {"sha256": digest(image_NCHW), "prompts": json.dumps(list(prompts)), "asked": " ".join(digests(prompts))}
-    write_bytes(path, save({"images": image_NCHW}, metadata=about))
+    write_bytes(path, save({"images": image_NCHW}, metadata=about), fence=fence)
 
 
 def read_shard(path: Path) -> Tensor:

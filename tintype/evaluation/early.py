@@ -16,6 +16,7 @@ from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import read_result, result_file
 from tintype.evaluation.run import evaluate
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import set_aside
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -56,7 +57,12 @@ def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]
 
 
 def score_along(
-    run: Path, steps: Sequence[int], protocol: Protocol, last: int, on_progress: Callable[[int, Scoring], None]
+    run: Path,
+    steps: Sequence[int],
+    protocol: Protocol,
+    last: int,
+    on_progress: Callable[[int, Scoring], None],
+    fence: Fence = OPEN,
 ) -> None:
     """Score a finished run's last weights, those of the step `last`, then the ones that it kept at `steps`.
 
@@ -65,11 +71,12 @@ def score_along(
     Weights that cannot be scored are an event of the run, which stays what it is. The kept ones come last: while there
     are some, scores are missing.
     """
-    folder = RunFolder(run)
+    folder = RunFolder(run, fence=fence)
     _score(folder, protocol, last, on_progress, kept=False)
     for step in checkpoint.steps(folder.kept):
         if step in steps:
             _score(folder, protocol, step, on_progress, kept=True)
+        fence.check()
         drop_kept(folder.kept, step)
     for step in steps:
         _set_aside_damaged(folder, protocol, step)
@@ -82,6 +89,7 @@ def _set_aside_damaged(folder: RunFolder, protocol: Protocol, step: int) -> None
         if file.exists():
             read_result(file)
     except DamagedFileError as error:
+        folder.fence.check()
         folder.log_event(NOT_SCORED, step, reason=str(error), moved_to=str(set_aside(file)))
 
 
@@ -89,7 +97,15 @@ def _score(
     folder: RunFolder, protocol: Protocol, step: int, on_progress: Callable[[int, Scoring], None], kept: bool
 ) -> None:
     try:
-        evaluate(folder.path, protocol, partial(on_progress, step), whole_step=step, kept_step=step if kept else None)
+        kept_step = step if kept else None
+        evaluate(
+            folder.path,
+            protocol,
+            partial(on_progress, step),
+            whole_step=step,
+            kept_step=kept_step,
+            fence=folder.fence,
+        )
     except (DivergedError, checkpoint.DamagedError) as error:
         if (NOT_SCORED, step) not in [(event["event"], event["step"]) for event in folder.events()]:
             folder.log_event(NOT_SCORED, step, reason=str(error))

@@ -14,6 +14,7 @@ from tintype.config.strict import first_problem
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
 from tintype.metrics.metric import Measured
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
 
 FORMAT: Literal[3] = 3
@@ -130,12 +131,17 @@ def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:
     return EvaluationResult.model_validate_json(json.dumps(content))  # JSON's rules: a list may fill a tuple
 
 
-def write_result(file: Path, result: EvaluationResult, per_image: Mapping[str, Sequence[float]] | None = None) -> None:
+def write_result(
+    file: Path,
+    result: EvaluationResult,
+    per_image: Mapping[str, Sequence[float]] | None = None,
+    fence: Fence = OPEN,
+) -> None:
     """Write a result, and before it the numbers of its images by metric, in a file beside it."""
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
-        write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded})
-    write_checked(file, result.dump(), FORMAT)
+        write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)
+    write_checked(file, result.dump(), FORMAT, fence)
 
 
 def read_per_image(file: Path) -> dict[str, list[float]]:

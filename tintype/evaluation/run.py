@@ -26,6 +26,7 @@ from tintype.metrics import throughput
 from tintype.metrics.table import LOG_METRICS
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
 from tintype.runtime.machine import choose_device, cpu_threads
 from tintype.runtime.notes import note_once
@@ -51,6 +52,7 @@ def evaluate(
     threads: int | None = None,
     whole_step: int | None = None,
     kept_step: int | None = None,
+    fence: Fence = OPEN,
 ) -> EvaluationResult:
     """Score a run's newest checkpoint, an average made of its snapshots, or the weights that were kept at `kept_step`.
 
@@ -58,7 +60,8 @@ def evaluate(
 
     Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
     the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
-    computes with the run's number of threads, or `threads`.
+    computes with the run's number of threads, or `threads`. The `fence` stops what a process would write whose lease of
+    the run was taken over.
     """
     world, plan = current(), plan_from_folder(path)
     with watch_ranks(world, plan.run.watchdog):
@@ -67,7 +70,7 @@ def evaluate(
         protocol, notes = _fit(path, plan, protocol)
         agree_on_plan(plan, world, evaluation=plain(protocol))
         on_device = choose_device(device or plan.run.device)
-        found = _stored(path, protocol, on_device, average, kept_step or whole_step) if world.leads else None
+        found = _stored(path, protocol, on_device, average, kept_step or whole_step, fence) if world.leads else None
         if (known := world.broadcast(found.dump() if found else None)) is not None:
             return result_of(known)
         _check_readiness(protocol, plan, on_device)
@@ -80,13 +83,13 @@ def evaluate(
             file.parent.mkdir(parents=True, exist_ok=True)
             remove_unfinished(file.parent)
         samples = _samples(path, step, parts.plan, protocol, average)
-        card = _sample_and_score(parts, protocol, samples, on_progress, threads)
+        card = _sample_and_score(parts, protocol, samples, on_progress, threads, fence)
         if not world.leads:
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
             raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
         init_warning = plan.ema.init_warning(step) if plan.ema and average is None else None
-        previews = _save_previews(next(samples[0].shards()), file.parent, path)
+        previews = _save_previews(next(samples[0].shards()), file.parent, path, fence)
         lines = RunFolder(path).metrics()
         measured = {**card.measured, **{metric.name: metric.measure(lines) for metric in LOG_METRICS if lines}}
         result = EvaluationResult(
@@ -107,7 +110,7 @@ def evaluate(
             previews=previews,
             previews_sha256=tuple(sha256_of(path / name) for name in previews),
         )
-        results.write_result(file, result, {name: one.per_image for name, one in measured.items()})
+        results.write_result(file, result, {name: one.per_image for name, one in measured.items()}, fence)
         world.broadcast(result.dump())
         return result
 
@@ -139,7 +142,12 @@ def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> No
 
 
 def _stored(
-    path: Path, protocol: Protocol, device: torch.device, average: Reconstruction | None, whole_step: int | None
+    path: Path,
+    protocol: Protocol,
+    device: torch.device,
+    average: Reconstruction | None,
+    whole_step: int | None,
+    fence: Fence,
 ) -> EvaluationResult | None:
     """Return the stored result, if there is one that scoring again would only repeat."""
     step = average.step if average else whole_step or checkpoint.newest_whole_step(RunFolder(path).checkpoints)
@@ -152,20 +160,22 @@ def _stored(
         result = results.read_result(file)
         results.read_per_image(file)
     except DamagedFileError as error:
-        _discard(path, file, step, error)
+        _discard(path, file, step, error, fence)
         return None
     # weights can change under the same name
     same = (result.encoders.get(one.title) == encoder_info(one, one.build(device)) for one in protocol.encoders)
     return result if all(same) else None
 
 
-def _discard(path: Path, file: Path, step: int, error: DamagedFileError) -> None:
+def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: Fence) -> None:
     """Set a damaged result aside, and log it for the report. The run is scored again."""
     note_once(str(file), f"{error}; the run is scored again")
+    fence.check()
     moved_to = set_aside(file)
     if RunFolder(path).metrics_file.exists():
         name = str(file.relative_to(path))
-        RunFolder(path).log_event("damaged-file", step, file=name, reason=str(error), moved_to=str(moved_to))
+        folder = RunFolder(path, fence=fence)
+        folder.log_event("damaged-file", step, file=name, reason=str(error), moved_to=str(moved_to))
 
 
 def _samples(path: Path, step: int, plan: Plan, protocol: Protocol, average: Reconstruction | None) -> list[Samples]:
@@ -177,7 +187,12 @@ def _samples(path: Path, step: int, plan: Plan, protocol: Protocol, average: Rec
 
 
 def _sample_and_score(
-    parts: Model, protocol: Protocol, samples: Sequence[Samples], on_progress: OnScoring, threads: int | None
+    parts: Model,
+    protocol: Protocol,
+    samples: Sequence[Samples],
+    on_progress: OnScoring,
+    threads: int | None,
+    fence: Fence,
 ) -> Scorecard:
     missing = {one: sum(last - first for first, last in one.missing()) for one in samples}
     sampled = sum(count * one.sampling.sampler.steps for one, count in missing.items())
@@ -186,12 +201,12 @@ def _sample_and_score(
     counter.begin("sampling", sum(missing.values()))
     with cpu_threads(parts.plan.run.device, threads or parts.plan.run.threads):
         for one in samples:
-            one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps))
+            one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps), fence)
         return score(parts, protocol, samples, counter)
 
 
-def _save_previews(images: Tensor, folder: Path, run: Path) -> tuple[str, ...]:
+def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tuple[str, ...]:
     files = [folder / f"preview-{index}.png" for index in range(min(PREVIEWS, len(images)))]
     for file, image in zip(files, images, strict=False):
-        save_png(image, file)
+        save_png(image, file, fence=fence)
     return tuple(str(file.relative_to(run)) for file in files)

@@ -20,6 +20,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, Sampling
 from tintype.evaluation.reference import held_out
 from tintype.runtime.dist import current
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_json
 from tintype.sampling.generate import generate, spans
 from tintype.settings import DataPart, plain
@@ -49,7 +50,7 @@ class Samples:
             if prompt_digests(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
-    def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None) -> None:
+    def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None, fence: Fence = OPEN) -> None:
         """Generate what is missing. `on_step` gets the number of images at each step of the sampler.
 
         Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
@@ -59,7 +60,7 @@ class Samples:
         if world.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
-            write_json(self.folder / "samples.json", about)
+            write_json(self.folder / "samples.json", about, fence)
         missing = [(first, last) for first, last in world.broadcast(self.missing() if world.leads else None)]
         batches = [batch for span in missing for batch in spans(*span, sampler.batch)]
         starts = {last: first for first, last in missing}
@@ -73,7 +74,7 @@ class Samples:
                 made.append(image_BCHW)
                 if last in starts:
                     first = starts[last]
-                    write_shard(_shard(self.folder, first), torch.cat(made), self.prompts[first:last])
+                    write_shard(_shard(self.folder, first), torch.cat(made), self.prompts[first:last], fence)
                     made.clear()
         world.barrier()
 

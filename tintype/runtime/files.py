@@ -29,6 +29,8 @@ from pydantic import JsonValue
 from safetensors import SafetensorError
 
 from tintype.errors import DamagedFileError, UserError
+from tintype.runtime.fence import OPEN, Fence
+from tintype.runtime.host import is_alive, machine, process_name
 from tintype.runtime.notes import note_once
 
 Json: TypeAlias = JsonValue
@@ -38,23 +40,26 @@ _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
 _SEAL = re.compile(r"# tintype wrote this file; the SHA-256 of the lines below is ([0-9a-f]{64})\n")
 _SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
 """Words of which a damaged first line still has one."""
+_WRITING = ".writing-"
+"""Between the name of a file and that of the process that writes it."""
 _KEPT_DAMAGED = 2
 """Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
 
 
 @contextmanager
-def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
+def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) -> Iterator[Path]:
     """Yield a path to write a file or folder to, which takes the name `path` at the end. An error leaves nothing.
 
-    Of two processes that write one file, the later wins. A `durable` file lies on the disk before anything goes on.
-    An error of the disk names the file.
+    Of two processes that write one file, the later wins, unless the `fence` stops it. A `durable` file lies on the disk
+    before anything goes on. An error of the disk names the file.
     """
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}{_WRITING}{process_name()}")
     try:
         _remove(temporary)
         yield temporary
         if durable:
             flush(temporary)
+        fence.check()
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
@@ -66,10 +71,22 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Remove what processes that were killed in the middle of `written_beside` have left in a folder."""
-    for path in folder.glob(f".{name}.writing-*"):
-        process = path.name.rpartition("-")[2]
-        if process.isdigit() and not _is_alive(int(process)):
+    """Remove what processes of this machine, killed in the middle of `written_beside`, have left in a folder."""
+    for path in folder.glob(f".{name}{_WRITING}*"):
+        where, _, process = path.name.rpartition(_WRITING)[2].rpartition("-")
+        if where in ("", machine()) and process.isdigit() and not is_alive(int(process)):
+            _remove(path)
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """Return what any process writes, or has left half written, in a folder and those below it."""
+    return list(folder.rglob(f".*{_WRITING}*"))
+
+
+def remove_paths(paths: Collection[Path]) -> None:
+    """Remove files and folders that may be gone already."""
+    for path in paths:
+        with suppress(FileNotFoundError):
             _remove(path)
 
 
@@ -80,26 +97,17 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_alive(process: int) -> bool:
-    try:
-        with suppress(PermissionError):  # it is another user's
-            os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
-
-
-def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
-    with written_beside(path, durable=durable) as temporary:
+def write_bytes(path: Path, content: bytes, *, durable: bool = False, fence: Fence = OPEN) -> None:
+    with written_beside(path, durable=durable, fence=fence) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode("utf-8"))
+def write_text(path: Path, text: str, fence: Fence = OPEN) -> None:
+    write_bytes(path, text.encode("utf-8"), fence=fence)
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
+def write_json(path: Path, content: Any, fence: Fence = OPEN) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n", fence)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -110,11 +118,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_checked(path: Path, content: Mapping[str, Any], format: int = 1) -> None:
+def write_checked(path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN) -> None:
     """Write JSON with its checksum. The format tells a file whose key `checksum` was damaged from an old file."""
     marked = {_FORMAT: format, **content}
     text = json.dumps({**marked, _CHECKSUM: checksum_of(marked)}, indent=1, ensure_ascii=False)
-    write_text(path, text + "\n")
+    write_text(path, text + "\n", fence)
 
 
 def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[int | None] = (None,)) -> dict[str, Any]:
@@ -184,10 +192,10 @@ def note_unchecked(path: Path) -> None:
     note_once("unchecked", f"{path} is of an earlier version and has no checksum: damage in such files is not noticed")
 
 
-def write_sealed(path: Path, text: str) -> None:
+def write_sealed(path: Path, text: str, fence: Fence = OPEN) -> None:
     """Write text below a comment with its checksum."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    write_text(path, f"# tintype wrote this file; the SHA-256 of the lines below is {digest}\n{text}")
+    write_text(path, f"# tintype wrote this file; the SHA-256 of the lines below is {digest}\n{text}", fence)
 
 
 def read_sealed(path: Path, remake: str) -> str:
@@ -219,20 +227,21 @@ class Lines:
     damage: str = ""
 
 
-def append_line(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
     """Append a JSON line with its number and checksum. A last line that a kill cut short is removed first."""
     with path.open("a+b") as file:
         number, end = _last_number(file)
+        fence.check()
         if end < file.seek(0, os.SEEK_END):
             file.truncate(end)
         file.write(_line(number + 1, line).encode())
 
 
-def write_lines(path: Path, lines: Collection[Mapping[str, Any]]) -> None:
+def write_lines(path: Path, lines: Collection[Mapping[str, Any]], fence: Fence = OPEN) -> None:
     """Write a whole file of numbered lines, unless it is just that."""
     text = "".join(_line(number, line) for number, line in enumerate(lines, 1))
     if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)
+        write_text(path, text, fence)
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tintype.data.image_file import open_image, read_file
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.dist import current, refuse_other_steps
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_bytes
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.generate import SamplerSettings, generate, spans
@@ -133,13 +134,13 @@ def _read_prompts(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None = None, fence: Fence = OPEN) -> None:
     text = PngImagePlugin.PngInfo()
     for key, value in (metadata or {}).items():
         text.add_itxt(key, value)
     content = io.BytesIO()
     Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()).save(content, "PNG", pnginfo=text)
-    write_bytes(path, content.getvalue())
+    write_bytes(path, content.getvalue(), fence=fence)
 
 
 def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:

@@ -25,8 +25,10 @@ from torch import Tensor
 from tintype.errors import DamagedFileError, UserError
 from tintype.runtime import fault
 from tintype.runtime.dist import ALONE, World
-from tintype.runtime.files import flush, read_checked, set_aside, sha256_of, write_checked
+from tintype.runtime.fence import OPEN, Fence
+from tintype.runtime.files import flush, read_checked, remove_paths, set_aside, sha256_of, write_checked
 from tintype.runtime.layout import is_sharded
+from tintype.runtime.leases import LostLeaseError
 from tintype.train.shards import read_shards, whole_place, write_shards
 from tintype.train.state import TrainState
 
@@ -59,14 +61,15 @@ def commit(
     world: World = ALONE,
     records: Mapping[str, Any] | None = None,
     keep: int | None = None,
+    fence: Fence = OPEN,
 ) -> Path:
     """Write `folder/step-N` whole or not at all, then prune. `what` is its name in messages, `stage` in fault points.
 
-    Every rank must call it. The first writes all that is not sharded, and renames.
+    Every rank must call it. The first writes all that is not sharded, and renames, unless the `fence` stops it.
     """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
-    temporary = folder / f"{_WRITING}{target.name}"
+    temporary = folder / f"{_WRITING}{target.name}{fence.suffix}"
 
     @contextmanager
     def stage_of_all() -> Iterator[None]:
@@ -85,7 +88,7 @@ def commit(
     try:
         with stage_of_all():
             if world.leads:
-                remove_leftovers(folder)
+                remove_leftovers(folder, fence, fence.suffix)
                 temporary.mkdir(parents=True)
         with stage_of_all():
             _write_tensors(temporary, tensors, world)
@@ -105,9 +108,10 @@ def commit(
                     flush(temporary / _RECORDS)
                 flush(temporary)
                 fault.point(f"{stage}.rename")
+                fence.check()
                 temporary.rename(target)
                 flush(folder)
-    except UserError:
+    except (UserError, LostLeaseError):
         if world.leads:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -257,29 +261,31 @@ def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
         return None
 
 
-def tidy(folder: Path, world: World) -> int | None:
+def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
     """Remove leftovers; return the newest step, if nothing of it is damaged, as the first rank sees it."""
     found = None
     with world.fail_together():
         if world.leads:
-            remove_leftovers(folder)
+            remove_leftovers(folder, fence)
             found = newest_whole_step(folder)
     return world.broadcast(found)  # type: ignore[no-any-return]
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that died while saving has left."""
-    for leftover in folder.glob(f"{_WRITING}*"):
-        shutil.rmtree(leftover)
+def remove_leftovers(folder: Path, fence: Fence = OPEN, suffix: str = "") -> None:
+    """Remove what processes that died while saving have left; with a `suffix`, what the holder of a lease has left."""
+    leftovers = list(folder.glob(f"{_WRITING}*{suffix}"))
+    fence.check()  # none of these is of somebody who takes over next
+    remove_paths(leftovers)
 
 
-def remove_after(folder: Path, step: int) -> None:
+def remove_after(folder: Path, step: int, fence: Fence = OPEN) -> None:
     """Remove the checkpoints of later steps. Each is renamed first: what is half removed is a leftover."""
-    remove_leftovers(folder)
+    remove_leftovers(folder, fence, fence.suffix)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)
-        path.rename(path.with_name(f"{_WRITING}{path.name}"))
-    remove_leftovers(folder)
+        fence.check()
+        path.rename(path.with_name(f"{_WRITING}{path.name}{fence.suffix}"))
+    remove_leftovers(folder, fence, fence.suffix)
 
 
 def folder_of(folder: Path, step: int) -> Path:

@@ -26,7 +26,8 @@ from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.runtime import fault, files
 from tintype.runtime.determinism import why_inexact
 from tintype.runtime.dist import ALONE, World
-from tintype.runtime.files import damaged, flush, set_aside, sha256_of
+from tintype.runtime.fence import OPEN, Fence
+from tintype.runtime.files import damaged, flush, set_aside, sha256_of, write_bytes
 from tintype.runtime.identity import another, check_same
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.runtime.machine import environment
@@ -44,10 +45,10 @@ _COPIES, _LENGTHS = "files", "lines"
 
 
 class RunFolder:
-    """Only the rank that leads writes to it; the others read."""
+    """Only the rank that leads writes to it; the others read. The `fence` stops a writer that lost its lease."""
 
-    def __init__(self, path: Path, world: World = ALONE) -> None:
-        self.path, self.world, self.writes = path, world, world.leads
+    def __init__(self, path: Path, world: World = ALONE, fence: Fence = OPEN) -> None:
+        self.path, self.world, self.fence, self.writes = path, world, fence, world.leads
         self.checkpoints = path / "checkpoints"
         self.snapshots = path / "snapshots"
         self.kept = path / "kept"
@@ -65,9 +66,25 @@ class RunFolder:
         with ExitStack() as held:
             with self.world.fail_together():
                 if self.writes:
-                    held.enter_context(locked(self.path))
+                    held.enter_context(locked(self.path, passed=self.fence.passed))
+                    if self.fence.takes_over:
+                        self._take_over()
                     self._make(plan)
+                    if self.fence.taken_from:
+                        step = max(checkpoint.steps(self.checkpoints), default=0)
+                        self.log_event("taken-over", step, holder=self.fence.taken_from)
             yield
+
+    def _take_over(self) -> None:
+        """Remove what earlier holders of the lease write, and copy the logs: what they write late is seen by nobody."""
+        theirs = files.unfinished_in(self.path)
+        self.fence.check()  # none of these is of somebody who takes over next
+        files.remove_paths(theirs)
+        for place in (self.checkpoints, self.snapshots, self.kept):
+            checkpoint.remove_leftovers(place, self.fence)
+        for log in self._logs:
+            if log.is_file():
+                write_bytes(log, log.read_bytes(), fence=self.fence)
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:
@@ -76,9 +93,10 @@ class RunFolder:
             yield
         except DivergedError as error:
             if self.writes:
-                files.write_sealed(self.diverged_file, f"{error}\n")
+                files.write_sealed(self.diverged_file, f"{error}\n", self.fence)
             raise
-        if self.writes:
+        if self.writes and self.diverged_file.exists():
+            self.fence.check()
             self.diverged_file.unlink(missing_ok=True)
 
     def refuse_diverged(self) -> None:
@@ -101,7 +119,7 @@ class RunFolder:
         else:
             refuse_foreign(self.path, "plan.yaml")
         self.checkpoints.mkdir(exist_ok=True)
-        files.write_sealed(self.path / "plan.yaml", plan.to_yaml())
+        files.write_sealed(self.path / "plan.yaml", plan.to_yaml(), self.fence)
 
     def _begun(self) -> bool:
         """Return whether a run has begun; one that failed before its first step may be tried with another plan."""
@@ -124,7 +142,7 @@ class RunFolder:
         """Write one of the `RECORDS`."""
         if self.writes:
             self._known[name] = dict(content)
-            files.write_checked(self.path / name, content)
+            files.write_checked(self.path / name, content, fence=self.fence)
 
     def read_record(self, name: str | Path) -> dict[str, Any]:
         """Return what one of the `RECORDS` says, empty where the run has none; refuse a damaged or lost one."""
@@ -150,6 +168,7 @@ class RunFolder:
         """
         if not self.writes:
             return
+        self.fence.check()
         kept = checkpoint.records(self.checkpoints)
         for log in self._logs:
             self._restore_log(log, kept.get(_LENGTHS, {}).get(log.name, 0))
@@ -160,7 +179,7 @@ class RunFolder:
         found = files.salvage_lines(file, length)
         if found.damage:
             moved_to = _moved(file)
-            files.write_lines(file, found.whole)
+            files.write_lines(file, found.whole, self.fence)
             self.log_event("damaged-file", 0, file=file.name, reason=found.damage, moved_to=moved_to)
 
             def shorten(step: int, records: dict[str, Any]) -> None:
@@ -247,11 +266,11 @@ class RunFolder:
     def log_metrics(self, line: dict[str, Any]) -> None:
         fault.point("log.write")
         if self.writes:
-            _append(self.metrics_file, line)
+            _append(self.metrics_file, line, self.fence)
 
     def log_event(self, kind: str, step: int, **details: Any) -> None:
         if self.writes:
-            _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
+            _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details}, self.fence)
 
     def log_warnings(self, plan: Plan, step: int) -> None:
         """Log each of the plan's warnings once, however often the run starts."""
@@ -276,7 +295,8 @@ class RunFolder:
             return
         for file in self._logs:
             if file.is_file():
-                files.write_lines(file, [line for line in files.read_lines(file) if line.get("step", 0) <= step])
+                lines = [line for line in files.read_lines(file) if line.get("step", 0) <= step]
+                files.write_lines(file, lines, self.fence)
 
 
 def _moved(file: Path) -> str | None:
@@ -284,10 +304,10 @@ def _moved(file: Path) -> str | None:
     return str(set_aside(file)) if file.exists() else None
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
+def _append(path: Path, line: dict[str, Any], fence: Fence) -> None:
     remedy = "make room, then run the same command again to resume"
     with as_user_error(OSError, f"cannot write to {path}", remedy):
-        files.append_line(path, line)
+        files.append_line(path, line, fence)
 
 
 def read_about(folder: Path) -> Mapping[str, Any]:

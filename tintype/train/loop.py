@@ -12,6 +12,7 @@ from tintype.plan import Plan
 from tintype.runtime import activity, fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import wait_for_lock
 from tintype.runtime.watchdog import watch_ranks
@@ -54,15 +55,17 @@ def train(
     probe: Probe = lambda parts: {},
     on_wait: Callable[[str], None] = lambda text: None,
     keep_at: KeepAt = (),
+    fence: Fence = OPEN,
 ) -> Outcome:
     """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
 
-    Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it.
+    Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it. The
+    `fence` stops what a process would write whose lease of the run was taken over.
     """
     world = current()
-    folder = RunFolder(path, world)
+    folder = RunFolder(path, world, fence)
     agree_on_plan(plan, world)
-    free = not folder.writes or wait_for_lock(path, lambda: interrupt.signal is not None, on_wait)
+    free = not folder.writes or wait_for_lock(path, lambda: interrupt.signal is not None, on_wait, fence.passed)
     if world.any(not free):
         return Outcome(max(checkpoint.steps(folder.checkpoints), default=0), finished=False)
     with (
@@ -71,7 +74,7 @@ def train(
         exact_steps(plan, world),
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
-        if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
+        if checkpoint.tidy(folder.checkpoints, world, fence) == plan.train.steps:
             with world.fail_together():
                 folder.restore_files()
             return Outcome(plan.train.steps, finished=True, already_done=True)
@@ -106,7 +109,7 @@ class RunTraining:
         run, folder = self.parts.plan.run, self.folder
         with (
             open_tracker(folder.path, run.tensorboard and folder.writes) as self.tracker,
-            Saver(run.save, folder.world) as self.saver,
+            Saver(run.save, folder.world, folder.fence) as self.saver,
         ):
             run_steps(self, on_progress, begin_step)
         return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
@@ -146,4 +149,5 @@ class RunTraining:
         """In the background unless `now`."""
         state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
         commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
-        self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)
+        commit = partial(commit, records=folder.records(), fence=folder.fence)
+        self.saver.write(state.step, state.tensors(), commit, now=now)

@@ -56,8 +56,9 @@ def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | No
     lengths = sorted({float(name.partition("/")[0]) for name in tensors})
     about = {"step": state.step, UPDATES: updates, "lengths": lengths}
 
+    saver = saver or Saver()
     commit = partial(checkpoint.commit, folder, state.step, scalars=about, what="snapshot", stage="snapshot")
-    (saver or Saver()).write(state.step, tensors, commit)
+    saver.write(state.step, tensors, partial(commit, fence=saver.fence))
 
 
 @dataclass(frozen=True)

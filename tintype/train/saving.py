@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tintype.runtime import activity
 from tintype.runtime.dist import ALONE, World
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.layout import is_sharded, local
 
 SaveMode = Literal["auto", "wait", "background"]
@@ -39,8 +40,8 @@ _MOST_MEMORY = 0.5
 class Saver:
     """Writes the saves of a run, in order. Every rank must make the same calls."""
 
-    def __init__(self, mode: SaveMode = "wait", world: World = ALONE) -> None:
-        self.mode, self.world = mode, world
+    def __init__(self, mode: SaveMode = "wait", world: World = ALONE, fence: Fence = OPEN) -> None:
+        self.mode, self.world, self.fence = mode, world, fence
         self.in_background = mode == "background"
         self.stopped_s = 0.0
         """Seconds that training has waited for saves."""

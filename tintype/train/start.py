@@ -62,7 +62,7 @@ def resume(folder: RunFolder, state: TrainState) -> None:
         folder.forget_after(state.step)
         if folder.writes:
             for kept in (folder.snapshots, folder.kept):
-                checkpoint.remove_after(kept, state.step)
+                checkpoint.remove_after(kept, state.step, folder.fence)
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:

@@ -60,6 +60,7 @@ RAW_WRITERS = {
     "runtime/rows.py": "beside its place; errors name the file",
     "pretrained/weights.py": "the download; errors name the target",
     "pretrained/first_use.py": "the lock, which is empty",
+    "data/scenes/shared.py": "the lock, which is empty",
     "data/store/export.py": "in a temporary folder; errors name the target",
 }
 

@@ -1,0 +1,80 @@
+"""This machine and its processes, named so that a machine that shares a folder does not take them for its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_BOOT, _PIDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_ENDED = ("Z", "X")
+"""States of a process that runs no more, though its number is still taken."""
+
+
+@cache
+def machine() -> str:
+    """Return a name for what process numbers count in: one start of one machine, or one container on it."""
+    with suppress(OSError):
+        return _digest(_BOOT.read_text() + os.readlink(_PIDS))  # noqa: PTH115 (no path: pid:[4026531836])
+    return _digest(f"{platform.node()} {uuid.getnode()}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def process_name() -> str:
+    """Return a name for this process that no other process of any machine has at the same time."""
+    return f"{machine()}-{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of some machine."""
+
+    machine: str
+    pid: int
+    started: int = 0
+    """When it began, as the kernel counts; 0 where that is unknown. Numbers of processes are used again."""
+
+    @classmethod
+    def this(cls) -> Process:
+        return cls(machine(), os.getpid(), _state(os.getpid())[1])
+
+    @property
+    def is_here(self) -> bool:
+        return self.machine == machine()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it has surely ended. Of another machine that cannot be known."""
+        if not self.is_here:
+            return False
+        if not is_alive(self.pid):
+            return True
+        state, started = _state(self.pid)
+        return state in _ENDED or bool(self.started and started and started != self.started)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether this machine has a process of this number."""
+    try:
+        with suppress(PermissionError):  # it is another user's
+            os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """Return the state of a process and when it began; ("", 0) where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may have spaces
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "", 0

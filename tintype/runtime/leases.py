@@ -1,0 +1,307 @@
+"""Leases: each thing in a folder is worked on by one process at a time, whatever machines share the folder.
+
+A lease is a row of claims, `NAME/000001.json`, `NAME/000002.json` and so on. Each is made by an exclusive create, which
+has one winner on any file system, and the newest alone counts. Its number is the fencing number: it only grows, since
+no claim is ever removed. The holder rewrites its own claim every few seconds (the heartbeat), with how far it is, and
+at last with how it ended. It never writes to another's. No lock of the file system is used.
+
+No two clocks are compared. Who wants a lease watches the newest claim by its own clock, and takes the lease where that
+claim has not changed for one and a half times its expiry, or where its process has ended on this machine. The holder
+counts from the start of its last heartbeat, and stops believing in its lease after the expiry. So the two never overlap
+as long as a change is seen within half the expiry, as over NFS, whose caches last up to a minute. A holder that slept
+longer may claim the lease anew, if nobody has: the exclusive create shows that.
+
+`Fence` says how late writes of a holder that lost its lease are kept out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tintype.runtime.fence import Fence
+from tintype.runtime.files import Json, parse_object, remove_unfinished, write_bytes
+from tintype.runtime.host import Process, process_name
+
+EXPIRY_S = 120.0
+"""A holder that could not write its heartbeat for so long no longer holds its lease."""
+BEAT_S = 5.0
+"""Time between heartbeats; at most a tenth of the expiry."""
+_PATIENCE = 1.5
+"""Others wait so many times the expiry."""
+_UNKNOWN = Process("", 0)
+
+
+class LostLeaseError(Exception):
+    """Another process has the lease: nothing more may be written."""
+
+
+def boot_clock() -> float:
+    """Return seconds that also pass while the machine sleeps, and that nobody can set."""
+    if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
+        return time.clock_gettime(clock)
+    return time.monotonic()
+
+
+class Disk:
+    """How leases use a file system."""
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder; none where it is not there."""
+        try:
+            return os.listdir(folder)  # noqa: PTH208 (names, no paths)
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        """Return whether a file is seen to be there."""
+        try:
+            return path.exists()
+        except OSError:
+            return False
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file; empty where it is not there, or is being replaced."""
+        try:
+            return path.read_bytes()
+        except OSError:  # over NFS also a stale handle
+            return b""
+
+    def create(self, path: Path, content: bytes) -> bool:
+        """Make a file that is not there; False where it is."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        with os.fdopen(made, "wb") as file:
+            file.write(content)
+        remove_unfinished(path.parent)
+        return True
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Write a file whole."""
+        write_bytes(path, content)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The content of a claim's file. Of one that is empty or damaged, only its number is known."""
+
+    number: int
+    process: Process = _UNKNOWN
+    host: str = ""
+    worker: str = ""
+    expiry_s: float = EXPIRY_S
+    held_s: float = 0.0
+    """How long it was held at the last heartbeat."""
+    about: Mapping[str, Json] = field(default_factory=dict)
+    """Details that its holder gave when it took the lease."""
+    now: Mapping[str, Json] = field(default_factory=dict)
+    """How far its holder was at the last heartbeat."""
+    ended: Mapping[str, Json] | None = None
+    """How it ended, where the holder gave it back."""
+
+    @classmethod
+    def parse(cls, number: int, content: bytes) -> Claim:
+        with suppress(ValueError, TypeError, KeyError):
+            known: dict[str, Any] = parse_object(content)
+            return cls(number, Process(**known.pop("process")), **known)
+        return cls(number)
+
+    def dump(self, beat: int) -> bytes:
+        content = {
+            "process": vars(self.process),
+            "host": self.host,
+            "worker": self.worker,
+            "expiry_s": self.expiry_s,
+            "held_s": round(self.held_s, 3),
+            "about": dict(self.about),
+            "now": dict(self.now) | {"beat": beat},
+            "ended": None if self.ended is None else dict(self.ended),
+        }
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+    @property
+    def words(self) -> str:
+        """Return who held it, and how that ended where it is known."""
+        known = (self.ended or {}).get("text") or self.now.get("died")
+        died = known or ("its process has ended" if self.process.has_ended else "it was silent too long")
+        return f"{self.worker or 'unknown'} on {self.host or 'an unknown machine'}, process {self.process.pid}: {died}"
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether its process has surely ended without giving the lease back."""
+        return self.ended is None and self.process.has_ended
+
+
+class Leases:
+    """The leases in a folder, as one process sees and takes them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        worker: str = "",
+        expiry_s: float = EXPIRY_S,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.folder, self.worker, self.expiry_s = folder, worker, expiry_s
+        self.disk, self.clock = disk or Disk(), clock
+        self._seen: dict[str, tuple[int, bytes, float]] = {}
+        """The newest claim of each lease, its content, and since when it has been so."""
+
+    def newest(self, name: str) -> Claim | None:
+        """Return the newest claim; None where nobody has claimed the lease yet."""
+        if not (numbers := self._numbers(name)):
+            return None
+        number, content = numbers[-1], self.disk.read(self.path(name, numbers[-1]))
+        before = self._seen.get(name)
+        if before is None or before[:2] != (number, content):
+            self._seen[name] = (number, content, self.clock())
+        return Claim.parse(number, content)
+
+    def history(self, name: str) -> list[Claim]:
+        """Return all claims, oldest first."""
+        return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
+
+    def silent_s(self, name: str) -> float:
+        """Return how long this process has seen no change of the newest claim."""
+        return self.clock() - self._seen[name][2] if name in self._seen else 0.0
+
+    def is_free(self, name: str) -> bool:
+        """Return whether the lease can be taken."""
+        return self._is_over(name, self.newest(name))
+
+    def _is_over(self, name: str, newest: Claim | None) -> bool:
+        if newest is None or newest.ended is not None or newest.is_dead:
+            return True
+        return self.silent_s(name) > _PATIENCE * newest.expiry_s
+
+    def take(self, name: str, about: Mapping[str, Json] | None = None) -> Lease | None:
+        """Take the lease; None where another process holds it, or was faster."""
+        newest = self.newest(name)
+        if not self._is_over(name, newest):
+            return None
+        number = newest.number + 1 if newest else 1  # after the claim that is over, and after no other
+        claim = Claim(number, Process.this(), platform.node(), self.worker, self.expiry_s, about=about or {})
+        began_s = self.clock()
+        if not self.disk.create(self.path(name, number), claim.dump(0)):
+            return None
+        return Lease(self, name, claim, [one for one in self.history(name) if one.number < number], began_s)
+
+    def note_death(self, name: str, process: int, reason: str) -> Claim | None:
+        """Write into the newest claim how its process ended, for whoever started that process; return the claim."""
+        newest = self.newest(name)
+        if newest is None or newest.process.pid != process or not newest.is_dead:
+            return None
+        self.disk.replace(self.path(name, newest.number), replace(newest, now={**newest.now, "died": reason}).dump(-1))
+        return newest
+
+    def path(self, name: str, number: int) -> Path:
+        return self.folder / name / f"{number:06d}.json"
+
+    def _numbers(self, name: str) -> list[int]:
+        stems = [one.removesuffix(".json") for one in self.disk.names(self.folder / name) if one.endswith(".json")]
+        return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+class Lease:
+    """A lease that this process holds, or has lost. A thread writes its heartbeat until `end`."""
+
+    def __init__(self, leases: Leases, name: str, claim: Claim, before: list[Claim], began_s: float) -> None:
+        self.name, self.claim, self.before = name, claim, before
+        self._leases, self._began_s, self._renewed_s = leases, began_s, began_s
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._now: Mapping[str, Json] = {}
+        self._beats, self._lost = 0, False
+        self._beat_s = min(BEAT_S, leases.expiry_s / 10)
+        threading.Thread(target=self._keep, name=f"lease {name}", daemon=True).start()
+
+    @property
+    def number(self) -> int:
+        return self.claim.number
+
+    @property
+    def fence(self) -> Fence:
+        """Return what keeps this process from writing once the lease is lost."""
+        passed = frozenset(one.process.pid for one in self.before if one.process.is_here)
+        left = any(one.ended is None for one in self.before)
+        words = self.before[-1].words if left and self.before[-1].ended is None else ""
+        return Fence(self.check, f"-{process_name()}", left, words, passed - {os.getpid()})
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost
+
+    def report(self, now: Mapping[str, Json]) -> None:
+        """Say how far the work is, for the next heartbeat."""
+        self._now = dict(now)
+
+    def check(self) -> None:
+        """Raise LostLeaseError where another process has the lease, or may have it."""
+        with self._lock:
+            if not self._holds():
+                raise LostLeaseError(f"another process has taken over {self.name} from {process_name()}")
+
+    def end(self, how: Mapping[str, Json]) -> None:
+        """Give the lease back, with how the work ended. Nothing is written where it is lost."""
+        self._over.set()
+        with self._lock:
+            if self._holds():
+                self.claim = replace(self.claim, ended=dict(how))
+                with suppress(OSError):  # others wait until it has expired
+                    self._write()
+                self._lost = True
+
+    def _keep(self) -> None:
+        while not self._over.wait(self._beat_s) and self.beat():
+            pass
+
+    def beat(self) -> bool:
+        """Write a heartbeat; return whether this process still has the lease."""
+        with self._lock:
+            if self._over.is_set() or not self._holds():
+                return False
+            began_s = self._leases.clock()
+            with suppress(OSError):  # where the folder cannot be reached the lease ends by itself
+                self._write()
+                self._renewed_s = began_s
+            return True
+
+    def _holds(self) -> bool:
+        """Return whether this process has the lease. One that slept takes it anew if nobody has it."""
+        leases = self._leases
+        if self._lost:
+            return False
+        if leases.clock() - self._renewed_s <= self.claim.expiry_s:
+            self._lost = leases.disk.exists(leases.path(self.name, self.number + 1))
+            return not self._lost
+        began_s, old = leases.clock(), self.claim
+        self.claim = replace(old, number=old.number + 1)
+        try:
+            self._lost = not leases.disk.create(leases.path(self.name, self.number), self._dump())
+        except OSError:  # the folder cannot be reached, and by now somebody else may have the lease
+            self._lost = True
+        if not self._lost:
+            self._renewed_s = began_s
+            with suppress(OSError):
+                ended = replace(old, ended={"state": "continued"})
+                leases.disk.replace(leases.path(self.name, old.number), ended.dump(self._beats))
+        return not self._lost
+
+    def _write(self) -> None:
+        self._leases.disk.replace(self._leases.path(self.name, self.number), self._dump())
+
+    def _dump(self) -> bytes:
+        self._beats += 1
+        self.claim = replace(self.claim, held_s=self._leases.clock() - self._began_s, now=self._now)
+        return self.claim.dump(self._beats)
