@@ -6,7 +6,6 @@ the SHA-256 of what was loaded to `$TINTYPE_CACHE/first-use`; a later use that f
 
 from __future__ import annotations
 
-import fcntl
 import re
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from tintype.errors import as_user_error
 from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import read_json, write_json
 from tintype.runtime.identity import check_same
+from tintype.runtime.locks import taking_turns
 
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -41,8 +41,7 @@ def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str
     """Return the entry of an item; `found` becomes the entry if there was none."""
     with writing_cache(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with (file.parent / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and workers load the same repository at the same time
+        with taking_turns(file.parent / ".lock"):  # ranks and workers load the same repository at the same time
             with as_user_error(ValueError, f"{file} is damaged", "remove it to accept what is loaded next"):
                 known = read_json(file)
             if item not in known:

@@ -47,6 +47,14 @@ def locked(folder: Path, otherwise: str = "choose another --out", passed: Collec
         yield
 
 
+@contextmanager
+def taking_turns(lock: Path) -> Iterator[None]:
+    """Hold a lock for a moment; a process that finds it taken waits."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def wait_for_lock(
     folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None], passed: Collection[int] = ()
 ) -> bool:

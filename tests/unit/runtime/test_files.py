@@ -52,15 +52,12 @@ RAW_WRITERS = {
     "runtime/files.py": "the one place",
     "train/checkpoint.py": "in a temporary folder; errors name the checkpoint",
     "export/pipeline_folder.py": "in a temporary folder; errors name the target",
-    "runtime/locks.py": "the lock, which is empty",
-    "data/store/changes.py": "the lock, which is empty",
+    "runtime/locks.py": "locks, which are empty",
     "data/store/writer.py": "the list of refused images; errors name the store",
     "data/recaption/journal.py": "errors name the journal",
     "runtime/segments.py": "errors name the cache",
     "runtime/rows.py": "beside its place; errors name the file",
     "pretrained/weights.py": "the download; errors name the target",
-    "pretrained/first_use.py": "the lock, which is empty",
-    "data/scenes/shared.py": "the lock, which is empty",
     "data/store/export.py": "in a temporary folder; errors name the target",
 }
 

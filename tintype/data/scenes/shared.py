@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.runtime.cache import stamp_of
+from tintype.runtime.locks import taking_turns
 from tintype.runtime.notes import note_once
 from tintype.runtime.rows import Content, DiskRows
 
@@ -57,8 +58,7 @@ def open_shared(made_of: Mapping[str, object], count: int, size_px: int) -> Shar
     if _folder is None or not _folder.is_dir():
         return None
     try:
-        with (_folder / "opening").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # so that two workers do not take the same room
+        with taking_turns(_folder / "opening"):  # so that two workers do not take the same room
             file = _folder / f"{stamp.hex()[:24]}.rows"
             taken = sum(one.stat().st_size for one in _folder.glob("*.rows"))
             fits = file.exists() or taken + content.file_bytes <= MOST_BYTES

@@ -11,7 +11,6 @@ training reads, are taken as they are.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -29,6 +28,7 @@ from tintype.data.store import layout
 from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, AddedPart, Store, identity_of, shard_of
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import sha256_of, write_bytes
+from tintype.runtime.locks import taking_turns
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -109,8 +109,7 @@ def earlier_identities(store: Store) -> Iterator[str]:
 def _writing(path: Path) -> Iterator[None]:
     """Hold the lock of the store: of two columns that are ready at the same time, one waits for seconds."""
     remedy = "the store is as it was; fix this, then run the same command again"
-    with as_user_error(OSError, f"cannot write to {path}", remedy), (path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with as_user_error(OSError, f"cannot write to {path}", remedy), taking_turns(path / ".lock"):
         yield
 
 
