@@ -162,6 +162,6 @@ class SceneSource:
 
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
         own, indices = self._settings, self._indices(ids)
-        return draw_batch(
-            own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, dict(own.objects)
-        ).to_scenes()
+        words = {name: getattr(own.objects, name) for name in OBJECT_VOCABULARY}
+        drawn = draw_batch(own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, words)
+        return drawn.to_scenes()
