@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
@@ -23,12 +23,10 @@ def exact_steps(plan: Plan, world: World) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def deterministic_steps(plan: Plan, world: World) -> Iterator[None]:
+def deterministic_steps(plan: Plan, world: World) -> AbstractContextManager[None]:
     """Use deterministic algorithms only, where the plan and the ranks can be exact."""
     device = choose_device(plan.run.device)
-    with deterministic(device, why_inexact(device, plan.run.deterministic, world.size)):
-        yield
+    return deterministic(device, why_inexact(device, plan.run.deterministic, world.size))
 
 
 def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock) -> StepResult:
