@@ -8,7 +8,6 @@ B: images, S: text tokens, C: channels, H, W: rows and columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,18 +45,12 @@ def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
     return pipe
 
 
-def measure(
-    parts: Model,
-    folder: Path,
-    about: dict[str, Any],
-    guidances: Sequence[float] = GUIDANCES,
-    steps: int = STEPS,
-) -> list[Figure]:
+def measure(parts: Model, folder: Path, about: dict[str, Any], steps: int = STEPS) -> list[Figure]:
     """Compare the loaded `parts` with the pipeline, both in fp32 whatever the plan says."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)
-        return [_figure(exact, pipe, about, guidance, steps) for guidance in guidances]
+        return [_figure(exact, pipe, about, guidance, steps) for guidance in GUIDANCES]
 
 
 def _figure(parts: Model, pipe: Any, about: dict[str, Any], guidance: float, steps: int) -> Figure:
