@@ -34,17 +34,12 @@ def window_line(parts: Session, state: TrainState, window: Sequence[StepResult],
         "seconds": seconds,
         "parts": split,
     }
-    if without := _without_caption(parts, window):
+    mine = torch.tensor(float(sum(result.without_caption for result in window)), device=parts.device)
+    if without := round(float(parts.world.all_reduce_mean(mine)) * parts.world.size):  # samples of all ranks
         line["without_caption"] = without
     if parts.device.type == "cuda":
         line["memory_gb"] = torch.cuda.memory_allocated(parts.device) / 1e9
     return line
-
-
-def _without_caption(parts: Session, window: Sequence[StepResult]) -> int:
-    """Samples of all ranks that read the null caption because their image has no other."""
-    mine = torch.tensor(float(sum(result.without_caption for result in window)), device=parts.device)
-    return round(float(parts.world.all_reduce_mean(mine)) * parts.world.size)
 
 
 def _mean_losses(window: Sequence[StepResult], taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
