@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import yaml
 
 from tintype.page.numerals import fixed
-from tintype.study.results import Arm, Comparison, StudyResults
+from tintype.study.results import Arm, Comparison, EarlierVerdict, StudyResults
 
 ROOT = Path(__file__).parents[2]
 BASELINE = "baseline"
@@ -44,11 +44,19 @@ class Study:
         """Return the comparison with the baseline, after checking that its numbers follow from the runs."""
         comparison = self.arm(arm, tokens).comparisons[metric]
         new, old = self.values(arm, metric, tokens), self.values(BASELINE, metric, tokens)
-        expected = [fmean(new), fmean(new) - fmean(old), *(a - b for a, b in zip(new, old, strict=True))]
-        there = [comparison.mean, comparison.difference, *comparison.differences]
+        runs = [run for run in self.arm(arm, tokens).runs if run.seed not in comparison.fallen]
+        mean = geometric_mean if comparison.scale == "log" else fmean
+        expected = [mean(run.metrics[metric] for run in runs), *(a - b for a, b in zip(new, old, strict=True))]
+        there = [comparison.mean, *comparison.differences]
         if any(abs(a - b) > 1e-9 * (1 + abs(b)) for a, b in zip(there, expected, strict=True)):
             raise ValueError(f"{self.results.name}: {arm}, {metric}: the comparison does not follow from the runs")
         return comparison
+
+    def before(self, arm: str, metric: str, tokens: int | None = None) -> EarlierVerdict:
+        """Return the verdict by the paired method, by which the study was read first."""
+        label = self.arm(arm, tokens).label
+        (paired,) = (one for one in self.results.earlier if one.method == "paired")
+        return next(one for one in paired.rows if (one.arm, one.metric) == (label, metric))
 
     def verdicts(self, arms: Iterable[str], metrics: Iterable[str], tokens: int | None = None) -> set[str]:
         metrics = list(metrics)
@@ -63,8 +71,11 @@ class Study:
         return list(dict.fromkeys(arm.name for arm in self.results.arms if arm.role == "arm"))
 
     @property
-    def comparisons(self) -> int:
-        return sum(len(arm.comparisons) for arm in self.results.arms) + len(self.results.trends)
+    def intervals(self) -> int:
+        """The number of comparisons that were tested, and so have intervals."""
+        trends = [trend.comparison for trend in self.results.trends if trend.comparison is not None]
+        rows = [row for arm in self.results.arms for row in arm.comparisons.values()]
+        return sum(row.verdict != "measured" for row in [*rows, *trends])
 
     @property
     def plan(self) -> Any:
@@ -86,13 +97,13 @@ def signed(value: float, digits: int) -> str:
     return fixed(value, digits, signed=True)
 
 
-def interval(one: Comparison, digits: int) -> str:
+def interval(one: Comparison | EarlierVerdict, digits: int) -> str:
     """`+0.139 [+0.121, +0.157]`."""
     assert one.low is not None and one.high is not None
     return f"{signed(one.difference, digits)} [{signed(one.low, digits)}, {signed(one.high, digits)}]"
 
 
-def judged(one: Comparison, digits: int) -> str:
+def judged(one: Comparison | EarlierVerdict, digits: int) -> str:
     """An interval with its verdict; a difference that is shown stands out."""
     text = f"{interval(one, digits)} {one.verdict}"
     return f"**{text}**" if one.verdict in ("better", "worse") else text

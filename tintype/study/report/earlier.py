@@ -10,6 +10,7 @@ from tintype.study.report import findings
 from tintype.study.results import SPEED, Comparison, Earlier, EarlierVerdict, MetricInfo, StudyResults
 
 _OPEN = ("undecided", "not shown")
+_INTERVALS = {"paired": "Paired method (each at 95%)", "shared": "Shared method (95% together)"}
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,32 @@ def _read(verdict: str) -> str:
     return "undecided" if verdict in _OPEN else verdict
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of verdicts, but for the throughput's: those of before, those of them that stand, and new ones."""
+
+    before: int
+    kept: int
+    new: int
+
+
+def counts(results: StudyResults) -> Counts:
+    both = _both(results)
+    decided = [(before, now) for before, now in both if before.verdict not in _OPEN]
+    kept = sum(before.verdict == now.verdict for before, now in decided)
+    new = sum(before.verdict in _OPEN and now.verdict not in _OPEN for before, now in both)
+    return Counts(len(decided), kept, new)
+
+
 def note(results: StudyResults) -> str:
     """Say that the study was read by another method before, and how many verdicts changed; empty where it was not."""
     if (earlier := by_another_method(results)) is None:
         return ""
-    decided = [(before, now) for before, now in _both(results) if before.verdict not in _OPEN]
-    kept = sum(before.verdict == now.verdict for before, now in decided)
-    new = sum(before.verdict in _OPEN and now.verdict not in _OPEN for before, now in _both(results))
+    count = counts(results)
     untested = " (not counting throughput, which it tested)" * any(row.metric == SPEED for row in earlier.rows)
     return (
-        f"This study was read by the {earlier.method} method before. Verdicts that stand: {kept} of {len(decided)}; "
-        f"new ones: {new}{untested}. The same seeds are the same look, so nothing of the error is charged again; but "
+        f"This study was read by the {earlier.method} method before. Verdicts that stand: {count.kept} of {count.before}; "
+        f"new ones: {count.new}{untested}. The same seeds are the same look, so nothing of the error is charged again; but "
         "a second method is a second chance: take a verdict that only one of them gives as a hint, and replicate it."
     )
 
@@ -79,7 +95,7 @@ def note(results: StudyResults) -> str:
 def heads(results: StudyResults) -> Sequence[str]:
     """Return the heads of the table of rows."""
     before = by_another_method(results)
-    return ["Arm", "Metric", f"{before.method.capitalize() if before else 'Other'} method", "Now"]
+    return ["Arm", "Metric", _INTERVALS[before.method] if before else "Before", "Now"]
 
 
 def by_another_method(results: StudyResults) -> Earlier | None:
