@@ -86,9 +86,10 @@ def note(results: StudyResults) -> str:
     count = counts(results)
     untested = " (not counting throughput, which it tested)" * any(row.metric == SPEED for row in earlier.rows)
     return (
-        f"This study was read by the {earlier.method} method before. Verdicts that stand: {count.kept} of {count.before}; "
-        f"new ones: {count.new}{untested}. The same seeds are the same look, so nothing of the error is charged again; but "
-        "a second method is a second chance: take a verdict that only one of them gives as a hint, and replicate it."
+        f"This study was read by the {earlier.method} method before. Verdicts that stand: {count.kept} of "
+        f"{count.before}; new ones: {count.new}{untested}. The same seeds are the same look, so nothing of the error is "
+        "charged again; but a second method is a second chance: take a verdict that only one of them gives as a hint, "
+        "and replicate it."
     )
 
 
