@@ -24,10 +24,9 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        both = (
-            self._words(one, words) for one, words in ((self.before, self.before.verdict), (self.now, self.now.words))
-        )
-        return [self.before.arm, self.metric.label, *both]
+        """Return what a table shows: the arm, the metric, and both verdicts."""
+        before, now = self._words(self.before, self.before.verdict), self._words(self.now, self.now.words)
+        return [self.before.arm, self.metric.label, before, now]
 
     def _words(self, one: EarlierVerdict | Comparison, words: str) -> str:
         difference = numerals.fixed(one.difference, self.decimals, signed=True)
@@ -72,6 +71,7 @@ class Counts:
 
 
 def counts(results: StudyResults) -> Counts:
+    """Count the verdicts by both methods."""
     both = _both(results)
     decided = [(before, now) for before, now in both if before.verdict not in _OPEN]
     kept = sum(before.verdict == now.verdict for before, now in decided)
@@ -87,9 +87,9 @@ def note(results: StudyResults) -> str:
     untested = " (not counting throughput, which it tested)" * any(row.metric == SPEED for row in earlier.rows)
     return (
         f"This study was read by the {earlier.method} method before. Verdicts that stand: {count.kept} of "
-        f"{count.before}; new ones: {count.new}{untested}. The same seeds are the same look, so nothing of the error is "
-        "charged again; but a second method is a second chance: take a verdict that only one of them gives as a hint, "
-        "and replicate it."
+        f"{count.before}; new ones: {count.new}{untested}. The same seeds are the same look, so nothing of the error "
+        "is charged again; but a second method is a second chance: take a verdict that only one of them gives as a "
+        "hint, and replicate it."
     )
 
 
