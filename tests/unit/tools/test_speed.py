@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.speed import __main__ as speed
+
+
+def run(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> tuple[int, dict[str, dict[str, object]]]:
+    monkeypatch.setattr("sys.argv", ["speed", str(out), "--tiny", *options])
+    return speed.main(), json.loads((out / "summary.json").read_text())
+
+
+def test_optimizer_and_sampling_are_measured_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended, summary = run(monkeypatch, tmp_path, "--only", "optimizer", "sampling")
+    assert ended == 0 and summary.keys() == {"optimizer", "sampling"}
+    optimizer, sampling = (json.loads((tmp_path / f"{name}.json").read_text()) for name in summary)
+    assert optimizer["tiny"] and optimizer["with the average and the copies, apart, ms"] > 0
+    assert sampling["environment"]["device"] and sampling["plain"]["until the first image, s"] > 0
+
+
+@pytest.mark.slow
+def test_every_measurement_ends_and_writes_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended, summary = run(monkeypatch, tmp_path)
+    assert ended == 0, summary
+    assert summary.keys() == speed.measurements(tmp_path, speed.WORK).keys()
+    assert all((tmp_path / f"{name}.json").exists() for name in summary)
+    assert set(json.loads((tmp_path / "exact.json").read_text()).values()) == {"passed"}
+
+
+def test_what_no_longer_fits_into_the_time_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended, summary = run(monkeypatch, tmp_path, "--minutes", "0")
+    assert ended == 1 and {str(one["failed"]) for one in summary.values()} == {"no time left"}
+    found = speed.run("slow", speed.Measurement(("http.server", "0"), most_s=0.5), tmp_path, left_s=60)
+    assert found["failed"] == "out of time"
+
+
+def test_a_test_that_failed_or_was_skipped_is_not_called_passed(tmp_path: Path) -> None:
+    (tmp_path / "tests.xml").write_text(
+        '<testsuites><testsuite><testcase name="a"/><testcase name="b"><skipped/></testcase>'
+        '<testcase name="c"><failure/></testcase></testsuite></testsuites>'
+    )
+    assert speed.tests_in(tmp_path / "tests.xml") == {"a": "passed", "b": "skipped", "c": "failed"}
