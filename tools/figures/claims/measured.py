@@ -149,3 +149,11 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Block("speed", table(["work", "tintype", "PRX", "limit"], made))
     yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
+    yield Quote(f"The others are of commit {known['commit']}")
+    alone = known["adamw"]
+    yield Quote(
+        f"clipping and AdamW alone: {alone['one_pass_ms']} ms in one pass, {alone['apart_ms']} ms apart (1.17 billion "
+        f"parameters, commit {alone['commit']})"
+    )
+    first = next(row["tintype"] for row in known["rows"] if row["work"].startswith("until the first step"))
+    yield Quote(f"a first training step took {first} s")
