@@ -92,6 +92,7 @@ def power(
     control: Annotated[bool, Option(help="Whether one of the arms is the control")] = True,
     resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
+    method: Annotated[Literal["shared", "paired"], Option(help="The new study's analysis.method")] = "shared",
     json_: options.Json = False,
 ) -> None:
     """Compute how many seeds a study needs, from the seed spread of past studies."""
@@ -100,5 +101,5 @@ def power(
     from tintype.study.power import PowerPlan, plan_power
     from tintype.terminal.studies import show_power
 
-    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
+    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control, method)
     print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)

@@ -1,30 +1,42 @@
 """The number of seeds that a study needs, from the seed spread that past studies measured.
 
+The shared method compares means of single runs, on logarithms for distances and losses, so their spread is what counts,
+pooled over the baseline and all arms. The paired method compares differences from the baseline at the same seed.
+
 A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
-interval of the spread allows. Arms that share a baseline are not independent, so together they have fewer degrees of
-freedom than their sum (see `pooled`); and a run counts once, however often it is given.
+interval of the spread allows. Differences of several arms from one baseline are not independent, so together they have
+fewer degrees of freedom than their sum (see `pooled`); and a run counts once, however often it is given.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
+from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study import stats
+from tintype.study.analysis import AnalysisSettings
 from tintype.study.effect import Effect, parse_effect
+from tintype.study.looks import FIRST_SHARE
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
-from tintype.study.shares import Counts, confidence_of, count_comparisons
+from tintype.study.shares import Counts, confidence_of, count_comparisons, is_tested
+from tintype.study.spread import Variance, planned_error
+
+Method = Literal["shared", "paired"]
 
 MOST_SEEDS = 1_000
 FEW_DEGREES = 10
 """Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
+_LARGEST_LOG = 600.0
+"""Bound of a logarithm: what few seeds of a large spread would find is beyond what a float holds."""
 _UNLIKE = 3.0
 _SHARED = 0.25
 """The correlation of two arms' sample variances: the square of 1/2, that of their differences from one baseline."""
@@ -48,11 +60,13 @@ class MetricPower:
 
     metric: MetricInfo
     baseline: float
-    runs: Spread
-    """The spread of single runs of one plan."""
-    differences: Spread
-    """The spread of an arm's differences from the baseline at the same seed."""
+    """Its mean, geometric where logarithms are compared."""
+    log: bool
+    """Whether logarithms are compared; `spread` is then one of logarithms too."""
+    spread: Spread
+    """Of single runs; with the paired method, of an arm's differences from the baseline at the same seed."""
     by_arm: dict[str, float]
+    """The deviation of each arm."""
     level: float
     power: Sequence[float] | None
     """None where the effect is relative and the baseline's mean is zero."""
@@ -82,15 +96,47 @@ class PowerPlan:
     control: bool
     """Whether one of the arms is the control, which has no trend over resolutions."""
     resolutions: int
+    method: Method
     groups: list[Group]
     skipped: list[str]
     """Studies from which no spread is known, and why."""
 
+    @property
+    def has_control(self) -> bool:
+        return self.control and self.arms > 1
+
+    @property
+    def analysis(self) -> AnalysisSettings:
+        return AnalysisSettings(method=self.method)
+
     def comparisons(self, metrics: Sequence[MetricInfo]) -> Counts:
-        control = self.control and self.arms > 1
         primary = [info.name for info in metrics if info.primary]
         names = [info.name for info in metrics]
-        return count_comparisons(self.arms - control, control, self.resolutions, primary, names)
+        arms = self.arms - self.has_control
+        return count_comparisons(arms, self.has_control, self.resolutions, primary, names, analysis=self.analysis)
+
+    def error(self, seeds: int) -> Variance:
+        """Return the squared standard error of a difference where the spread is one, with its degrees of freedom."""
+        if self.method == "paired":
+            return Variance(1 / seeds, seeds - 1)
+        return planned_error(seeds, self.arms - self.has_control, self.has_control)
+
+    def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
+        """Return how often a study of so many seeds finds the effect."""
+        error = self.error(seeds)
+        return stats.t_power(effect / (spread * math.sqrt(error.value)), error.freedom, confidence)
+
+    def detectable(self, spread: float, confidence: float) -> float:
+        """Return the effect that the study finds with a power of 80%."""
+        error = self.error(self.seeds)
+        return stats.detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
+
+    def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
+        """Return the fewest seeds, from two, that find the effect with a power of 80%; None if a thousand do not."""
+        if self.power(effect, spread, MOST_SEEDS, confidence) < stats.POWER:
+            return None
+        tried = range(2, MOST_SEEDS + 1)
+        return tried[bisect_left(tried, stats.POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
 
 
 def plan_power(
@@ -102,6 +148,7 @@ def plan_power(
     without: Sequence[str] = (),
     resolutions: int = 1,
     control: bool = True,
+    method: Method = "shared",
 ) -> PowerPlan:
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
@@ -126,7 +173,7 @@ def plan_power(
             "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
         )
     _check_names(useful, metric, without)
-    plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped)
+    plan = PowerPlan(wanted, seeds, arms, control, resolutions, method, [], skipped)
     alike: dict[str, list[StudyResults]] = {}
     for results in useful:
         alike.setdefault(_identity(results), []).append(results)
@@ -219,32 +266,51 @@ def _metric_power(
     counts: Counts,
     without: Sequence[str],
 ) -> MetricPower | None:
-    """Return None where the metric was not measured, or where its seeds do not differ."""
-    seeds = plan.seeds
-    changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
-    differences = pooled([[arm.comparisons[info.name].differences for arm in arms] for arms in _sharing(changed)])
-    unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
-    runs = pooled([[findings.metric_values(arm, info.name)] for arm in unchanged])
-    baselines = _once(findings.baseline_of(results) for results in studies)
-    values = [value for arm in baselines for value in findings.metric_values(arm, info.name)]
-    if differences is None or runs is None or differences.deviation <= stats.rounding_of(values):
+    """Return None where the metric is not tested or was not measured, or where its seeds do not differ."""
+    if not is_tested(info.name, plan.analysis):
         return None
-    baseline = fmean(values)
+    changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
+    unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
+    baselines = _once(findings.baseline_of(results) for results in studies)
+    positive = all(value > 0 for arm in (*unchanged, *changed) for value in _healthy(arm, info.name))
+    log = plan.method == "shared" and info.range == NOT_NEGATIVE and positive
+
+    def runs(arm: Arm) -> list[float]:
+        values = _healthy(arm, info.name)
+        return [math.log(value) for value in values] if log else values
+
+    if plan.method == "paired":
+        spread = pooled([[arm.comparisons[info.name].differences for arm in arms] for arms in _sharing(changed)])
+        by_arm = _by_arm(changed, lambda arm: arm.comparisons[info.name].differences)
+    else:
+        spread, by_arm = pooled([[runs(arm)] for arm in (*unchanged, *changed)]), _by_arm(changed, runs)
+    known = [value for arm in baselines for value in runs(arm)]
+    if spread is None or not known or spread.deviation <= stats.rounding_of(known, 1.0 if log else 0.0):
+        return None
+    baseline = math.exp(fmean(known)) if log else fmean(known)
     target = plan.effect.on(baseline)
-    confidence = confidence_of(counts.weight(info.primary))  # at the correction's first step
-    likely = (differences.deviation, *differences.range)
-    reach = stats.detectable_in_errors(seeds - 1, confidence) / math.sqrt(seeds)
+    effect = math.log1p(target / baseline) if log else target
+    confidence = confidence_of(FIRST_SHARE * counts.weight(info.primary))
+    likely = (spread.deviation, *spread.range)
+    found = [plan.detectable(one, confidence) for one in likely]
     return MetricPower(
         metric=info,
         baseline=baseline,
-        runs=runs,
-        differences=differences,
-        by_arm=_by_arm(changed, info.name),
+        log=log,
+        spread=spread,
+        by_arm=by_arm,
         level=1 - confidence,
-        power=[power_of(target, spread, seeds, confidence) for spread in likely] if target else None,
-        detectable=[reach * spread for spread in likely],
-        seeds_needed=[seeds_needed(target, spread, confidence) for spread in likely] if target else None,
+        power=[plan.power(effect, one, plan.seeds, confidence) for one in likely] if target else None,
+        detectable=[baseline * math.expm1(min(one, _LARGEST_LOG)) for one in found] if log else found,
+        seeds_needed=[plan.seeds_needed(effect, one, confidence) for one in likely] if target else None,
     )
+
+
+def _healthy(arm: Arm, metric: str) -> list[float]:
+    """Return the value of each run that did not fall off."""
+    fallen = arm.comparisons[metric].fallen if metric in arm.comparisons else []
+    kept = [run for run in arm.runs if run.seed not in fallen]
+    return findings.metric_values(arm.model_copy(update={"runs": kept}), metric)
 
 
 def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
@@ -290,32 +356,17 @@ def _sharing(arms: Iterable[Arm]) -> list[list[Arm]]:
     return [members for _, members in families]
 
 
-def _by_arm(arms: Sequence[Arm], metric: str) -> dict[str, float]:
+def _by_arm(arms: Sequence[Arm], values: Callable[[Arm], Sequence[float]]) -> dict[str, float]:
     """Return the deviation of each arm, over all its studies."""
     names = dict.fromkeys(arm.name for arm in arms)
-    spreads = {
-        name: pooled([[arm.comparisons[metric].differences] for arm in arms if arm.name == name]) for name in names
-    }
+    spreads = {name: pooled([[values(arm)] for arm in arms if arm.name == name]) for name in names}
     return {name: spread.deviation for name, spread in spreads.items() if spread is not None}
-
-
-def power_of(effect: float, spread: float, seeds: int, confidence: float) -> float:
-    """Return how often the paired test finds the effect; `spread` is the deviation of the differences over seeds."""
-    return stats.t_power(effect * math.sqrt(seeds) / spread, seeds - 1, confidence)
-
-
-def seeds_needed(effect: float, spread: float, confidence: float) -> int | None:
-    """Return the fewest seeds, from two, that find the effect with a power of 80%; None if `MOST_SEEDS` are too few."""
-    if power_of(effect, spread, MOST_SEEDS, confidence) < stats.POWER:
-        return None
-    tried = range(2, MOST_SEEDS + 1)
-    return tried[bisect_left(tried, stats.POWER, key=lambda seeds: power_of(effect, spread, seeds, confidence))]
 
 
 def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]:
     if without:
         yield f"Left out of the spread: {', '.join(without)}."
-    few = min((row.differences.freedom for row in rows), default=FEW_DEGREES)
+    few = min((row.spread.freedom for row in rows), default=FEW_DEGREES)
     if few < FEW_DEGREES:
         low, high = stats.deviation_range(1.0, few)
         yield (
@@ -325,7 +376,7 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
         )
     dominated: dict[str, list[str]] = {}
     for row in rows:
-        largest = max(row.by_arm, key=lambda name: row.by_arm[name])
+        largest = max(row.by_arm, key=lambda name: row.by_arm[name], default="")
         others = [value for name, value in row.by_arm.items() if name != largest]
         if others and row.by_arm[largest] > _UNLIKE * max(others):
             dominated.setdefault(largest, []).append(row.metric.name)

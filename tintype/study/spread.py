@@ -159,11 +159,28 @@ def difference(terms: Sequence[Term], scale: float = 0.0) -> stats.Difference:
         return stats.Difference(value, None, None)
     parts = [part for term in terms for part in term.errors()]
     most = math.fsum(pool(term.groups.own.values()).freedom for term in terms)
-    total = math.fsum(part.value for part in parts)
-    if math.sqrt(total) <= stats.rounding_of((one for term in terms for one in term.all_values), scale):
+    total = _sum(parts, most)
+    if math.sqrt(total.value) <= stats.rounding_of((one for term in terms for one in term.all_values), scale):
         return stats.Difference(value, 0.0, most)
-    freedom = total**2 / math.fsum(part.value**2 / part.freedom for part in parts if part.value)
-    return stats.Difference(value, math.sqrt(total), min(freedom, most))
+    return stats.Difference(value, math.sqrt(total.value), total.freedom)
+
+
+def _sum(parts: Sequence[Variance], most: float) -> Variance:
+    """Return the sum of variances with Satterthwaite's degrees of freedom, at most `most`."""
+    total = math.fsum(part.value for part in parts)
+    weights = math.fsum(part.value**2 / part.freedom for part in parts if part.value)
+    return Variance(total, min(total**2 / weights, most) if weights else most)
+
+
+def planned_error(seeds: int, arms: int, control: bool) -> Variance:
+    """Return the squared standard error of an arm's difference in a planned study where single runs have variance one.
+
+    `arms` does not count the control, whose runs are the baseline's too.
+    """
+    sets = 2 if control else 1
+    arm = Variance(1 / seeds, seeds - 1 + SHARED_FREEDOM)
+    baseline = Variance(1 / (sets * seeds), sets * (seeds - 1) + SHARED_FREEDOM)
+    return _sum([arm, baseline], (arms + sets) * (seeds - 1))
 
 
 def against(groups: Groups, arm: str, baseline: Sequence[str]) -> Term:

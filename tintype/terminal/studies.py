@@ -21,7 +21,7 @@ from tintype.study.analysis import Method
 from tintype.study.costs import Cost, minutes
 from tintype.study.effect import Effect
 from tintype.study.lab import StudyOutcome, StudyProgress, StudyReport, replicate_study, report_study, run_study
-from tintype.study.looks import SeedPlan, listed_seeds
+from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
@@ -307,8 +307,8 @@ def show_power(plan: PowerPlan, console: Console) -> None:
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
     say(
         console,
-        f"For a study of {plan.arms} arms ({'the control counts' if plan.control else 'no control'}){where}, tested by "
-        "the paired Student test at the level that the correction for all its comparisons has at its first step. In "
+        f"For a study of {plan.arms} arms ({'the control counts' if plan.control else 'no control'}){where}, compared "
+        f"by the {plan.method} method at its first look, which spends {FIRST_SHARE:.0%} of the study's error. In "
         "brackets: the range that the uncertainty of the measured spread allows (95%).",
     )
 
@@ -329,15 +329,15 @@ def _table(plan: PowerPlan, group: Group) -> Table:
         table.add_row(
             escape(row.metric.name) + (" *" if row.metric.primary else ""),
             significant(row.baseline),
-            _size(row.differences.deviation, row.baseline, plan.effect),
+            _size(row.spread.deviation * (row.baseline if row.log else 1), row.baseline, plan.effect),
             _ranged([_percent(share) for share in (row.power[0], *sorted(row.power))]) if row.power else "–",
             _ranged([_size(value, row.baseline, plan.effect) for value in row.detectable]),
             _ranged([_count(count) for count in row.seeds_needed]) if row.seeds_needed else "–",
         )
-    freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.differences.freedom for row in group.metrics))
+    freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
+    what = "an arm's differences from the baseline" if plan.method == "paired" else "single runs"
     table.caption = (
-        "* primary. Spread: standard deviation of an arm's differences from the baseline over seeds, "
-        f"from {' or '.join(freedoms)} degrees of freedom."
+        f"* primary. Spread: standard deviation of {what} over seeds, from {' or '.join(freedoms)} degrees of freedom."
     )
     return table
 
