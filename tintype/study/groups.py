@@ -34,9 +34,11 @@ class MetricGroups:
 
     def compared(self, pair: Pair, label: str) -> Pair:
         """Return the pair with what the shared method compares."""
-        fell = any(self.fallen.get(one) for one in self.baselines if one != label)
         term, fallen = self.term(label), tuple(self.fallen.get(label, ()))
-        return replace(pair, terms=(term,), log=self.log, fallen=fallen, baseline_fell=fell) if term else pair
+        of_baseline = tuple(seed for one in self.baselines if one != label for seed in self.fallen.get(one, ()))
+        if term is None:
+            return pair
+        return replace(pair, terms=(term,), log=self.log, fallen=fallen, baseline_fallen=of_baseline)
 
 
 def metric_groups(

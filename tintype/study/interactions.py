@@ -71,8 +71,8 @@ def _with_term(pair: Pair, contrast: Contrast, groups: MetricGroups, labels: Map
     shares = {label: count / sum(known.values()) for label, count in known.items()}
     weights |= {label: contrast.weights[""] * share for label, share in shares.items()}
     level = math.fsum(share * fmean(healthy[label].values()) for label, share in shares.items())
-    fell = any(groups.fallen.get(label) for label in weights)
-    return replace(pair, terms=(Term(groups.healthy, weights),), log=groups.log, level=level, baseline_fell=fell)
+    fallen = tuple(dict.fromkeys(seed for label in weights for seed in groups.fallen.get(label, ())))
+    return replace(pair, terms=(Term(groups.healthy, weights),), log=groups.log, level=level, fallen=fallen)
 
 
 def means_of(contrast: Contrast, groups: MetricGroups, labels: Mapping[str, str]) -> dict[str, float]:

@@ -35,7 +35,8 @@ class Pair:
     """The baseline's mean on the scale of the terms, for those of more than two arms; else it follows from them."""
     fallen: tuple[int, ...] = ()
     """See `Comparison.fallen`."""
-    baseline_fell: bool = False
+    baseline_fallen: tuple[int, ...] = ()
+    """See `Comparison.baseline_fallen`."""
 
     @property
     def difference(self) -> stats.Difference:

@@ -309,8 +309,7 @@ def _metric_power(
 def _healthy(arm: Arm, metric: str) -> list[float]:
     """Return the value of each run that did not fall off."""
     fallen = arm.comparisons[metric].fallen if metric in arm.comparisons else []
-    kept = [run for run in arm.runs if run.seed not in fallen]
-    return findings.metric_values(arm.model_copy(update={"runs": kept}), metric)
+    return findings.metric_values(arm, metric, fallen)
 
 
 def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:

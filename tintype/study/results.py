@@ -209,6 +209,8 @@ class Comparison(_Data):
     """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
     fallen: list[int] = []
     """Seeds of the arm's runs that fell off, worst first. The mean, the difference and its interval leave them out."""
+    baseline_fallen: list[int] = []
+    """Seeds of the baseline's runs that fell off, and of the control's, which count as the baseline's. Left out too."""
     note: str = ""
     """A remark for readers, for example that the arm's spread stands out."""
 
@@ -220,6 +222,8 @@ class Comparison(_Data):
         """Return the verdict; where runs diverged, failed or fell off, how many."""
         if self.verdict == "unstable" and self.fallen:
             return f"unstable: {len(self.fallen)} of {len(self.differences)} runs fell off"
+        if self.verdict == "unstable" and self.baseline_fallen:
+            return "unstable: runs of the baseline fell off"
         return self.lost or self.verdict
 
 

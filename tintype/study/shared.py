@@ -74,6 +74,7 @@ def shared_row(
         corrected=scale.difference(_corrected(found, high)) if verdict in ("better", "worse") else None,
         seeds_needed=_seeds_needed(found, seeds, confidence, reach) if verdict == "undecided" else None,
         fallen=list(pair.fallen),
+        baseline_fallen=list(pair.baseline_fallen),
         note=_note(pair),
     )
 
@@ -135,7 +136,7 @@ def _verdict(
         return "sketch"
     if low is None or high is None:
         return "identical" if pair.same else "no spread"
-    if pair.fallen or pair.baseline_fell:
+    if pair.fallen or pair.baseline_fallen:
         return "unstable"
     if -reach <= low and high <= reach:
         return "same"
@@ -163,6 +164,6 @@ def _seeds_needed(found: stats.Difference, seeds: int, confidence: float, reach:
 def _note(pair: Pair) -> str:
     apart = [arm for term in pair.terms for arm in term.stands_out]
     notes = [f"the seed spread of {', '.join(apart)} stands out, and is not shared"] if apart else []
-    if pair.baseline_fell:
-        notes.append("runs of the baseline fell off")
+    if pair.baseline_fallen:
+        notes.append(f"runs of the baseline fell off (seed {', '.join(map(str, pair.baseline_fallen))})")
     return "; ".join(notes)

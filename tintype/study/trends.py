@@ -58,7 +58,7 @@ def with_terms(pair: Pair, most: Pair, fewest: Pair) -> Pair:
         pair,
         terms=(*most.terms, *(term.times(-1) for term in fewest.terms)),
         fallen=tuple(dict.fromkeys((*most.fallen, *fewest.fallen))),
-        baseline_fell=most.baseline_fell or fewest.baseline_fell,
+        baseline_fallen=tuple(dict.fromkeys((*most.baseline_fallen, *fewest.baseline_fallen))),
     )
 
 

@@ -422,6 +422,20 @@ def test_a_differing_control_is_a_warning(results: StudyResults, tmp_path: Path,
     assert "control differs" not in _page(results, folder).text
 
 
+def test_the_baselines_mean_leaves_out_its_fallen_runs(results: StudyResults, tmp_path: Path) -> None:
+    """Its row is the head of the report, and a mean over fallen and healthy runs is never shown."""
+    runs = [run.model_copy(update={"metrics": {**run.metrics, "recall": 7.0}}) for run in results.arms[0].runs[:1]]
+    fallen = [results.arms[0].model_copy(update={"runs": [*runs, *results.arms[0].runs[1:]]})]
+    for arm in results.arms[1:]:
+        row = arm.comparisons["recall"].model_copy(update={"verdict": "unstable", "baseline_fallen": [runs[0].seed]})
+        fallen.append(arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": row}}))
+    text = to_markdown(results.model_copy(update={"arms": fallen}))
+    (line,) = [line for line in text.splitlines() if "1 of 3 runs fell off, left out" in line]
+    healthy = [run.metrics["recall"] for run in results.arms[0].runs[1:]]
+    assert line.startswith(f"| baseline | {sum(healthy) / 2:.2f}") and "7.00" in line.split("|")[-2]
+    assert "unstable: runs of the baseline fell off" in text
+
+
 def test_lost_runs_are_named(tmp_path: Path) -> None:
     text = _page(with_failed_run(), tmp_path).text
     assert "2 of 12 runs have no result" in text

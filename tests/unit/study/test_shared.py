@@ -97,7 +97,8 @@ def test_an_arm_whose_runs_fell_is_unstable_and_its_numbers_are_of_the_others() 
     assert row.verdict == "unstable" and row.fallen == [5] and row.words == "unstable: 1 of 6 runs fell off"
     assert row.mean == pytest.approx(0.6) and len(row.differences) == 6
     turned = row_of(baseline, arm, SHARE)
-    assert turned.verdict == "unstable" and "baseline fell off" in turned.note
+    assert turned.verdict == "unstable" and turned.note == "runs of the baseline fell off (seed 5)"
+    assert turned.baseline_fallen == [5] and turned.words == "unstable: runs of the baseline fell off"
 
 
 def test_the_throughput_is_measured() -> None:

@@ -199,7 +199,10 @@ def test_a_run_that_fell_off_makes_the_trend_unstable() -> None:
     one = study(STUDY.replace("seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]").replace("[7, 8, 9]", "[6, 7, 8, 9]"))
     runs, key = made_up(one), trend_key("ema", "fd_scenes")
     assert all_rows(one, runs)[key].verdict in ("undecided", "same")
-    for arm, words in (("ema", "unstable: 1 of 4 runs fell off"), ("baseline", "unstable")):
+    for arm, words in (
+        ("ema", "unstable: 1 of 4 runs fell off"),
+        ("baseline", "unstable: runs of the baseline fell off"),
+    ):
         fallen = {label: list(of_arm) for label, of_arm in runs.items()}
         label = f"{arm} @ coarse"
         run = fallen[label][2]

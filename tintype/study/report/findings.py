@@ -261,9 +261,9 @@ def _some(labels: list[str], results: StudyResults) -> str:
     return _listed(labels) if len(labels) <= 2 else f"{len(labels)} of {len(results.metrics)} metrics"
 
 
-def metric_values(arm: Arm, metric: str) -> list[float]:
-    """Return the value of each seed that has one."""
-    values = (run.metrics.get(metric) for run in arm.runs)
+def metric_values(arm: Arm, metric: str, without: Collection[int] = ()) -> list[float]:
+    """Return the value of each seed that has one, but for those `without`."""
+    values = (run.metrics.get(metric) for run in arm.runs if run.seed not in without)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 

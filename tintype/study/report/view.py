@@ -40,14 +40,23 @@ class Column:
     def written(self, value: float | None, *, signed: bool = False) -> str:
         return numerals.fixed(value, self.decimals, signed=signed)
 
+    def fallen(self, arm: Arm) -> set[int]:
+        """Return the seeds of an arm's runs that fell off, which its mean and its spread leave out."""
+        if arm.role == "baseline":
+            return {seed for cell in self.cells.values() for seed in cell.baseline_fallen}
+        return set(self.cells[arm.name].fallen) if arm.name in self.cells else set()
+
     def mean(self, arm: Arm) -> str:
         """Return the mean; of a compared arm, over the seeds that the baseline has too."""
-        values = findings.metric_values(arm, self.info.name)
+        values = findings.metric_values(arm, self.info.name, self.fallen(arm))
         return self.written(self.cells[arm.name].mean if arm.name in self.cells else findings.mean_of(values))
 
     def spread(self, arm: Arm) -> str:
-        spread = findings.spread_of(findings.metric_values(arm, self.info.name))
-        return "" if spread is None else f"± {self.written(spread)}"
+        """Return the seed spread; of the baseline, also how many of its runs fell off."""
+        spread = findings.spread_of(findings.metric_values(arm, self.info.name, self.fallen(arm)))
+        fell = sum(run.seed in self.fallen(arm) for run in arm.runs) if arm.role == "baseline" else 0
+        words = f"({fell} of {len(arm.runs)} runs fell off, left out)" if fell else ""
+        return " ".join(filter(None, ["" if spread is None else f"± {self.written(spread)}", words]))
 
     def values(self, arm: Arm) -> str:
         """Return the value of each seed."""
