@@ -149,7 +149,7 @@ def run_study(
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
             "--budget decides between looks whether the next one fits, and this study has one look; plan several, for "
-            "example --set 'seeds={first: 4, most: 16}' (and control_seeds=[])"
+            "example --set 'seeds={first: 4, most: 16}' --set 'control_seeds=[]'"
         )
     with locked(out):
         tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]

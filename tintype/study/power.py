@@ -64,7 +64,7 @@ class MetricPower:
     log: bool
     """Whether logarithms are compared; `spread` is then one of logarithms too."""
     spread: Spread
-    """Of single runs; with the paired method, of an arm's differences from the baseline at the same seed."""
+    """Spread of single runs; with the paired method, that of differences from the baseline at the same seed."""
     by_arm: dict[str, float]
     """The deviation of each arm."""
     level: float

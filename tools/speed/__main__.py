@@ -40,7 +40,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured, as options of the commands."""
+    """Measurements, as options of the commands."""
 
     mini: tuple[str, ...]
     large: tuple[str, ...]

@@ -57,7 +57,7 @@ def finds() -> Iterator[Claim]:
 
 
 def held_up() -> Iterator[Claim]:
-    """What became of the verdicts by the paired method."""
+    """Outcome of the verdicts by the paired method."""
     found = [earlier.counts(one.results) for one in every_study()]
     before, kept, new = (sum(getattr(each, name) for each in found) for name in ("before", "kept", "new"))
     yield Quote(
