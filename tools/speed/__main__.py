@@ -40,7 +40,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Work:
-    """Measurements, as options of the commands."""
+    """Options of the commands, which say how much each measures."""
 
     mini: tuple[str, ...]
     large: tuple[str, ...]
