@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tintype.page import numerals
+from tintype.study.replicate import CLAIMED
 from tintype.study.report import findings
 from tintype.study.results import SPEED, Comparison, Earlier, EarlierVerdict, MetricInfo, StudyResults
 
@@ -63,7 +64,10 @@ def _read(verdict: str) -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of verdicts, but for the throughput's: those of before, those of them that stand, and new ones."""
+    """Numbers of verdicts of better, worse and same: those of before, those of them that stand, and new ones.
+
+    The throughput's are not counted.
+    """
 
     before: int
     kept: int
@@ -73,10 +77,10 @@ class Counts:
 def counts(results: StudyResults) -> Counts:
     """Count the verdicts by both methods."""
     both = _both(results)
-    decided = [(before, now) for before, now in both if before.verdict not in _OPEN]
-    kept = sum(before.verdict == now.verdict for before, now in decided)
-    new = sum(before.verdict in _OPEN and now.verdict not in _OPEN for before, now in both)
-    return Counts(len(decided), kept, new)
+    claimed = [(before, now) for before, now in both if before.verdict in CLAIMED]
+    kept = sum(before.verdict == now.verdict for before, now in claimed)
+    new = sum(before.verdict not in CLAIMED and now.verdict in CLAIMED for before, now in both)
+    return Counts(len(claimed), kept, new)
 
 
 def note(results: StudyResults) -> str:

@@ -57,7 +57,7 @@ def finds() -> Iterator[Claim]:
 
 
 def held_up() -> Iterator[Claim]:
-    """Outcome of the verdicts by the paired method."""
+    """Count the verdicts by the paired method that stand."""
     found = [earlier.counts(one.results) for one in every_study()]
     before, kept, new = (sum(getattr(each, name) for each in found) for name in ("before", "kept", "new"))
     yield Quote(
