@@ -717,10 +717,10 @@ def tokenizers_photos_page() -> Iterator[Claim]:
         "tested)",
         holds=repa_e_is_above_the_frozen_vae(),
     )
+    speeds = spread((1 + relative(one.compared(arm, SPEED)) for arm in TUNED), "{:.2f}".format)
     yield Quote(
-        "The arms with `repa-e` train at "
-        + " and ".join(f"{1 + relative(one.compared(arm, SPEED)):.2f}" for arm in TUNED)
-        + f" of the speed of pixels: {tokenizer_share(one)} of their step is the autoencoder's part"
+        f"The arms with `repa-e` train at {speeds} of the speed of pixels: {tokenizer_share(one)} of their step is the "
+        "autoencoder's part"
     )
     lost = "taef2 + repa", "recall_inception"
     yield Quote(
