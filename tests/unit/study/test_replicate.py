@@ -172,3 +172,15 @@ def test_arms_of_a_factorial_study_are_replicated_without_their_contrasts(tmp_pa
     made = read_replication(tmp_path / "out")
     assert made is not None
     assert {row.arm: row.outcome for row in made.rows} == dict.fromkeys(effects, "holds")
+
+
+def test_the_note_counts_outcomes_in_plain_words(tmp_path: Path) -> None:
+    out = made_study(tmp_path)
+    replicate(out, Writer({"strong": -20.0}))
+    results = read_results_file(out / "results.json")
+    assert results.replication is not None
+    row = results.replication.rows[0]
+    rows = [row, row, row.model_copy(update={"outcome": "weaker"})]
+    several = results.model_copy(update={"replication": results.replication.model_copy(update={"rows": rows})})
+    assert "3 verdicts were replicated on 8 fresh seeds: 2 hold and 1 is weaker." in findings.replication_note(several)
+    assert findings.replication_note(results) == "1 verdict was replicated on 8 fresh seeds: 1 holds."

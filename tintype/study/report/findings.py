@@ -541,17 +541,27 @@ def replication_words(results: StudyResults, arm: Arm, metric: str) -> str:
     return f"replicated on {len(made.seeds)} fresh seeds: {found.outcome}"
 
 
+_OUTCOMES: dict[Outcome, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "weaker": ("is weaker", "are weaker"),
+    "fails": ("fails", "fail"),
+    "incomplete": ("is incomplete", "are incomplete"),
+}
+"""Words for one verdict and for several."""
+
+
 def replication_note(results: StudyResults) -> str:
     """Count the verdicts that held on fresh seeds, and name those that did not; empty where none were replicated."""
     if (made := results.replication) is None:
         return ""
     labels = {metric.name: metric.label for metric in results.metrics}
     counts = {kind: sum(row.outcome == kind for row in made.rows) for kind in get_args(Outcome)}
-    counted = _listed([f"{count} {kind}" for kind, count in counts.items() if count])
+    counted = _listed([f"{count} {_OUTCOMES[kind][count > 1]}" for kind, count in counts.items() if count])
     others = [row for row in made.rows if row.outcome != "holds"]
     named = [f"{row.arm} in {labels.get(row.metric, row.metric)} ({_fresh_words(row)})" for row in others]
     beside = f" Not as at first: {'; '.join(named)}." if named else ""
-    return f"{len(made.rows)} verdicts were replicated on {len(made.seeds)} fresh seeds: {counted}.{beside}"
+    verdicts = "1 verdict was" if len(made.rows) == 1 else f"{len(made.rows)} verdicts were"
+    return f"{verdicts} replicated on {len(made.seeds)} fresh seeds: {counted}.{beside}"
 
 
 def _fresh_words(row: Replicated) -> str:
@@ -585,7 +595,8 @@ def control_note(results: StudyResults) -> str:
     verdicts = [(metric, _verdict(arm, metric)) for arm in controls for metric in results.metrics]
     lost = {verdict for _, verdict in verdicts}.intersection(_LOST)
     if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
-        return f"The control (the baseline with other seeds) {'' if worst == 'diverged' else 'is '}{worst}."
+        what = "is incomplete" if worst == "incomplete" else f"has runs that {worst}"
+        return f"The control (the baseline with other seeds) {what}."
     blind = [*_blind(results, controls), *(metric.label for metric, verdict in verdicts if verdict == "no spread")]
     if len(blind) == sum(metric.name != SPEED for metric, _ in verdicts):
         return (
