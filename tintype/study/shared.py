@@ -47,7 +47,8 @@ def shared_row(
     mean = terms[0].value if len(terms) > 1 else terms[0].first_mean
     if pair.level is not None:
         mean = pair.level / unit + found.value
-    scale = _Scale(mean - found.value, unit, pair.log, of_ratios=len(terms) > 1)
+    ratios_to = math.exp(max(term.second_mean for term in terms)) if len(terms) > 1 else None
+    scale = _Scale(mean - found.value, unit, pair.log, ratios_to)
     low, high = found.interval(confidence) or (None, None)
     reach = scale.reach(margin)
     verdict = _verdict(pair, found, (low, high), reach, meaning)
@@ -87,7 +88,8 @@ class _Scale:
     """The baseline's mean on the scale; of a trend, the effect at the fewest tokens."""
     unit: float
     log: bool
-    of_ratios: bool
+    ratios_to: float | None = None
+    """Of a trend, the largest baseline that its ratios are to."""
 
     def value(self, on_scale: float) -> float:
         return math.exp(on_scale) if self.log else self.unit * on_scale
@@ -105,8 +107,8 @@ class _Scale:
 
     def reach(self, margin: Effect) -> float:
         """Return the margin on the scale. Trends are differences of logarithms, so theirs is a ratio."""
-        if self.of_ratios:
-            return math.log1p(margin.size)
+        if self.ratios_to is not None:
+            return math.log1p(margin.on(self.ratios_to) / self.ratios_to)
         size = margin.on(self.value(self.old))
         return math.log1p(size / math.exp(self.old)) if self.log else size / self.unit
 

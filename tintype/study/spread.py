@@ -108,6 +108,11 @@ class Term:
         return fmean(self.groups.values[next(iter(self.weights))].values())
 
     @property
+    def second_mean(self) -> float:
+        """Return the mean of what the first arm is compared with."""
+        return self.first_mean - self.value / next(iter(self.weights.values()))
+
+    @property
     def value(self) -> float:
         means = {arm: fmean(self.groups.values[arm].values()) for arm in self.weights}
         return math.fsum(weight * means[arm] for arm, weight in self.weights.items())

@@ -211,6 +211,17 @@ def test_a_run_that_fell_off_makes_the_trend_unstable() -> None:
         assert row.verdict == "unstable" and row.words == words
 
 
+def test_a_margin_in_the_metrics_unit_is_a_ratio_to_the_baseline() -> None:
+    """The baselines' means are near 1 and 100, so 2 of the metric's unit are 2%, and not a factor of three."""
+    margins = []
+    for margin in ("2", "2%"):
+        one = study(STUDY + f"analysis: {{margin: '{margin}'}}\n")
+        row = all_rows(one, made_up(one))[trend_key("ema", "fd_scenes")]
+        assert row.margin is not None
+        margins.append(row.margin)
+    assert margins[0] == pytest.approx(margins[1], rel=0.05)
+
+
 def test_without_resolutions_there_is_no_trend() -> None:
     assert _trend_pairs(study(ALONE), {}) == {}
 
