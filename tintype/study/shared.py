@@ -89,7 +89,7 @@ class _Scale:
     unit: float
     log: bool
     ratios_to: float | None = None
-    """Of a trend, the largest baseline that its ratios are to."""
+    """The largest baseline that the ratios of a trend are to; None of any other comparison."""
 
     def value(self, on_scale: float) -> float:
         return math.exp(on_scale) if self.log else self.unit * on_scale
