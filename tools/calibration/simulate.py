@@ -21,6 +21,8 @@ from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
 from tintype.study import spread, stats
 from tintype.study.analysis import AnalysisSettings
+from tintype.study.fallen import fallen_runs
+from tintype.study.groups import MetricGroups
 from tintype.study.pairs import Key, Pair
 from tintype.study.results import Comparison, MetricInfo
 from tintype.study.shares import confidence_of, weights_of
@@ -36,6 +38,7 @@ _ARMS = 2
 _ALIKE = 0.6
 _SKEW = 0.75
 _WIDER = 3.0
+_SAME_PLAN = {"control": "baseline"}
 _DIFFERING = 0.5
 """Standard deviation over arms of the logarithm of their spread."""
 _SHARED = AnalysisSettings()
@@ -73,9 +76,13 @@ _MEANINGS = dict.fromkeys(METRICS, MetricInfo(name="", label="", direction="lowe
 _PRIMARY_METRICS = METRICS[:PRIMARY]
 
 
-def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[dict[Key, Pair]]:
-    """Studies as `compare` takes them. `effect` is added to the first arm's first metric, and nothing else differs."""
+def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[list[Groups]]:
+    """Studies as the values of each metric: the baseline's, the control's, then the arms'.
+
+    `effect` is added to the first arm's first metric, and nothing else differs.
+    """
     generator = np.random.default_rng(cell.key)
+    names = ["baseline", "control", *(f"arm {index}" for index in range(cell.arms))]
     for _ in range(studies):
         own = _noise(generator, (cell.arms + 2, cell.seeds, metrics))
         shared, apart = _noise(generator, (cell.seeds, metrics)), _noise(generator, (cell.seeds, metrics))
@@ -88,23 +95,55 @@ def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(
         if "differing" in cell.shape:
             values[2:] *= np.exp(_DIFFERING * generator.normal(size=(cell.arms, 1, 1)))
         values[2, :, 0] += effect
-        rows = values.transpose(0, 2, 1).tolist()
-        names = ["baseline", "control", *(f"arm {index}" for index in range(cell.arms))]
-        groups = [
-            Groups({name: dict(enumerate(rows[arm][m])) for arm, name in enumerate(names)}, {"control": "baseline"})
+        yield [
+            Groups({name: dict(enumerate(values[arm, :, m].tolist())) for arm, name in enumerate(names)}, _SAME_PLAN)
             for m in range(metrics)
         ]
+
+
+def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[dict[Key, Pair]]:
+    """Studies as `compare` takes them, without the search for runs that fell off."""
+    for groups in drawn(cell, studies, effect, metrics):
         yield {
-            (names[arm], METRICS[metric]): Pair(
-                rows[arm][metric],
-                rows[0][metric],
-                arm > 1,
-                True,
-                terms=(against(groups[metric], names[arm], names[: 2 if arm > 1 else 1]),),
-            )
-            for arm in range(1, len(names))
-            for metric in range(metrics)
+            (arm, metric): replace(pair, terms=(against(of, arm, list(of.values)[: 2 if pair.shared_seeds else 1]),))
+            for metric, of in zip(METRICS, groups, strict=False)
+            for arm, pair in _pairs(of).items()
         }
+
+
+def _pairs(groups: Groups) -> dict[str, Pair]:
+    """Pair the values of each arm and of the control with the baseline's."""
+    baseline, *others = groups.values
+    old = list(groups.values[baseline].values())
+    return {arm: Pair(list(groups.values[arm].values()), old, arm != "control", True) for arm in others}
+
+
+@dataclass(frozen=True)
+class Falls:
+    """Studies without any true difference, with the search for runs that fell off."""
+
+    seeds: int
+    shape: Shape
+    unstable: float
+    """The share of studies in which any arm is unstable on some metric."""
+    false_verdicts: float
+    without_search: float
+    """The share of studies with a false verdict where no run is said to have fallen off."""
+
+
+def falls(cell: Cell, studies: int) -> Falls:
+    unstable = wrong = 0
+    for groups in drawn(cell, studies):
+        found: dict[Key, Pair] = {}
+        for metric, of in zip(METRICS, groups, strict=True):
+            fallen = {arm: some for arm in of.values if (some := fallen_runs(of, arm, "lower"))}
+            healthy = MetricGroups(of.without(fallen), False, ("baseline", "control"), fallen)
+            found |= {(arm, metric): healthy.compared(pair, arm) for arm, pair in _pairs(of).items()}
+        rows = compare(found, _MEANINGS, _PRIMARY_METRICS, _SHARED)
+        unstable += any(row.verdict == "unstable" for row in rows.values())
+        wrong += any(map(_found, rows.values()))
+    without = false_verdicts(cell, _SHARED, studies).either
+    return Falls(cell.seeds, cell.shape, unstable / studies, wrong / studies, without)
 
 
 def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> stats.Array:
@@ -258,6 +297,9 @@ def calibrate(
         on_cell(f"coverage, {cell.shape}, {cell.seeds} seeds", next(number), total)
         found["coverage"].append({**asdict(cell), **coverage(cell, studies)})
     found["methods"] = list(methods(studies // 2))
+    found["falls"] = [
+        asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies)) for shape in SHAPES for seeds in (3, 8)
+    ]
     on_cell("", total, total)
     return found
 
