@@ -175,10 +175,13 @@ def test_evaluate_prints_json(study: tuple[Path, Path, subprocess.CompletedProce
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
-def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_run_whose_worker_dies_is_tried_again_and_fails_after_its_retries(retries: int, tmp_path: Path) -> None:
+    """It stops no other run, and the next command tries it again."""
     plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
     plan.write_text(TINY.replace("steps: 6", "steps: 40"))
-    file.write_text(STUDY.replace("PLAN", str(plan)).replace("[0, 1]", "[0]").replace("[5, 6]", "[5]"))
+    text = STUDY.replace("PLAN", str(plan)).replace("[0, 1]", "[0]").replace("[5, 6]", "[5]")
+    file.write_text(f"{text}retries: {retries}\n")
     command = [sys.executable, "-m", "tintype", "ablate", str(file), "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     deadline = time.monotonic() + 300
@@ -189,10 +192,16 @@ def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> N
         if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
             os.kill(int(child), signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1, stdout + stderr
-    assert "failed: baseline, seed 0: its process ended with exit code -9" in stdout
+    assert "baseline, seed 0: its process ended with exit code -9; it will be resumed" in stdout
     assert "[3/3]" in stdout
-    assert tintype("ablate", str(file), "--out", str(out)).returncode == 0
+    if retries:
+        assert process.returncode == 0, stdout + stderr
+        assert "its process ended with exit code -9" in (out / "report.md").read_text(), "an event"
+    else:
+        assert process.returncode == 1, stdout + stderr
+        assert "failed: baseline, seed 0: its process died without getting further" in stdout
+        assert "--run" in (out / "report.md").read_text()
+        assert tintype("ablate", str(file), "--out", str(out)).returncode == 0
     assert '"failed"' not in (out / "results.json").read_text()
 
 

@@ -171,7 +171,7 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
     found = {str(file.relative_to(PACKAGE)) for file, text in files.items() if starts.search(text)}
     words = {
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
-        "study/runner.py": ("study/runner.py", "end_with_parent(parent)"),
+        "study/jobs.py": ("study/jobs.py", "end_with_parent(parent)"),
         "runtime/machine.py": ("runtime/machine.py", "subprocess.run(command_with_parent("),
         "pretrained/weights.py": ("pretrained/weights.py", "command_with_parent(command)"),
     }

@@ -21,7 +21,8 @@ from tintype.plan import Plan
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, environment
-from tintype.study.runner import Message, run_tasks, tasks_of
+from tintype.study.jobs import run_tasks
+from tintype.study.runner import Message, tasks_of
 from tintype.study.study import Study, StudySettings, resolve
 
 RUNS_PER_JOB = 3

@@ -32,11 +32,14 @@ def ablate(
     like: Annotated[
         Path | None, Option(help="With --dry-run: take the seconds of a run from this study of the same baseline")
     ] = None,
+    prepare: Annotated[
+        bool, Option("--prepare", help="Check the study and make its folder for `tintype work`, and stop")
+    ] = False,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.study import choose_arms, load_study
-    from tintype.terminal.studies import run_with_progress, show_arms, show_cost
+    from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
 
     resolved = load_study(study, set_)
     if arm:
@@ -46,9 +49,52 @@ def ablate(
     if dry_run:
         show_cost(cost_of(resolved, out, like), console)
         return
+    if prepare:
+        prepare_with_progress(resolved, out, console, ["tintype", *sys.argv[1:]])
+        return
     code = run_with_progress(resolved, out, jobs, console, ["tintype", *sys.argv[1:]], budget_s)
     if code:
         sys.exit(code)
+
+
+@app.command()
+def work(
+    folder: Annotated[Path, Argument(help="Folder of a study")],
+    run: Annotated[
+        str | None, Option("--run", help="Only this run, by its hash or the beginning of it; also one that failed")
+    ] = None,
+    wait: Annotated[
+        bool, Option(help="Wait for the runs of other workers, which may die, and for the next look")
+    ] = True,
+    expiry: Annotated[
+        str, Option(help="A worker that cannot write for so long loses its run to another; as 120s")
+    ] = "120s",
+) -> None:
+    """Run what is left of a study, beside any number of other workers; end when nothing is left."""
+    from tintype.study.costs import parse_duration
+    from tintype.terminal.studies import work_with_progress
+
+    work_with_progress(folder, console, run, wait, parse_duration(expiry))
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, Argument(help="Folder of a study")],
+    watch: Annotated[bool, Option("--watch", help="Show it anew every two seconds, until nothing is left")] = False,
+    json_: options.Json = False,
+) -> None:
+    """Show how far a study is: who works on which run, what is done, what failed, and how long the rest takes."""
+    from pydantic import TypeAdapter
+
+    from tintype.study.status import StudyStatus, status_of
+    from tintype.terminal.status import show_status, watch_status
+
+    if json_:
+        print_json(TypeAdapter(StudyStatus).dump_python(status_of(folder), mode="json"))
+    elif watch:
+        watch_status(folder, console)
+    else:
+        show_status(status_of(folder), console)
 
 
 @app.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +33,7 @@ from tintype.runtime.files import (
     write_sealed,
 )
 from tintype.runtime.interrupt import Interrupt, watch_signals
+from tintype.runtime.leases import EXPIRY_S
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
 from tintype.study.adaptive import wanted_arms
@@ -49,6 +52,7 @@ from tintype.study.compare import (
     reported_commands,
 )
 from tintype.study.costs import Budget, run_seconds
+from tintype.study.jobs import run_tasks
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
 from tintype.study.recompute import recompute, with_earlier
 from tintype.study.replicate import (
@@ -63,9 +67,10 @@ from tintype.study.replicate import (
 )
 from tintype.study.report import write_report
 from tintype.study.results import Command, Replication, SeedSet, StudyResults, TokenizerInfo, read_results_file
-from tintype.study.runner import Message, Task, run_tasks, tasks_of
+from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
 from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
+from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
@@ -149,15 +154,10 @@ def run_study(
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
             "--budget decides between looks whether the next one fits, and this study has one look; plan several, for "
-            "example --set 'seeds={first: 4, most: 16}' --set 'control_seeds=[]'"
+            "example --set 'seeds={first: 4, most: 16}', and leave control_seeds out"
         )
     with locked(out):
-        tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
-        with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
-            untrained = _check_data(study, tasks)
-            _claim(study, out, progress)
-            _note_command(argv, out, progress)
-            _check_weights(tasks, untrained)
+        _prepare(study, out, progress, argv)
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, jobs)
@@ -186,6 +186,91 @@ def run_study(
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
 
 
+def prepare_study(study: Study, out: Path, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()) -> None:
+    """Check a study and make its folder, for workers that are started elsewhere."""
+    with locked(out):
+        _prepare(study, out, progress, argv)
+
+
+def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[str]) -> None:
+    tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
+    with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
+        untrained = _check_data(study, tasks)
+        _claim(study, out, progress)
+        _note_command(argv, out, progress)
+        _check_weights(tasks, untrained)
+
+
+@dataclass(frozen=True)
+class WorkOutcome:
+    """The last message of every run that a worker has worked on."""
+
+    last: dict[tuple[str, int], Message]
+    signal: int | None
+    """The signal that stopped the worker, if one did."""
+
+    @property
+    def done(self) -> int:
+        return sum(message.state == "done" for message in self.last.values())
+
+
+def work_on_study(
+    out: Path,
+    progress: StudyProgress = _SILENT,
+    run: str | None = None,
+    wait: bool = True,
+    expiry_s: float = EXPIRY_S,
+) -> WorkOutcome:
+    """Run what a study wants and nobody else runs, until nothing is left or a signal comes.
+
+    `run` is the hash of one run, or its beginning: it is tried even if it has failed. With `wait` the worker also waits
+    for the runs of others, which may die, and for the next planned look.
+    """
+    if not (out / _STUDY).is_file():
+        raise UserError(
+            f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
+        )
+    study = _untuned_study(out)
+    chosen = [_choose_task(study, out, run)] if run is not None else []
+    last: dict[tuple[str, int], Message] = {}
+    with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
+        tasks = chosen or [*tuning_tasks(study, out), *tasks_of(study, out)]
+        _check_weights(tasks, _check_data(study, tasks))
+    with watch_signals(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as interrupt:
+        protocol, before = study.settings.evaluation, list[Task]()
+        while interrupt.signal is None and (tasks := chosen or _unsettled(study, out)) and tasks != before:
+            with progress.runs(len(tasks), interrupt, "work") as on_message:
+
+                def note(message: Message, show: Callable[[Message], None] = on_message) -> None:
+                    last[message.key] = message
+                    show(message)
+
+                round = uuid.uuid4().hex[:12] if chosen else ""
+                Worker(lease_folder(tasks), protocol, interrupt, note, round, expiry_s).work(tasks, wait)
+            before = tasks
+    return WorkOutcome(last, interrupt.signal)
+
+
+def _unsettled(study: Study, out: Path) -> list[Task]:
+    """Return the runs that are wanted now and have not ended, by the study's files alone."""
+    tuning = tuning_of(study, out)
+    tasks = tuning_tasks(study, out) if untuned_words(tuning) else next_runs(tuned(study, tuning), out, None).tasks
+    return [task for task in tasks if not is_settled(task, study.settings.evaluation)]
+
+
+def _choose_task(study: Study, out: Path, run: str) -> Task:
+    """Return the run whose hash begins so."""
+    tasks = [*tuning_tasks(study, out), *tasks_of(tuned(study, tuning_of(study, out)), out)]
+    found = {task.plan.hash: task for task in tasks if task.plan.hash.startswith(run)}
+    if len(found) != 1:
+        listed = "\n".join(
+            f"  {task.plan.hash}  ({task.arm}, seed {task.plan.seed})" for task in found.values() or tasks
+        )
+        words = "is the beginning of several runs" if found else "is no run of this study; it has"
+        raise UserError(f"--run {run}: {words}:\n{listed}")
+    return next(iter(found.values()))
+
+
 def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
     """Refuse a study that cannot be trained or scored on its data; return the tasks that are not trained yet."""
     untrained = [task for task in tasks if not _trained(task)]
@@ -212,16 +297,16 @@ class NextRuns:
     """The planned look that they belong to; empty with fixed seeds."""
 
 
-def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] = ()) -> NextRuns:
+def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None = ()) -> NextRuns:
     """Return the runs that are wanted next, without those that were `tried`. A function of the study's files alone.
 
-    With fixed seeds these are all runs; with planned looks those of the look that is under way, and none where every
-    arm has stopped or has all its seeds. Runs of earlier looks that were stopped while their scores along training were
-    taken come first.
+    With None in place of these, runs that failed have ended too. With fixed seeds these are all runs; with planned
+    looks those of the look that is under way, and none where every arm has stopped or has all its seeds. Runs of
+    earlier looks that were stopped while their scores along training were taken come first.
     """
     wanted, words, runs = study, "", read_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
-        if unscored := [task for task in tasks_of(study, out) if task.key not in tried and _unscored(task)]:
+        if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
             return NextRuns(unscored, runs)
         standing = follow_runs(study, runs, tried)
         if standing.next is None:
@@ -229,7 +314,7 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] = ()) 
         wanted = wanted_arms(study, standing.next, standing.stopped)
         counts = study.settings.seeds.counts
         words = f"look {len(standing.made) + 1} of {len(counts)} ({len(standing.next.seeds)} seeds for {_arms(wanted)})"
-    return NextRuns([task for task in tasks_of(wanted, out) if task.key not in tried], runs, words)
+    return NextRuns([task for task in tasks_of(wanted, out) if task.key not in (tried or ())], runs, words)
 
 
 def _arms(study: Study) -> str:

@@ -1,30 +1,20 @@
-"""Run the tasks of a study in worker processes: train, then score. Finished runs are skipped, others are resumed.
+"""A run of a study: train it, then score it. What is done is skipped, what was begun is resumed.
 
-Tasks are taken seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
+Runs are taken seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import multiprocessing
-import os
-import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import torch
 
-from tintype.data.decoding.threads import share_cores
-from tintype.data.scenes.shared import share_scenes, shared_folder
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.early import score_along
 from tintype.evaluation.progress import Scoring
@@ -34,11 +24,11 @@ from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.metrics import validation
 from tintype.plan import Plan
+from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
-from tintype.runtime.interrupt import Interrupt, watch_signals
-from tintype.runtime.parent import end_with_parent
-from tintype.runtime.streams import prepare_streams
-from tintype.study.study import PRIMARY, Along, Study
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.leases import LostLeaseError
+from tintype.study.study import PRIMARY, RETRIES, Along, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
 from tintype.train.session import Session
@@ -46,14 +36,11 @@ from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
 """The file in a run's folder that has the reason why it has no result, by the state of the run."""
-_POLL_S = 0.2
 _SEND_S = 0.25
-_JOIN_S = 5.0
-_STOP = signal.SIGUSR1
-"""The signal that asks a worker to stop. A scheduler may send SIGTERM too, and a second one would end it at once."""
 _PROBE_IMAGES = 32
-SCENES = "shared-scenes"
-"""The folder in a study's folder in which its workers share rendered scenes while it runs."""
+State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died"]
+ENDED: tuple[State, ...] = ("done", "diverged", "failed")
+"""States of a run that is not tried again unless somebody asks for it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,8 @@ class Message:
     """Progress of one run, sent by its worker. `share` is how much of the task is done, 0 to 1."""
 
     key: tuple[str, int]
-    state: Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted"]
+    state: State
+    """It is lost where another worker has taken over its run, and died where memory ran out."""
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -81,6 +69,8 @@ class Task:
     """Where the study trains it; it may not be there yet."""
     along: Along | None = None
     """When it is scored before its end; None where only the end is scored."""
+    retries: int = RETRIES
+    """How often it is tried again where its process dies."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -103,94 +93,16 @@ class Task:
 
 def tasks_of(study: Study, out: Path) -> list[Task]:
     return [
-        Task(arm.label, arm.plans[index], out / "runs" / arm.plans[index].hash, study.along(arm.plans[index]))
+        Task(
+            arm.label,
+            arm.plans[index],
+            out / "runs" / arm.plans[index].hash,
+            study.along(arm.plans[index]),
+            study.settings.retries,
+        )
         for index in range(len(study.arms[0].plans))
         for arm in study.arms
     ]
-
-
-@dataclass
-class _Worker:
-    """A process that runs one task at a time, and this end of the pipe to it."""
-
-    slot: int
-    process: BaseProcess
-    pipe: Connection
-    task: Task | None = None
-
-    def receive(self) -> Message | None:
-        """Return its next message, or its last one if the process has ended."""
-        assert self.task is not None
-        try:
-            if self.pipe.poll():
-                message: Message = self.pipe.recv()
-                return message
-        except (EOFError, OSError):
-            self.process.join()
-        if self.process.is_alive():
-            return None
-        if self.process.exitcode in (-signal.SIGTERM, -_STOP):  # while it was starting
-            return Message(self.task.key, "interrupted", text="before the first step")
-        return Message(self.task.key, "failed", text=f"its process ended with exit code {self.process.exitcode}")
-
-
-def run_tasks(
-    tasks: Sequence[Task], protocol: Protocol, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None]
-) -> dict[tuple[str, int], Message]:
-    """Run the tasks in `jobs` processes; return the last message of each task that was begun."""
-    threads = max(1, torch.get_num_threads() // jobs)  # of the host of a GPU; on a CPU, runs set their own number
-    jobs = min(jobs, len(tasks))
-    scenes = tasks[0].folder.parents[1] / SCENES if jobs > 1 else None
-    with shared_folder(scenes):
-        return _run_in_workers(
-            tasks, jobs, partial(_start_worker, jobs, threads, protocol, scenes), interrupt, on_message
-        )
-
-
-def _run_in_workers(
-    tasks: Sequence[Task],
-    jobs: int,
-    start_worker: Callable[[int], _Worker],
-    interrupt: Interrupt,
-    on_message: Callable[[Message], None],
-) -> dict[tuple[str, int], Message]:
-    waiting, last = list(tasks), dict[tuple[str, int], Message]()
-    workers = [start_worker(slot) for slot in range(jobs)]
-    stopping = False
-    try:
-        while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
-            for worker in workers:
-                begun = [one.task for one in workers if one.task]
-                if worker.task is None and interrupt.signal is None and (task := _next_task(waiting, begun)):
-                    waiting.remove(task)
-                    worker.task = task
-                    worker.pipe.send(task)
-            busy = [worker for worker in workers if worker.task]
-            if interrupt.signal is not None and not stopping:
-                stopping = True
-                for worker in busy:
-                    _stop(worker.process)
-            wait([worker.pipe for worker in busy], _POLL_S)
-            for worker in busy:
-                message = worker.receive()
-                if message is None or worker.task is None:
-                    continue
-                if message.state == "failed" and interrupt.signal is not None:
-                    message = replace(message, state="interrupted")
-                last[message.key] = message
-                on_message(message)
-                if message.state in ("done", "diverged", "failed", "interrupted"):
-                    _note_failure(worker.task, message)
-                    worker.task = None
-                    if interrupt.signal is not None:
-                        continue
-                    if message.state == "interrupted":  # a signal to the worker alone: it takes no other task
-                        worker.process.join()
-                    if not worker.process.is_alive():
-                        workers[worker.slot] = start_worker(worker.slot)
-    finally:
-        _dismiss(workers)
-    return last
 
 
 def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
@@ -199,82 +111,14 @@ def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
-def _start_worker(jobs: int, threads: int, protocol: Protocol, scenes: Path | None, slot: int) -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    arguments = (slot, jobs, threads, protocol, scenes, os.getpid(), there)
-    process = context.Process(target=_work, args=arguments, daemon=True)
-    # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    there.close()
-    return _Worker(slot, process, here)
-
-
-def _stop(process: BaseProcess) -> None:
-    """Ask a worker to save and stop."""
-    if process.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, _STOP)
-
-
-def _dismiss(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
-        worker.pipe.close()
-    for worker in workers:
-        worker.process.join(_JOIN_S)
-        worker.process.kill()
-        worker.process.join()
-
-
-def _work(
-    slot: int, jobs: int, threads: int, protocol: Protocol, scenes: Path | None, parent: int, pipe: Connection
-) -> None:
-    """Run tasks in a worker process until the study closes its end of the pipe. It ends with the study."""
-    end_with_parent(parent)
-    prepare_streams()
-    torch.set_num_threads(threads)
-    share_cores(jobs)
-    share_scenes(scenes)
-    _pin_gpu(slot)
-
-    def send(message: Message) -> None:
-        with contextlib.suppress(OSError):  # the study is gone, and this process in a moment
-            pipe.send(message)
-
-    with watch_signals(signal.SIGTERM) as interrupt:
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            interrupt.signal = number
-
-        signal.signal(_STOP, stop)
-        while interrupt.signal is None:
-            try:
-                task: Task = pipe.recv()
-            except (EOFError, OSError):
-                return
-            last = _run(task, protocol, interrupt, send)
-            gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
-            send(last)
-
-
-def _pin_gpu(slot: int) -> None:
-    """Give each worker its own GPU where there are several."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    if len(names) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
-
-
 class _StoppedError(Exception):
     """Raised when scoring was asked to stop."""
 
 
-def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
-    """Train and score."""
+def _run(
+    task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None], fence: Fence = OPEN
+) -> Message:
+    """Train and score. The `fence` is that of the worker's lease of the run."""
     sent_s = 0.0
 
     def on_progress(progress: Progress) -> None:
@@ -303,15 +147,20 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
     began_s = time.perf_counter()
     try:
         keep_at = task.along.steps if task.along else ()
-        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait, keep_at)
+        probe = partial(_probe, protocol)
+        outcome = train(task.plan, task.folder, interrupt, on_progress, probe, on_wait, keep_at, fence)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         trained_s = time.perf_counter()
-        result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step)
+        result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step, fence=fence)
         if task.along:
-            score_along(task.folder, task.along.steps, task.along.protocol, outcome.step, on_early)
+            score_along(task.folder, task.along.steps, task.along.protocol, outcome.step, on_early, fence)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
+    except LostLeaseError as error:
+        return Message(task.key, "lost", text=str(error))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return Message(task.key, "died", text=f"out of memory: {' '.join(str(error).split())}")
     except DivergedError as error:
         return Message(task.key, "diverged", text=str(error))
     except UserError as error:
@@ -331,14 +180,15 @@ def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:
     return {validation.METRIC.name: float(error_TN.mean())}
 
 
-def _note_failure(task: Task, message: Message) -> None:
+def _note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
     """Write why the run has no result, for the report; remove what an earlier attempt wrote."""
-    if message.state == "interrupted":
+    if message.state not in ENDED:
         return
     for state, name in FAILURES.items():
         if message.state == state and task.folder.is_dir():
-            write_sealed(task.folder / name, message.text)
-        else:
+            write_sealed(task.folder / name, message.text, fence)
+        elif (task.folder / name).exists():
+            fence.check()
             (task.folder / name).unlink(missing_ok=True)
 
 

@@ -55,6 +55,8 @@ Seeds = Annotated[
 """The seeds themselves, or a plan by which undecided arms get more."""
 
 
+RETRIES = 2
+"""How often a run is tried again by default."""
 PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
 _SUBJECT = "the study"
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
@@ -186,6 +188,9 @@ class StudySettings(Settings):
         None, ge=FEWEST, description="Images of each of these scores; by default a quarter of count, at least 128"
     )
     analysis: AnalysisSettings = AnalysisSettings()
+    retries: int = Field(
+        RETRIES, ge=0, description="How often a run whose process dies is tried again without getting any further"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:

@@ -23,7 +23,12 @@ from tintype.study.study import ArmPlan, Candidate, Study, with_choices
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
     """Return the runs that tuning needs, seed by seed; not those that diverged, which is their result."""
     tasks = [
-        Task(f"{arm.label} ({candidate.words})", candidate.plans[index], out / "runs" / candidate.plans[index].hash)
+        Task(
+            f"{arm.label} ({candidate.words})",
+            candidate.plans[index],
+            out / "runs" / candidate.plans[index].hash,
+            retries=study.settings.retries,
+        )
         for index in range(len(study.settings.tune_seeds))
         for arm, candidate in _tried(study)
     ]

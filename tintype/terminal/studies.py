@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,7 +21,16 @@ from tintype.study import stats
 from tintype.study.analysis import Method
 from tintype.study.costs import Cost, minutes
 from tintype.study.effect import Effect
-from tintype.study.lab import StudyOutcome, StudyProgress, StudyReport, replicate_study, report_study, run_study
+from tintype.study.lab import (
+    StudyOutcome,
+    StudyProgress,
+    StudyReport,
+    prepare_study,
+    replicate_study,
+    report_study,
+    run_study,
+    work_on_study,
+)
 from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
@@ -51,6 +61,21 @@ def run_with_progress(
 def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
     """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
     return _show_outcome(replicate_study(out, seeds, jobs, _ShownProgress(console), argv), console)
+
+
+def prepare_with_progress(study: Study, out: Path, console: Console, argv: Sequence[str] = ()) -> None:
+    """Make the folder of a study for workers, and say how they are started."""
+    prepare_study(study, out, _ShownProgress(console), argv)
+    say(console, f"{out} is ready: start any number of `tintype work {quote(str(out))}`, here or on other machines")
+
+
+def work_with_progress(out: Path, console: Console, run: str | None, wait: bool, expiry_s: float) -> None:
+    """Work on a study and show the progress of the runs that this worker takes."""
+    outcome = work_on_study(out, _ShownProgress(console), run, wait, expiry_s)
+    done = f"{outcome.done} of the {len(outcome.last)} runs that this worker took are done"
+    if outcome.signal is not None:
+        leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
+    say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
@@ -190,6 +215,10 @@ class StudyDisplay(Progress):
         if message.state == "waiting":
             say(self._lines, f"{row}: {message.text}", "yellow")
             self.show(None, 0.0, 1.0, "waiting for another process", row=row)
+            return
+        if message.state in ("lost", "died"):
+            self.remove(row)
+            say(self._lines, f"{row}: {_last_line(message)}; it will be resumed", "yellow")
             return
         if message.state in ("training", "scoring"):
             scoring = message.state == "scoring"

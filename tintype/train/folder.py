@@ -13,6 +13,7 @@ weights that the plan names are in the folder, and `plan.yaml` names them by `./
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ from tintype.runtime import fault, files
 from tintype.runtime.determinism import why_inexact
 from tintype.runtime.dist import ALONE, World
 from tintype.runtime.fence import OPEN, Fence
-from tintype.runtime.files import damaged, flush, set_aside, sha256_of, write_bytes
+from tintype.runtime.files import damaged, flush, set_aside, sha256_of
 from tintype.runtime.identity import another, check_same
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.runtime.machine import environment
@@ -84,7 +85,8 @@ class RunFolder:
             checkpoint.remove_leftovers(place, self.fence)
         for log in self._logs:
             if log.is_file():
-                write_bytes(log, log.read_bytes(), fence=self.fence)
+                with files.written_beside(log, fence=self.fence) as copy:
+                    shutil.copyfile(log, copy)
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import signal
 import subprocess
 import sys
-from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -20,10 +16,9 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
-from tintype.study import runner
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
+from tintype.study.runner import Message, Task, _note_failure, _run, tasks_of
 from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train import checkpoint
@@ -134,31 +129,6 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
     assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
 
 
-class Ended:
-    """A process that has ended."""
-
-    def __init__(self, exitcode: int) -> None:
-        self.exitcode = exitcode
-
-    def is_alive(self) -> bool:
-        return False
-
-    def join(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("code", "state"),
-    [(-signal.SIGTERM, "interrupted"), (-signal.SIGUSR1, "interrupted"), (-signal.SIGKILL, "failed"), (1, "failed")],
-)
-def test_a_worker_that_a_signal_ends_while_it_imports_has_not_failed(code: int, state: str, tmp_path: Path) -> None:
-    here, there = multiprocessing.Pipe()
-    there.close()
-    worker = _Worker(0, cast(BaseProcess, Ended(code)), here, Task("arm", tiny_plan(), tmp_path))
-    message = worker.receive()
-    assert message is not None and message.state == state
-
-
 def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_path: Path) -> None:
     """The interrupt comes while the second of them is taken."""
     along = Along((2, 4), PROTOCOL.model_copy(update={"seed": 1}))
@@ -192,22 +162,3 @@ def test_scoring_along_training_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         display.on_message(Message(("arm", 0), "scoring", 0.9, "scoring along training", 250))
         display._heartbeat.write()
     assert "arm, seed 0" in (shown := capsys.readouterr().err) and "step 250 · scoring along training" in shown
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_several_workers_share_a_folder_of_scenes_while_they_run(
-    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One worker has nobody to share with."""
-    tasks = [Task("baseline", tiny_plan(f"seed={seed}"), tmp_path / "runs" / str(seed)) for seed in range(2)]
-    seen: list[tuple[object, bool]] = []
-
-    def note(tasks: object, jobs: int, start_worker: partial[object], *rest: object) -> dict[tuple[str, int], Message]:
-        folder = start_worker.args[-1]
-        seen.append((folder, folder is not None and folder.is_dir()))
-        return {}
-
-    monkeypatch.setattr(runner, "_run_in_workers", note)
-    runner.run_tasks(tasks, PROTOCOL, jobs, Interrupt(), lambda message: None)
-    shared = tmp_path / runner.SCENES
-    assert seen == [(shared, True) if jobs > 1 else (None, False)] and not shared.exists()

@@ -41,7 +41,18 @@ from tintype.terminal.progress import Progress
 from tintype.tokenizer_lab import report as tokenizer_report
 from tintype.train.loop import train
 
-AT_ONCE = {"card", "data shapes", "plan diff", "plan schema", "plan show", "power", "recipes", "studies", "techniques"}
+AT_ONCE = {
+    "card",
+    "data shapes",
+    "plan diff",
+    "plan schema",
+    "plan show",
+    "power",
+    "recipes",
+    "status",
+    "studies",
+    "techniques",
+}
 """Commands that only read a few small files."""
 
 
@@ -235,7 +246,8 @@ COMMANDS: dict[str, Long] = {
 }
 ELSEWHERE = {
     "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",
-    "replicate": "the processes and bars of ablate; tests/unit/study/test_replicate.py runs it",
+    "replicate": "tests/unit/study/test_replicate.py: it runs what ablate runs",
+    "work": "tests/unit/study/test_work.py and tests/fault/test_workers.py: it shows what ablate shows",
     "push": "`test_a_stopped_push_says_how_to_resume`: it needs a hub",
 }
 

@@ -473,8 +473,14 @@ def warnings(results: StudyResults) -> list[str]:
     if failed_replication(results):
         found.append(f"A verdict failed on fresh seeds. {replication_note(results)}")
     for arm, run in lost_runs(results):
-        found.append(f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else ""))
+        why, again = f" – {run.error}" if run.error else "", try_again(run)
+        found.append(f"Run {run.state}: {arm.label}, seed {run.seed}{why}" + (f" (again: `{again}`)" if again else ""))
     return found
+
+
+def try_again(run: Run) -> str:
+    """Return the command that runs a failed run again, for the study's folder DIR; empty for other runs."""
+    return f"tintype work DIR --run {run.hash}" if run.state == "failed" else ""
 
 
 def notes(results: StudyResults) -> list[str]:

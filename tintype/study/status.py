@@ -1,0 +1,189 @@
+"""How far a study is, from its files alone: who works on which run, what is done, what failed, how long the rest takes.
+
+The hours of a run are those of all its claims, also of workers that died in the middle of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.runtime.files import Json, read_sealed, without_seal
+from tintype.runtime.leases import Claim, Leases
+from tintype.study.lab import next_runs, stored_study
+from tintype.study.looks import SeedPlan
+from tintype.study.runner import FAILURES, Task, tasks_of
+from tintype.study.study import Study, remake_study
+from tintype.study.tune import tuning_of, tuning_tasks, untuned_words
+from tintype.study.worker import LEASES, is_settled
+
+RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
+"""A silent run's worker has not written for longer than its lease lasts. Perhaps a run is wanted at a later look."""
+LEFT: tuple[RunState, ...] = ("running", "silent", "died", "waiting")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    hash: str
+    state: RunState
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    images_per_s: float | None = None
+    worker: str = ""
+    machine: str = ""
+    gpu: str = ""
+    left_s: float | None = None
+    """Expected seconds to its end; None where that is not known."""
+    spent_s: float = 0.0
+    """Seconds of all workers that worked on it."""
+    deaths: int = 0
+    """How many workers died in it or lost it."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """A study and all its runs."""
+
+    name: str
+    folder: str
+    runs: list[RunStatus]
+    hours: Literal["GPU-hours", "worker-hours"]
+    spent_s: float
+    to_come_s: float | None
+    """Seconds of work that is left, one run after another; None where no run was measured."""
+    left_s: float | None
+    """Expected seconds to the end with the workers that are there now; None where none is, or no run was measured."""
+
+    def of(self, *states: RunState) -> list[RunStatus]:
+        return [run for run in self.runs if run.state in states]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing is left that a worker would take."""
+        return not self.of(*LEFT)
+
+
+def status_of(out: Path) -> StudyStatus:
+    """Read how far a study is."""
+    if not (out / "study.yaml").is_file():
+        raise UserError(f"{out} holds no study (no study.yaml); `tintype ablate STUDY --out DIR` makes one")
+    study = stored_study(out)
+    leases, protocol = Leases(out / LEASES), study.settings.evaluation
+    perhaps = _perhaps(study, out)
+    runs = [
+        _run(task, leases.history(task.plan.hash), protocol, out, task.plan.hash in perhaps)
+        for task in _tasks(study, out)
+    ]
+    costs = {arm: [run.spent_s for run in runs if (run.arm, run.state) == (arm, "done")] for arm in _arms(runs)}
+    means = {arm: fmean(spent) for arm, spent in costs.items() if any(spent)}
+    left = [_left_s(run, means) for run in runs if run.state in LEFT]
+    known = [seconds for seconds in left if seconds is not None]
+    to_come_s = sum(known) if len(known) == len(left) else None
+    running = [run for run in runs if run.state == "running"]
+    return StudyStatus(
+        name=study.name,
+        folder=str(out),
+        runs=runs,
+        hours="GPU-hours" if any(run.gpu for run in runs) else "worker-hours",
+        spent_s=sum(run.spent_s for run in runs),
+        to_come_s=to_come_s,
+        left_s=None if to_come_s is None or not running else max([to_come_s / len(running), *_known(running)]),
+    )
+
+
+def _tasks(study: Study, out: Path) -> list[Task]:
+    """Return each run once, those of the tuning first; of the comparison none before the tuning has chosen."""
+    tuning = tuning_tasks(study, out)
+    tasks = tuning if untuned_words(tuning_of(study, out)) else [*tuning, *tasks_of(study, out)]
+    return list({task.plan.hash: task for task in reversed(tasks)}.values())[::-1]
+
+
+def _perhaps(study: Study, out: Path) -> set[str]:
+    """Return the runs of a study with planned looks that the look under way does not want."""
+    if not isinstance(study.settings.seeds, SeedPlan):
+        return set()
+    wanted = {task.plan.hash for task in next_runs(study, out, None).tasks}
+    return {task.plan.hash for task in tasks_of(study, out)} - wanted
+
+
+def _arms(runs: Sequence[RunStatus]) -> list[str]:
+    return list(dict.fromkeys(run.arm for run in runs))
+
+
+def _known(runs: Sequence[RunStatus]) -> list[float]:
+    return [run.left_s for run in runs if run.left_s is not None]
+
+
+def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
+    """Return the seconds of work that are left of a run, by its own pace or by what the runs of its arm took."""
+    if run.left_s is not None:
+        return run.left_s
+    return means.get(run.arm, fmean(means.values()) if means else None)
+
+
+def _run(task: Task, claims: Sequence[Claim], protocol: Protocol, out: Path, perhaps: bool) -> RunStatus:
+    newest = claims[-1] if claims else None
+    held = newest is not None and newest.ended is None
+    lost = [one for one in claims if (one.ended or {"state": "died"})["state"] == "died"]
+    state = _state(task, newest, protocol, out, perhaps)
+    now, steps = dict(newest.now) if newest else {}, task.plan.train.steps
+    step = _number(now.get("step")) if held else _number((newest.ended or {}).get("step")) if newest else None
+    return RunStatus(
+        arm=task.arm,
+        seed=task.plan.seed,
+        hash=task.plan.hash,
+        state=state,
+        step=int(steps if state == "done" else step or 0),
+        steps=steps,
+        loss=_number(now.get("loss")) if held else None,
+        images_per_s=_number(now.get("images_per_s")) if held else None,
+        worker=newest.worker if newest else "",
+        machine=newest.host if newest else "",
+        gpu=str(newest.about.get("gpu", "")) if newest else "",
+        left_s=_pace(newest, steps) if newest is not None and state == "running" else None,
+        spent_s=sum(one.held_s for one in claims),
+        deaths=len(lost) - (state in ("running", "silent")),
+        error=_error(task, state, out),
+    )
+
+
+def _state(task: Task, newest: Claim | None, protocol: Protocol, out: Path, perhaps: bool) -> RunState:
+    if newest is not None and newest.ended is None:
+        file = Leases(out / LEASES).path(task.plan.hash, newest.number)
+        with suppress(OSError):
+            age_s = time.time() - file.stat().st_mtime  # of two clocks perhaps: it is shown, and decides nothing
+            return "died" if newest.is_dead else "silent" if age_s > newest.expiry_s else "running"
+    if not is_settled(task, protocol):
+        return "perhaps" if perhaps else "waiting"
+    return next((state for state, name in FAILURES.items() if (task.folder / name).exists()), "done")
+
+
+def _pace(claim: Claim, steps: int) -> float | None:
+    """Return the seconds that a run needs at the pace of its worker so far."""
+    share, began = _number(claim.now.get("share")) or 0.0, 0.8 * (_number(claim.about.get("step")) or 0.0) / steps
+    return claim.held_s * (1 - share) / (share - began) if share > began + 0.01 else None
+
+
+def _number(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _error(task: Task, state: RunState, out: Path) -> str:
+    """Return the last line of the reason why a run has no result."""
+    if state not in FAILURES:
+        return ""
+    text = without_seal(read_sealed(task.folder / FAILURES[state], remake_study(out)))
+    return (text.strip().splitlines() or ["no reason is known"])[-1]
