@@ -1,0 +1,36 @@
+"""A worker that is paused right after it checked its lease writes nothing that the next holder of the run would see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_study import environment
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import sys
+from pathlib import Path
+from tests.fault.takeover import main
+main(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported torch")
+@pytest.mark.parametrize("share", [19, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_nothing_is_written_after_a_takeover_whichever_check_came_last(share: int, tmp_path: Path) -> None:
+    """Pause a run after each of its checks while another process takes it over and ends it: no byte changes afterwards.
+
+    The controls: without the check a line is written late, and a score where the next holder removes nothing.
+    """
+    command = [sys.executable, "-c", CODE, str(tmp_path), str(share)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["checks"] > 30 and len(found["rows"]) > 30 // share
+    assert [row for row in found["rows"] if not (row["ended"] and row["unchanged"])] == []
+    assert [row["unchanged"] for row in found["controls"]] == [False, False]
