@@ -134,6 +134,7 @@ def statistics_page() -> Iterator[Claim]:
     yield Quote(f"Three arms on eight metrics are {3 * 8} comparisons")
     yield Quote("gave less than half of that difference", holds=_muon_ratio() > 2)
     yield Block("methods", _methods())
+    yield Block("falls", _falls())
     yield _correlations()
     yield from _permutations()
     yield from _coverage()
@@ -174,6 +175,16 @@ def _methods() -> list[str]:
             *(f"{100 * row['found'][size]:.0f}" for size in sizes),
         ]
         for row in calibration()["methods"]
+    ]
+    return table(header, rows)
+
+
+def _falls() -> list[str]:
+    """Studies without any difference, with the search for runs that fell off."""
+    header = ["Spread", "Seeds", "Unstable", "False verdict", "Without the search"]
+    keys = ("unstable", "false_verdicts", "without_search")
+    rows = [
+        [row["shape"], str(row["seeds"]), *(f"{100 * row[key]:.1f}" for key in keys)] for row in calibration()["falls"]
     ]
     return table(header, rows)
 
