@@ -172,6 +172,7 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
     words = {
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
         "study/jobs.py": ("study/jobs.py", "end_with_parent(parent)"),
+        "study/launch/launcher.py": ("study/launch/launcher.py", "subprocess.run(command_with_parent("),
         "runtime/machine.py": ("runtime/machine.py", "subprocess.run(command_with_parent("),
         "pretrained/weights.py": ("pretrained/weights.py", "command_with_parent(command)"),
     }

@@ -78,6 +78,25 @@ def work(
 
 
 @app.command()
+def launch(
+    folder: Annotated[Path, Argument(help="Folder of a study, which all machines share")],
+    on: Annotated[str, Option("--on", help="Where to start workers: slurm, or ssh:HOST,HOST")],
+    workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
+    gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
+    time: Annotated[
+        str | None, Option(help="Time limit of a worker with slurm, as 4h: it then saves and is queued again")
+    ] = None,
+    partition: Annotated[str, Option(help="Partition of slurm")] = "",
+) -> None:
+    """Start workers of a study on other machines, by Slurm or ssh."""
+    from tintype.study.costs import parse_duration
+    from tintype.terminal.studies import launch_workers
+
+    time_s = None if time is None else parse_duration(time)
+    launch_workers(folder, on, workers, gpus_per_worker, time_s, partition, console)
+
+
+@app.command()
 def status(
     folder: Annotated[Path, Argument(help="Folder of a study")],
     watch: Annotated[bool, Option("--watch", help="Show it anew every two seconds, until nothing is left")] = False,

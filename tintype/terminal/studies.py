@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
@@ -31,6 +32,8 @@ from tintype.study.lab import (
     run_study,
     work_on_study,
 )
+from tintype.study.launch.choose import choose_launcher
+from tintype.study.launch.launcher import Crew
 from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
@@ -76,6 +79,17 @@ def work_with_progress(out: Path, console: Console, run: str | None, wait: bool,
     if outcome.signal is not None:
         leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
     say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
+
+
+def launch_workers(
+    out: Path, on: str, workers: int, gpus: int, time_s: float | None, partition: str, console: Console
+) -> None:
+    """Start workers elsewhere, and say what was started and how to follow it."""
+    if not (out / "study.yaml").is_file():
+        raise UserError(f"{out} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
+    for line in choose_launcher(on).launch(Crew(out.resolve(), workers, gpus, time_s, partition)):
+        say(console, line)
+    say(console, f"`tintype status {quote(str(out))} --watch` shows how far they are")
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:

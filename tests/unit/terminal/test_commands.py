@@ -44,6 +44,7 @@ from tintype.train.loop import train
 AT_ONCE = {
     "card",
     "data shapes",
+    "launch",
     "plan diff",
     "plan schema",
     "plan show",

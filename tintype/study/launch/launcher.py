@@ -1,0 +1,61 @@
+"""The protocol of launchers, and what they share."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tintype.errors import UserError
+from tintype.runtime.parent import command_with_parent
+
+FOLDER = "launch"
+"""The folder in a study's folder with the scripts and the logs of its workers."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The workers to be started for a study."""
+
+    study: Path
+    """Its folder, which every machine sees under this path."""
+    workers: int
+    gpus_per_worker: int = 1
+    time_s: float | None = None
+    """How long a worker may take before it saves and goes back into the queue; None for the queue's own limit."""
+    partition: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.study / FOLDER
+
+    @property
+    def command(self) -> str:
+        """Return the command line of a worker, by this Python."""
+        return shlex.join([sys.executable, "-m", "tintype", "work", str(self.study)])
+
+    def log(self, worker: str) -> Path:
+        return self.folder / f"worker-{worker}.log"
+
+
+class Launcher(Protocol):
+    """Starts workers somewhere."""
+
+    def launch(self, crew: Crew) -> list[str]:
+        """Start the workers; return a line for each thing that was started."""
+
+
+def run_program(command: Sequence[str]) -> str:
+    """Run a program of the system and return what it printed; refuse with its own words where it fails."""
+    try:
+        done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"cannot run {command[0]}: {error.strerror}; is it installed here?") from None
+    if done.returncode:
+        words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise UserError(f"`{shlex.join(command)}` failed: {words}")
+    return done.stdout.strip()

@@ -1,0 +1,34 @@
+"""Workers on machines that are reached by `ssh` and share the study's folder. They go on when the connection ends."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tintype.study.launch.launcher import Crew, run_program
+
+
+class Ssh:
+    """Starts the workers of a study on each of some machines."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = tuple(hosts)
+
+    def launch(self, crew: Crew) -> list[str]:
+        crew.folder.mkdir(exist_ok=True)
+        return [self._start(host, number, crew) for host in self.hosts for number in range(crew.workers)]
+
+    def _start(self, host: str, number: int, crew: Crew) -> str:
+        log = crew.log(f"{host}-{number}")
+        process = run_program(["ssh", "-n", "-o", "BatchMode=yes", "--", host, remote_command(number, crew, log)])
+        return f"{host}: worker {number} is process {process}; log: {log}"
+
+
+def remote_command(number: int, crew: Crew, log: Path) -> str:
+    """Return what a machine's shell runs: a worker that stays, and its process number."""
+    first = number * crew.gpus_per_worker
+    gpus = ",".join(str(gpu) for gpu in range(first, first + crew.gpus_per_worker))
+    chosen = f"CUDA_VISIBLE_DEVICES={gpus} " if crew.gpus_per_worker else ""
+    inner = f"{chosen}nohup {crew.command} >> {shlex.quote(str(log))} 2>&1 < /dev/null & echo $!"
+    return f"cd {shlex.quote(str(Path.cwd()))} && {{ {inner}; }}"
