@@ -18,14 +18,16 @@ from tests.fault.harness import digest
 from tintype.errors import UserError
 from tintype.evaluation.results import read_result
 from tintype.runtime.leases import Lease, Leases
+from tintype.study import worker
 from tintype.study.lab import work_on_study
 from tintype.study.runner import tasks_of
 from tintype.study.study import load_study
 
 EXPIRY_S = 2.0
-PAUSE_S = 4.0
+PAUSE_S = 6.0
 """Longer than others wait for a worker that does not answer."""
 WORKERS = 4
+"""More than there are runs, so that one is always waiting to take over."""
 _MOST_S = 400.0
 
 
@@ -35,6 +37,7 @@ def start(out: Path, fencing: bool) -> int:
     if child == 0:
         code = 1
         try:
+            worker._MOST_LOOK_S = 0.3
             if not fencing:
                 take_fence_away()
             code = 0 if work_on_study(out, expiry_s=EXPIRY_S).signal is None else 143
@@ -53,17 +56,17 @@ def take_fence_away() -> None:
     Lease.check = lambda self: None  # type: ignore[method-assign]
 
 
-def training(out: Path, worker: int) -> bool:
+def training(out: Path, process: int) -> bool:
     """Return whether a worker trains a run, by its last heartbeat."""
     for folder in (out / "leases").glob("*"):
         newest = Leases(out / "leases").newest(folder.name)
-        if newest is not None and newest.ended is None and newest.process.pid == worker:
+        if newest is not None and newest.ended is None and newest.process.pid == process:
             return newest.now.get("state") == "training"
     return False
 
 
-def disturb(out: Path, kills: int, pauses: int, seed: int, fencing: bool = True) -> list[int]:
-    """Run a study by four workers, of which one after the other is killed or paused; return how the last four ended."""
+def disturb(out: Path, kills: int, pauses: int, seed: int, fencing: bool = True) -> dict[str, object]:
+    """Run a study by four workers, of which one after the other is killed or paused; return how it went."""
     draw, began_s = random.Random(seed), time.monotonic()
     acts = ["kill"] * kills + ["pause"] * pauses
     draw.shuffle(acts)
@@ -98,7 +101,7 @@ def disturb(out: Path, kills: int, pauses: int, seed: int, fencing: bool = True)
             next_s = time.monotonic() + draw.uniform(0.2, 0.8)
     for child in workers:
         os.kill(child, signal.SIGKILL)
-    return ended + [1] * len(workers)
+    return {"ended": ended + [1] * len(workers), "acts": kills + pauses - len(acts)}
 
 
 def about(study_file: Path, out: Path) -> dict[str, object]:
@@ -123,5 +126,5 @@ def about(study_file: Path, out: Path) -> dict[str, object]:
 
 def main(study_file: Path, out: Path, kills: int, pauses: int, seed: int, fencing: bool) -> None:
     began_s = time.monotonic()
-    ended = disturb(out, kills, pauses, seed, fencing)
-    print(json.dumps({**about(study_file, out), "ended": ended, "seconds": time.monotonic() - began_s}))
+    went = disturb(out, kills, pauses, seed, fencing)
+    print(json.dumps({**about(study_file, out), **went, "seconds": time.monotonic() - began_s}))

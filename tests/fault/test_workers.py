@@ -25,9 +25,9 @@ main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6]), sys.argv[6]
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crowd")
-    (folder / "plan.yaml").write_text(TINY.replace("steps: 6", "steps: 60"))
-    text = STUDY.replace("PLAN", str(folder / "plan.yaml")) + "retries: 1000\n"
-    (folder / "study.yaml").write_text(text)
+    (folder / "plan.yaml").write_text(TINY.replace("steps: 6", "steps: 120"))
+    text = STUDY.replace("PLAN", str(folder / "plan.yaml")).replace("[0, 1]", "[0]").replace("[5, 6]", "[5]")
+    (folder / "study.yaml").write_text(f"{text}retries: 1000\n")
     return folder / "study.yaml"
 
 
@@ -56,8 +56,8 @@ def test_four_workers_that_are_killed_and_paused_do_every_run_once(
     assert {name: run["numbers"] for name, run in found["runs"].items()} == {
         name: run["numbers"] for name, run in whole["runs"].items()
     }
-    assert [run["done"] for run in found["runs"].values()] == [1] * 6
-    assert sum(run["claims"] for run in found["runs"].values()) > 6 + kills // 2
+    assert [run["done"] for run in found["runs"].values()] == [1] * 3
+    assert found["acts"] > kills // 2 and sum(run["claims"] for run in found["runs"].values()) > kills // 2
     report = tintype("ablate", str(file), "--out", str(tmp_path / "found"))
     assert report.returncode == 0, report.stdout + report.stderr
     unfenced = crowd(file, tmp_path / "unfenced", 0, 8, 2, "off")
