@@ -20,6 +20,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.dist import ALONE, World, current
+from tintype.runtime.fence import Fence
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, saving
 from tintype.train.folder import RunFolder
@@ -106,7 +107,7 @@ def test_on_a_gpu_the_copy_is_made_before_the_next_step_changes_it() -> None:
         for _ in range(20):
             busy = torch.nn.functional.normalize(busy @ busy)
         value.fill_(step)
-        saver.write(step, {"value": value}, lambda tensors, world: written.append(tensors["value"].aminmax()))
+        saver.write(step, {"value": value}, lambda tensors, world, fence: written.append(tensors["value"].aminmax()))
         value.fill_(-step)
     saver.wait()
     assert [(int(low), int(high)) for low, high in written] == [(step, step) for step in range(1, 9)]
@@ -181,7 +182,7 @@ def test_a_signal_waits_for_the_save_under_way(tmp_path: Path) -> None:
     assert checkpoint.newest_whole_step(tmp_path / "run" / "checkpoints") == 4
 
 
-def slow_commit(tensors: Mapping[str, Tensor], world: World) -> None:
+def slow_commit(tensors: Mapping[str, Tensor], world: World, fence: Fence) -> None:
     time.sleep(0.02)
 
 

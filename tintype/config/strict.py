@@ -236,7 +236,8 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
-    path = _path_in_data(problem["loc"], document.data, missing=problem["type"] == "missing")
+    ends_with_key = problem["type"] in ("missing", "extra_forbidden")
+    path = _path_in_data(problem["loc"], document.data, ends_with_key)
     shown_path = ".".join(map(str, path))
     parts = [_cause(problem, model, document, resolve) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
@@ -276,11 +277,12 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
     return ", ".join(dict.fromkeys(one.label for one in found or every))
 
 
-def _path_in_data(loc: KeyPath, data: object, missing: bool) -> KeyPath:
+def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
     """Return the path without the tags of unions, which pydantic adds and the user never wrote.
 
     A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
-    that is a kind alone (`teacher: vgg16`), and the tag.
+    that is a kind alone (`teacher: vgg16`), and the tag. A last part that the data does not have is a key where
+    `ends_with_key` says so: one that is missing, or that pydantic names by other characters.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
@@ -290,7 +292,7 @@ def _path_in_data(loc: KeyPath, data: object, missing: bool) -> KeyPath:
             if last or isinstance(inner, Mapping | list) or inner == loc[depth + 1]:
                 data = inner
                 path.append(key)
-        elif last and missing:
+        elif last and ends_with_key:
             path.append(key)
     return tuple(path)
 

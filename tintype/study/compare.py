@@ -115,6 +115,19 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
     }
 
 
+def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
+    """Read every run as it stands. One whose result is damaged is missing: a worker scores it again."""
+    protocol = study.settings.evaluation
+
+    def read(plan: Plan) -> results.Run:
+        try:
+            return read_run(plan, protocol, out, study.along(plan))
+        except DamagedFileError:
+            return results.Run(seed=plan.seed, hash=plan.hash, folder=f"runs/{plan.hash}", state="missing")
+
+    return {arm.label: [read(plan) for plan in arm.plans] for arm in study.arms}
+
+
 def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
     """Read every run that the study has or may get, by the arm's label."""
     protocol = study.settings.evaluation

@@ -14,7 +14,7 @@ import numpy as np
 
 from tintype.errors import UserError
 from tintype.study.adaptive import HOPELESS_P
-from tintype.study.compare import read_runs
+from tintype.study.compare import standing_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, read_results_file
 from tintype.study.runner import Task, tasks_of
@@ -139,7 +139,7 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
     untried = sum(state in ("missing", "failed") for state in tried)
     study = tuned(study, tuning)
-    runs, tasks = read_runs(study, out), tasks_of(study, out)
+    runs, tasks = standing_runs(study, out), tasks_of(study, out)
     seconds, measured = run_seconds(runs), f"measured on the runs in {out}"
     if not seconds.known and like is not None:
         seconds, measured = _seconds_like(study, like), f"measured in {like}"

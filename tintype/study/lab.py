@@ -47,9 +47,9 @@ from tintype.study.compare import (
     last_results,
     made_looks,
     read_commands,
-    read_runs,
     real_folder,
     reported_commands,
+    standing_runs,
 )
 from tintype.study.costs import Budget, run_seconds
 from tintype.study.jobs import run_tasks
@@ -178,7 +178,7 @@ def run_study(
                 tried.update(task.key for task in wanted.tasks)
                 with budget.running(), progress.runs(len(wanted.tasks), interrupt) as on_message:
                     last |= run_tasks(wanted.tasks, study.settings.evaluation, jobs, interrupt, on_message)
-                budget.note(_seconds_of_new(wanted, read_runs(study, out)))
+                budget.note(_seconds_of_new(wanted, standing_runs(study, out)))
         if interrupt.signal is not None:  # what was to follow is left to do
             total += len(next_runs(study, out, tried).tasks)
         loss = _loss_of_results(study, out)
@@ -304,7 +304,7 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None
     looks those of the look that is under way, and none where every arm has stopped or has all its seeds. Runs of
     earlier looks that were stopped while their scores along training were taken come first.
     """
-    wanted, words, runs = study, "", read_runs(study, out)
+    wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
         if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
             return NextRuns(unscored, runs)

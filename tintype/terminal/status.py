@@ -8,10 +8,9 @@ from shlex import quote
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
-from tintype.runtime.printable import visible
 from tintype.study.status import RunState, RunStatus, StudyStatus, status_of
 from tintype.terminal.lines import number
 from tintype.terminal.progress import duration
@@ -50,7 +49,7 @@ def _shown(status: StudyStatus) -> Group:
     lines = [f"{status.name}: {len(status.runs)} runs: {summary}", _cost(status)]
     lines += [line for run in status.of("failed", "diverged") for line in _failure(run, status.folder)]
     parts = [_table(status.of("running", "silent", "died"))] if status.of("running", "silent", "died") else []
-    return Group(*(Text(visible(line)) for line in lines), *parts)
+    return Group(*map(escape, lines), *parts)
 
 
 def _cost(status: StudyStatus) -> str:
@@ -82,5 +81,5 @@ def _table(runs: list[RunStatus]) -> Table:
             "" if run.left_s is None else duration(run.left_s),
             str(run.deaths or ""),
         ]
-        table.add_row(*(Text(visible(cell)) for cell in cells))
+        table.add_row(*map(escape, cells))
     return table

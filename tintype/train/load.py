@@ -139,7 +139,7 @@ def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> N
     }
     about = {"step": state.step, "images_seen": state.images_seen}
     commit = partial(checkpoint.commit, folder, state.step, scalars=about, what="kept weights", stage="keep")
-    saver.write(state.step, tensors, partial(commit, fence=saver.fence))
+    saver.write(state.step, tensors, commit)
 
 
 def drop_kept(folder: Path, step: int) -> None:

@@ -59,8 +59,7 @@ def train(
 ) -> Outcome:
     """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
 
-    Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it. The
-    `fence` stops what a process would write whose lease of the run was taken over.
+    While another process works in the folder it waits, and `on_wait` gets a sentence. The `fence` stops late writes.
     """
     world = current()
     folder = RunFolder(path, world, fence)
@@ -107,10 +106,8 @@ class RunTraining:
 
     def run(self, on_progress: Callable[[Progress], None], begin_step: Callable[[], None]) -> Outcome:
         run, folder = self.parts.plan.run, self.folder
-        with (
-            open_tracker(folder.path, run.tensorboard and folder.writes) as self.tracker,
-            Saver(run.save, folder.world, folder.fence) as self.saver,
-        ):
+        tracker = open_tracker(folder.path, run.tensorboard and folder.writes)
+        with tracker as self.tracker, Saver(run.save, folder.world, folder.fence) as self.saver:
             run_steps(self, on_progress, begin_step)
         return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
 
@@ -149,5 +146,4 @@ class RunTraining:
         """In the background unless `now`."""
         state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
         commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
-        commit = partial(commit, records=folder.records(), fence=folder.fence)
-        self.saver.write(state.step, state.tensors(), commit, now=now)
+        self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)

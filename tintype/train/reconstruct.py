@@ -58,7 +58,7 @@ def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | No
 
     saver = saver or Saver()
     commit = partial(checkpoint.commit, folder, state.step, scalars=about, what="snapshot", stage="snapshot")
-    saver.write(state.step, tensors, partial(commit, fence=saver.fence))
+    saver.write(state.step, tensors, commit)
 
 
 @dataclass(frozen=True)

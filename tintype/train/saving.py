@@ -28,7 +28,7 @@ SaveMode = Literal["auto", "wait", "background"]
 class Commit(Protocol):
     """Writes tensors to their place. Every rank must call it."""
 
-    def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World) -> object: ...
+    def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World, fence: Fence) -> object: ...
 
 
 MOST_SHARE = 0.01
@@ -76,7 +76,7 @@ class Saver:
             self._start(tensors, commit)
         else:
             self.wait()
-            commit(tensors, world=self.world)
+            commit(tensors, world=self.world, fence=self.fence)
         self.stopped_s += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -110,7 +110,7 @@ class Saver:
             for save in earlier:  # a checkpoint vouches for the snapshot before it
                 save.result()
             copied()
-            commit(copies, world=world)
+            commit(copies, world=world, fence=self.fence)
 
         self._running.append(self._thread.submit(write))
 

@@ -255,10 +255,10 @@ def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
-    plan = plan_power([STUDIES], "5%", 3, "fd_scenes", 3)
+    plan = plan_power([STUDIES], "5%", 3, "kid_scenes", 3)
     assert "--without short-captions" in shown(plan)
-    less = plan_power([STUDIES], "5%", 3, "fd_scenes", 3, without=["short-captions"])
-    assert row(less, "fd_scenes").spread.deviation < row(plan, "fd_scenes").spread.deviation / 3
+    less = plan_power([STUDIES], "5%", 3, "kid_scenes", 3, without=["short-captions"])
+    assert row(less, "kid_scenes").spread.deviation < row(plan, "kid_scenes").spread.deviation / 3
     assert "Left out of the spread: short-captions" in shown(less)
 
 
