@@ -135,6 +135,8 @@ def statistics_page() -> Iterator[Claim]:
     yield Quote("gave less than half of that difference", holds=_muon_ratio() > 2)
     yield Block("methods", _methods())
     yield Block("falls", _falls())
+    yield Block("bank", _bank())
+    yield Quote(f"it drew {data('docs/bank.json')['studies']} studies for each row")
     yield _correlations()
     yield from _permutations()
     yield from _coverage()
@@ -185,6 +187,25 @@ def _falls() -> list[str]:
     keys = ("unstable", "false_verdicts", "without_search")
     rows = [
         [row["shape"], str(row["seeds"]), *(f"{100 * row[key]:.1f}" for key in keys)] for row in calibration()["falls"]
+    ]
+    return table(header, rows)
+
+
+def _bank() -> list[str]:
+    """Studies drawn from real runs: of the baseline alone, and of real arms."""
+    found = data("docs/bank.json")
+    real = {(row["method"], row["seeds"]): row for row in found["real"]}
+    sizes = ("1", "1.5", "2")
+    header = ["Seeds", "Method", "False verdict", *(f"Finds {size} sd" for size in sizes)]
+    header += ["Decided", "Confirmed", "Contradicted"]
+    rows = [
+        [
+            str(row["seeds"]),
+            row["method"],
+            *(f"{100 * share:.1f}" for share in (row["false_verdicts"], *(row["found"][size] for size in sizes))),
+            *(f"{100 * real[row['method'], row['seeds']][key]:.1f}" for key in ("decided", "holds", "opposite")),
+        ]
+        for row in found["null"]
     ]
     return table(header, rows)
 
