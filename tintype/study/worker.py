@@ -69,6 +69,8 @@ class Worker:
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
+        gc.collect()
+        gc.freeze()  # what is there stays: the search for garbage after each run would go through all of it
         left, look_s = list(tasks), _LOOK_S
         while self._interrupt.signal is None:
             left = [task for task in left if not self._has_ended(task)]
