@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults clean
+.PHONY: setup demo test test-slow test-faults test-slurm clean
 
 setup: .venv/ready
 
@@ -31,6 +31,9 @@ test-slow: .venv/weights
 test-faults: .venv/weights
 	$(PYTEST) -m promise --faults full --faults-record docs/reliability.json
 	$(BIN)/python -m tools.figures --write
+
+test-slurm: .venv/weights
+	TINTYPE_SLURM=1 $(BIN)/pytest -s tests/slurm
 
 clean:
 	rm -rf .venv demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache
