@@ -13,6 +13,7 @@ def run(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> tuple[int,
     return speed.main(), json.loads((out / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_optimizer_and_sampling_are_measured_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ended, summary = run(monkeypatch, tmp_path, "--only", "optimizer", "sampling")
     assert ended == 0 and summary.keys() == {"optimizer", "sampling"}
