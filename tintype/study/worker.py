@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,18 @@ class Worker:
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
-        gc.collect()
-        gc.freeze()  # what is there stays: the search for garbage after each run would go through all of it
         left, look_s = list(tasks), _LOOK_S
-        while self._interrupt.signal is None:
-            left = [task for task in left if not self._has_ended(task)]
-            if found := self._take_next(left):
-                self._work_on(*found)
-                look_s = _LOOK_S
-            elif left and wait:
-                self._sleep(look_s)
-                look_s = min(1.5 * look_s, _MOST_LOOK_S)
-            else:
-                return
+        with _little_garbage():
+            while self._interrupt.signal is None:
+                left = [task for task in left if not self._has_ended(task)]
+                if found := self._take_next(left):
+                    self._work_on(*found)
+                    look_s = _LOOK_S
+                elif left and wait:
+                    self._sleep(look_s)
+                    look_s = min(1.5 * look_s, _MOST_LOOK_S)
+                else:
+                    return
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but not long after a signal."""
@@ -155,6 +155,17 @@ class Worker:
             self._send(message)
 
         return _run(task, self._protocol, self._interrupt, report, lease.fence)
+
+
+@contextmanager
+def _little_garbage() -> Iterator[None]:
+    """Leave what is there now out of the search for garbage after each run, which would go through all imports."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def ended_in(claim: Claim, round: str) -> bool:
