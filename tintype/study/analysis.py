@@ -33,7 +33,7 @@ class AnalysisSettings(Settings):
     def _method_of_test(cls, data: object) -> object:
         """Take the paired method where a test or an interval is chosen that only it has."""
         if isinstance(data, dict) and "method" not in data:
-            chosen = {data.get("test", "student"), data.get("interval", "student")} != {"student"}
+            chosen = any(data.get(key, "student") != "student" for key in ("test", "interval"))
             return {**data, "method": "paired"} if chosen else data
         return data
 
