@@ -164,8 +164,8 @@ def _seeds_needed(found: stats.Difference, seeds: int, confidence: float, reach:
 
 
 def _note(pair: Pair) -> str:
-    apart = [arm for term in pair.terms for arm in term.stands_out]
-    notes = [f"the seed spread of {', '.join(apart)} stands out, and is not shared"] if apart else []
+    apart = sorted({arm for term in pair.terms for arm in term.stands_out})
+    notes = [f"the seed spread of {', '.join(apart)} stands out, so its own is used"] if apart else []
     if pair.baseline_fallen:
         notes.append(f"runs of the baseline fell off (seed {', '.join(map(str, pair.baseline_fallen))})")
     return "; ".join(notes)
