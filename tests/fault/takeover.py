@@ -95,7 +95,7 @@ def pause_at(number: int, root: Path, fencing: str) -> dict[str, object]:
 
 
 CONTROLS = {"no check": 14, "nothing removed": 38}
-"""What is left out, and a check at which that shows: before a line of the log, and before the score."""
+"""The safeguard that is left out, and a check at which that shows: before a line of the log, before the score."""
 
 
 def main(root: Path, every: bool) -> None:

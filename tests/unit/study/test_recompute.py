@@ -116,7 +116,7 @@ def test_the_first_verdicts_by_a_method_stay(tmp_path: Path) -> None:
 
 
 def test_a_metric_keeps_the_definition_that_it_was_scored_by(tmp_path: Path) -> None:
-    """What today's version measures besides is not counted among the comparisons."""
+    """Metrics that only today's version measures are not counted among the comparisons."""
     out = stored(tmp_path)
 
     def older(content: dict[str, Any]) -> None:
