@@ -24,6 +24,7 @@ from tintype.data.scenes.shared import share_scenes, shared_folder
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import Leases
+from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
 from tintype.study.runner import ENDED, Message, Task
@@ -97,7 +98,7 @@ def run_tasks(
     jobs = min(jobs, len(tasks))
     scenes = tasks[0].folder.parents[1] / SCENES if jobs > 1 else None
     crew = Crew(tuple(tasks), protocol, jobs, threads, scenes, uuid.uuid4().hex[:12])
-    with shared_folder(scenes):
+    with shared_folder(scenes), side_by_side(jobs):
         return _Shift(crew, interrupt, on_message).run()
 
 
