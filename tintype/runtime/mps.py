@@ -72,7 +72,10 @@ def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
     environment = {**os.environ, **variables}
     nowhere = subprocess.DEVNULL
     command = command_with_parent([control, "-f"])
-    daemon = subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    # In a session of its own: the terminal's SIGINT would end it under workers that still save.
+    daemon = subprocess.Popen(
+        command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
     try:
         if reason := _why_not(environment, folder / "pipes"):
             note_once("mps", f"CUDA's Multi-Process Service does not work here ({reason}): runs take turns on the GPU")

@@ -41,6 +41,7 @@ def test_workers_find_the_service_and_it_ends_with_them(log: Path) -> None:
     with side_by_side(jobs=2) as used:
         pipes = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         assert used and (pipes / "control").exists()
+        assert os.getsid(int(log.read_text())) != os.getsid(0)  # a signal to the study's group does not reach it
     process, word = log.read_text().splitlines()
     assert word.startswith("quit") and not Path("/proc", process).exists()
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ and not pipes.exists()
