@@ -538,7 +538,7 @@ class RunSettings(Settings):
         "so it depends neither on the machine nor on --jobs; a run alone on a machine is faster with more",
     )
     deterministic: bool = Field(
-        False,
+        True,
         description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit; "
         "an operation that has none is named in an event and in the report. Nothing changes on the CPU",
     )

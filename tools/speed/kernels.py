@@ -1,10 +1,11 @@
-"""`python -m tools.speed.kernels optimizer|sampling FILE`: time AdamW or the denoising loop of the 1.17B model."""
+"""`python -m tools.speed.kernels training|optimizer|sampling FILE`: time the 1.17B model, part by part."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +30,76 @@ from tintype.settings import ModelSettings, PrecisionSettings
 
 CHANNELS, TEXT_DIM, TEXT_TOKENS, REAL_TOKENS = 16, 2304, 256, 170
 _GUIDANCE = 3.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A micro-batch of the published setting."""
+
+    batch: int
+    channels: int
+    side: int
+    patch: int
+    bottleneck: int | None = None
+
+
+SHAPES = {
+    "256 tokens, micro-batch 32": Shape(32, CHANNELS, 32, 2),
+    "256 tokens, micro-batch 128": Shape(128, CHANNELS, 32, 2),
+    "JiT 1024 px, micro-batch 16": Shape(16, 3, 1024, 32, 256),
+}
+
+
+def training(tiny: bool, device: torch.device) -> dict[str, Json]:
+    """Return the images/s of a step of the denoiser, clipping and AdamW included, on random data on the device."""
+    shapes = {"tiny": Shape(2, 3, 8, 2)} if tiny else SHAPES
+    kinds = ("plain", "fp8") if runs_on(device) else ("plain",)
+    return {
+        f"{name}, {kind}": _training_speed(shape, kind, tiny, device)
+        for name, shape in shapes.items()
+        for kind in kinds
+    }
+
+
+def _training_speed(shape: Shape, matmul: str, tiny: bool, device: torch.device) -> dict[str, Json]:
+    """Time steps on text of a third to all of its tokens, as in a batch of captions."""
+    sizes = {"depth": 1, "width": 32, "heads": 2} if tiny else {}
+    precision = PrecisionSettings.model_validate({"compute": "bf16", "matmul": matmul})
+    settings = ModelSettings.model_validate(
+        {**sizes, "patch": shape.patch, "bottleneck": shape.bottleneck, "compile": not tiny}
+    )
+    began_s = time.perf_counter()
+    with device:
+        model = Transformer(settings, shape.channels, TEXT_DIM, precision)
+        image_BCHW = torch.randn(shape.batch, shape.channels, shape.side, shape.side)
+        text_BSC = torch.randn(shape.batch, TEXT_TOKENS, TEXT_DIM, dtype=torch.bfloat16)
+        lengths = torch.randint(TEXT_TOKENS // 3, TEXT_TOKENS, (shape.batch,))
+        text = TextTokens(text_BSC, torch.arange(TEXT_TOKENS) < lengths[:, None], tuple(lengths.tolist()))
+    weights = list(model.parameters())
+    built = AdamWSettings().build(model.named_parameters())
+    assert isinstance(built, AdamW)
+
+    def step() -> None:
+        noise_BCHW, t_B = torch.randn_like(image_BCHW), torch.rand(shape.batch, device=device)
+        noised_BCHW = torch.lerp(image_BCHW, noise_BCHW, t_B[:, None, None, None])
+        with torch.autocast(device.type, torch.bfloat16):
+            predicted_BCHW = model(noised_BCHW, t_B, text).prediction_BCHW
+        (predicted_BCHW.float() - noise_BCHW + image_BCHW).square().mean().backward()
+        built.found_inf, built.copies = torch.zeros((), device=device), model.copies()
+        _step(built, weights, None, built.copies)
+        for weight in weights:
+            weight.grad = None
+
+    first_s = _seconds(step, device, began_s)
+    for _ in range(4):
+        step()
+    clock = StepClock(device)
+    clock.start()
+    for _ in range(2 if tiny else 20):
+        step()
+        clock.end_step()
+    step_s = median(one.whole_s for one in clock.steps())
+    return {"images/s": shape.batch / step_s, "step, s": step_s, "until the first step is done, s": first_s}
 
 
 def denoiser(tiny: bool, device: torch.device, precision: PrecisionSettings) -> Transformer:
@@ -136,14 +207,17 @@ def _seconds(work: Callable[[], None], device: torch.device, began_s: float | No
     return synchronized_s(device) - began_s
 
 
+MEASURES = {"training": training, "optimizer": optimizer, "sampling": sampling}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.speed.kernels")
-    parser.add_argument("what", choices=("optimizer", "sampling"))
+    parser.add_argument("what", choices=tuple(MEASURES))
     parser.add_argument("out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device = choose_device("auto")
-    found = (optimizer if options.what == "optimizer" else sampling)(options.tiny, device)
+    found = MEASURES[options.what](options.tiny, device)
     write_json(options.out, {"environment": environment(device), "tiny": options.tiny, **found})
 
 

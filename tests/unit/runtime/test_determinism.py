@@ -56,11 +56,10 @@ def test_nothing_changes_on_the_cpu_nor_where_a_run_cannot_be_exact(device: torc
         assert flags() == before and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
-def test_exactness_must_be_asked_for_and_is_no_part_of_a_runs_meaning() -> None:
-    """Its cost on a GPU is not measured."""
-    usual, exact = tiny_plan(), tiny_plan("run.deterministic=true")
-    assert not usual.run.deterministic and exact.run.deterministic
-    assert usual.hash == exact.hash and not diff(usual, exact)
+def test_runs_are_exact_unless_told_otherwise_and_it_is_no_part_of_their_meaning() -> None:
+    usual, inexact = tiny_plan(), tiny_plan("run.deterministic=false")
+    assert usual.run.deterministic and not inexact.run.deterministic
+    assert usual.hash == inexact.hash and not diff(usual, inexact)
 
 
 def test_why_a_run_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
