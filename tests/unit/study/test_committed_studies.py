@@ -37,7 +37,9 @@ def test_the_paired_method_gives_the_verdicts_of_before(study: Path) -> None:
     These studies spent all of their error at once. Their first look now has a share of it, so p values are corrected by
     that share too. An older version gave an interval of width zero where all seeds differ by the same amount.
     """
-    (before,) = read_results_file(study / "results.json").earlier
+    if not (readings := read_results_file(study / "results.json").earlier):
+        pytest.skip("never read by the paired method")
+    (before,) = readings
     assert before.method == "paired"
     report_study(study, method="paired")
     paired = read_results_file(study / "results.json")

@@ -55,6 +55,7 @@ def captions_page() -> Iterator[Claim]:
 
 
 def checkpoints_page() -> Iterator[Claim]:
+    yield from measured.exactness()
     yield Quote(f"SIGKILL at {measured.kill_points()} points")
     yield Quote(f"and at {len(BACKGROUND_KILLS)} of a run that saves in the background")
 
@@ -121,6 +122,7 @@ def speed_page() -> Iterator[Claim]:
         "matrices"
     )
     yield from measured.speed_beside_prx()
+    yield from measured.speed_by_part()
     yield from measured.speed_of_routing_in_full()
     yield measured.speed_of_optimizers()
 
@@ -136,7 +138,7 @@ def statistics_page() -> Iterator[Claim]:
     yield Block("methods", _methods())
     yield Block("falls", _falls())
     yield Block("bank", _bank())
-    yield Quote(f"it drew {data('docs/bank.json')['studies']} studies for each row")
+    yield Quote(f"each row is of {data('docs/bank.json')['studies']:,} drawn studies")
     yield _correlations()
     yield from _permutations()
     yield from _coverage()
@@ -203,11 +205,15 @@ def _bank() -> list[str]:
             str(row["seeds"]),
             row["method"],
             *(f"{100 * share:.1f}" for share in (row["false_verdicts"], *(row["found"][size] for size in sizes))),
-            *(f"{100 * real[row['method'], row['seeds']][key]:.1f}" for key in ("decided", "holds", "opposite")),
+            *(_percent(real.get((row["method"], row["seeds"])), key) for key in ("decided", "holds", "opposite")),
         ]
         for row in found["null"]
     ]
     return table(header, rows)
+
+
+def _percent(row: dict[str, float] | None, key: str) -> str:
+    return "" if row is None else f"{100 * row[key]:.1f}"
 
 
 def _correlations() -> Quote:

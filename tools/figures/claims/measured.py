@@ -141,19 +141,50 @@ def speed_beside_prx() -> Iterator[Claim]:
     """Training, sampling and studies beside PRX and the limit. Of rates the higher is faster, of seconds the lower."""
     known, made = data("docs/speed/table.json"), []
     for row in known["rows"]:
-        ours, prx, limit = (row[key] for key in ("tintype", "prx", "limit"))
-        seconds = row["unit"] == "s"
-        ratio = f" ({(prx / ours if seconds else ours / prx):.2f} ×)" if prx else ""
+        ours, prx, limit = _figure(row["tintype"]), row["prx"], row["limit"]
+        ratio = f" ({(prx / ours if row['unit'] == 's' else ours / prx):.2f} ×)" if prx else ""
         cells = [f"{value:.3g} {row['unit']}" if value else "" for value in (ours, prx, limit)]
         made.append([row["work"], cells[0] + ratio, *cells[1:]])
     yield Block("speed", table(["work", "tintype", "PRX", "limit"], made))
     yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
-    yield Quote(f"The others are of commit {known['commit']}")
-    alone = known["adamw"]
+    yield Quote(f"at {known['copy_tb_per_s']} TB/s")
+    apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
+    yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
+    first = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
+    yield Quote(f"the first image of a process {first[0]:.1f} s, in FP8 {first[1]:.1f} s")
+
+
+def speed_by_part() -> Iterator[Claim]:
+    found = data("docs/speed/h200/profile.json")["ms"]
+    parts = ["products", "attention backward", "other fused kernels, attention forward included", "AdamW", "rest"]
+    names = {"mini 128": "`mini`, batch 128", "mini 256": "`mini`, batch 256", "1.17B 128": "1.17B, micro-batch 128"}
+    rows = [
+        [names[key], f"{found[key]['kernels_ms']:.1f}", *(f"{found[key][part]:.1f}" for part in parts)] for key in names
+    ]
+    yield Block("profile", table(["work", "all kernels", *parts], rows))
+    large = found["1.17B 128"]
+    yield Quote(f"without anything else a step would be {large['kernels_ms'] / large['products']:.2f} times as fast")
+
+
+def exactness() -> Iterator[Claim]:
+    """The cost of deterministic algorithms, from the same steps with and without them."""
+    found = data("docs/speed/h200/deterministic.json")
+    small, middle, large = (f"{100 * (1 - row['with'] / row['without']):.1f}%" for row in found["images/s"])
     yield Quote(
-        f"clipping and AdamW alone: {alone['one_pass_ms']} ms in one pass, {alone['apart_ms']} ms apart (1.17 billion "
-        f"parameters, commit {alone['commit']})"
+        f"It costs {small} of the speed of `mini` with a batch of 128, {middle} with 256, and {large} with 1.17 "
+        "billion parameters"
     )
-    first = next(row["tintype"] for row in known["rows"] if row["work"].startswith("until the first step"))
-    yield Quote(f"a first training step took {first} s")
+
+
+_APART = "with the average and the copies, apart, ms"
+
+
+def _figure(source: float | list[str | int]) -> float:
+    """Return a number, or that at a place in a file of docs/speed/h200; seconds of a step in milliseconds."""
+    if not isinstance(source, list):
+        return source
+    found = data(f"docs/speed/h200/{source[0]}.json")
+    for key in source[1:]:
+        found = found[key]
+    return float(found) * (1000 if source[-1] == "step_s" else 1)

@@ -48,6 +48,11 @@ QUESTIONS = {
     "2026-11-16_phases-photos-mini": "Illustrations, photographs, in which order?",
 }
 """The studies in studies/ that have verdicts, with their questions in short."""
+FIRST_READ_SHARED = {
+    "2026-11-17_bank-mini": "How far do seeds lie apart?",
+    "2026-11-17_fp8-mini": "Does training with FP8 products cost quality?",
+}
+"""The studies that were never read by the paired method."""
 REPLICATED = {"2026-11-15_optimizers-mini": "2026-11-16_muon-replication-mini"}
 """Studies of which arms were repeated on fresh seeds, and where."""
 
@@ -800,6 +805,52 @@ def phases_photos_page() -> Iterator[Claim]:
     )
 
 
+def _verdict_table(one: Study, metrics: dict[str, int]) -> list[str]:
+    means = [f"{one.mean(BASELINE, metric):.{places}f}" for metric, places in metrics.items()]
+    rows = [
+        [arm.name, *(judged(arm.comparisons[metric], places) for metric, places in metrics.items())]
+        for arm in one.results.arms
+        if arm.role != "baseline"
+    ]
+    labels = {metric.name: metric.label for metric in one.results.metrics}
+    return table(["arm", *(labels[metric] for metric in metrics)], [["baseline", *means], *rows])
+
+
+def bank_page() -> Iterator[Claim]:
+    one = study("2026-11-17_bank-mini")
+    yield Quote(f"{sum(len(arm.runs) for arm in one.results.arms)} runs of `mini`, {one.setup()}")
+    yield Block("bank-verdicts", _verdict_table(one, {ACCURACY: 3, FRECHET: 2, LOSS: 4}))
+    yield Block("bank-metrics", _bank_metrics(one))
+    clean = [one.compared("x-prediction", metric).verdict for metric in (LOSS, FRECHET)]
+    yield Quote("x-prediction is worse in it and better in Fréchet distance", holds=clean == ["worse", "better"])
+    fast = one.compared("muon 3e-3", FRECHET)
+    yield Quote(f"better here ({interval(fast, 2)})", holds=fast.verdict == "better")
+    again = muon_replication().compared("muon 3e-3", FRECHET)
+    yield Quote(f"undecided on [ten others](../2026-11-16_muon-replication-mini/README.md) ({interval(again, 2)})")
+
+
+def _bank_metrics(one: Study) -> list[str]:
+    """The seed spread of the baseline's runs and each arm's difference in units of it."""
+    rows = []
+    for metric in (metric for metric in one.results.metrics if metric.name != SPEED):
+        runs = {arm.label: [run.metrics[metric.name] for run in arm.runs] for arm in one.results.arms}
+        baseline = [value for arm in one.results.arms if arm.role != "arm" for value in runs[arm.label]]
+        deviation, mean = stdev(baseline), fmean(baseline)
+        arms = [f"{abs(fmean(runs[arm]) - mean) / deviation:.1f}" for arm in one.arms]
+        rows.append([metric.label, f"{mean:.3g}", f"{100 * deviation / abs(mean):.1f}%", *arms])
+    return table(["metric", "mean", "standard deviation", *(f"{arm}, in sd" for arm in one.arms)], rows)
+
+
+def fp8_page() -> Iterator[Claim]:
+    one = study("2026-11-17_fp8-mini")
+    yield Quote(f"{sum(len(arm.runs) for arm in one.results.arms)} runs of `mini`, {one.setup()}")
+    yield Block("fp8-verdicts", _verdict_table(one, {ACCURACY: 3, FRECHET: 2, LOSS: 4}))
+    everything = {row.verdict for arm in one.results.arms for row in arm.comparisons.values() if arm.role == "arm"}
+    yield Quote("No metric shows a difference", holds=not everything & {"better", "worse", "unstable"})
+    loss = one.compared("fp8", LOSS)
+    yield Quote(f"validation loss differs by {interval(loss, 4)}")
+
+
 def list_page() -> Iterator[Claim]:
     """Every study with its verdicts on primary metrics by both methods."""
     header = ["study", "question", "seeds", "paired method, by which it was first read", "shared method", "replicated"]
@@ -812,6 +863,23 @@ def list_page() -> Iterator[Claim]:
         if metric in one.primary and arm.role == "arm"
     }
     yield Quote("Arms that are not listed are undecided", holds=others == {"better", "worse", "undecided"})
+
+    later = ["study", "question", "seeds", "verdicts"]
+    yield Block("later-studies", table(later, [_listed_later(folder) for folder in FIRST_READ_SHARED]))
+
+
+def _listed_later(folder: str) -> list[str]:
+    one = study(folder)
+    found = [
+        f"{row.verdict} in {metric.label}: {arm.name}"
+        for metric in one.results.metrics
+        for arm in one.results.arms
+        if metric.primary and arm.role == "arm"
+        for row in [arm.comparisons[metric.name]]
+        if row.verdict != "undecided"
+    ]
+    name = f"[{folder.partition('_')[2]}]({folder}/README.md)"
+    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), "; ".join(found) or "none"]
 
 
 def _listed(folder: str) -> list[str]:
@@ -852,4 +920,6 @@ PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "studies/2026-11-15_tokenizers-photos-mini/README.md": tokenizers_photos_page,
     "studies/2026-11-16_muon-replication-mini/README.md": muon_replication_page,
     "studies/2026-11-16_phases-photos-mini/README.md": phases_photos_page,
+    "studies/2026-11-17_bank-mini/README.md": bank_page,
+    "studies/2026-11-17_fp8-mini/README.md": fp8_page,
 }
