@@ -16,7 +16,7 @@ from tintype.errors import UserError
 from tintype.flow.part import RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.settings import Plain, PlanView, Settings
+from tintype.settings import Plain, PlanView, Settings, Since
 
 
 def _is_block(value: int | float) -> int | float:
@@ -35,7 +35,12 @@ class RouteOptions(Settings):
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
     last: Block | None = Field(None, description="Last block that they skip, counted from 1, or a share of the depth")
-    dense: float = Field(0.0, ge=0, lt=1, description="Share of the steps, at the end, in which no token skips")
+    dense: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the steps, at the end, in which no token skips; 1: all steps, for a second stage by sft",
+    )
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings of a part: blocks and steps are numbers."""
@@ -43,9 +48,10 @@ class RouteOptions(Settings):
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
         last = max(first, usual[1]) if self.last is None else _block(self.last, depth)
-        schedule = Schedule(kind="until", end=self._first_dense_step(steps)) if self.dense else Schedule()
+        ends = 0 < self.dense < 1
+        schedule = Schedule(kind="until", end=self._first_dense_step(steps)) if ends else Schedule()
         own = {key: getattr(self, key) for key in type(self).model_fields if key not in ("first", "last", "dense")}
-        return {**own, "first": first, "last": last, "schedule": schedule}
+        return {**own, "first": first, "last": last, "schedule": schedule, "dense": self.dense == 1}
 
     def _first_dense_step(self, steps: int) -> int:
         """Return the step from which on no token skips. There is a step before it, and one from it on."""
@@ -53,7 +59,7 @@ class RouteOptions(Settings):
         if first < 1:
             raise UserError(
                 f"dense: with {self.dense:g} of {steps} steps (train.steps) dense at the end, there is no step in "
-                "which tokens skip; lower dense, or train longer"
+                "which tokens skip; lower dense, train longer, or take dense=1 for none at any step"
             )
         return first
 
@@ -75,12 +81,17 @@ class RangePart(RoutePart):
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
     last: int = Field(ge=1, description="Last block that tokens skip")
     schedule: Schedule = Schedule()
+    dense: Annotated[bool, Since(False)] = Field(
+        False, description="No token skips at any step: for a stage that starts from a run in which tokens skipped"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.last < self.first:
             yield f"{self.kind}: the last block to skip ({self.last}) comes before the first ({self.first})"
         if self.schedule.kind not in ("constant", "until"):
             yield f"{self.kind}: tokens skip or they do not: its schedule is constant or until"
+        if self.dense and self.schedule.kind != "constant":
+            yield f"{self.kind}: with dense no token skips at any step, so its schedule does nothing; leave one out"
 
     def check(self, plan: PlanView) -> None:
         if self.last > plan.model.depth:
@@ -89,14 +100,18 @@ class RangePart(RoutePart):
             )
         if int(plan.fewest_tokens * self.share) == 0:
             raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {plan.fewest_tokens} tokens")
-        if not any(self.schedule.factors_in(plan.train.steps)):
+        if not self.dense and not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: no token skips at any step: route.schedule starts at step {self.schedule.start}, and "
-                f"the run has {plan.train.steps} steps (train.steps); start it earlier"
+                f"the run has {plan.train.steps} steps (train.steps); start it earlier, or set route.dense"
             )
 
+    def is_sparse(self, step: int) -> bool:
+        """Return whether tokens skip at this step."""
+        return not self.dense and self.schedule.factor(step) > 0
+
     def sparse_blocks(self, step: int) -> range:
-        return range(self.first - 1, self.last) if self.schedule.factor(step) else range(0)
+        return range(self.first - 1, self.last) if self.is_sparse(step) else range(0)
 
 
 @dataclass(frozen=True)

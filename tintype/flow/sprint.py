@@ -3,7 +3,7 @@
 The first blocks are dense. After the sparse ones the missing tokens are a mask token, and one linear layer joins the
 deep stream with the tokens as they were before: W [deep, shallow] + b. It stays in sampling, where no token is missing.
 In training a sample's whole deep stream is replaced by mask tokens now and then, for path-drop guidance. The second,
-dense stage is `dense`; the paper also raises batch and learning rate there.
+dense stage is `dense`; the paper also raises batch and learning rate there, which `sft` with `dense=1` can.
 
 Differs: the default range of blocks is PRX's, so that arms compare; the paper keeps two blocks at either end dense
 (first=3, last=26 of its 28). PRX's variant is sampling=random,mask=learned,path_drop=0.
@@ -83,7 +83,7 @@ class Sprint(nn.Module):
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
         share = self.settings.path_drop
         dropped_B = draws.uniform("path-drop") < share if share else None
-        kept_BK = self._kept(grid, draws) if self.settings.schedule.factor(step) else None
+        kept_BK = self._kept(grid, draws) if self.settings.is_sparse(step) else None
         return self._route(kept_BK, dropped_B)
 
     def whole(self) -> Route | None:

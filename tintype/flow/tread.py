@@ -33,7 +33,7 @@ class Tread:
 
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
         tokens = grid[0] * grid[1]
-        if not self.settings.schedule.factor(step):
+        if not self.settings.is_sparse(step):
             return None
         return self.sparse(random_kept(draws, tokens, tokens - int(tokens * self.settings.share)))
 
