@@ -36,7 +36,12 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("mini", "928d362ed9aaf2d5"), ("pocket", "d70716dcaf32df2a"), ("prx-jit-1024", "87d0011cc89e912b")],
+    [
+        ("mini", "928d362ed9aaf2d5"),
+        ("pocket", "d70716dcaf32df2a"),
+        ("prx-256", "0d547f40d5461e10"),
+        ("prx-jit-1024", "dfbaef9e2ed0115a"),
+    ],
 )
 def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
     """Runs are found by them. A setting that joins later is marked with `Since`."""

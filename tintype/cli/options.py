@@ -12,7 +12,7 @@ from tintype.cli import complete
 Out = Annotated[Path, Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], Option("--set", help="Override a setting: key.path=value (repeatable)")]
 SetProtocol = Annotated[
-    list[str], Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
+    list[str], Option("--set", help='Override the protocol: preset=prx, count=256, "encoders=[clip]"')
 ]
 Techniques = Annotated[
     list[str],

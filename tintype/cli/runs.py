@@ -115,8 +115,9 @@ def evaluate(
     if run is None and threads is not None:
         raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
     from tintype.evaluation.images import evaluate_images, image_definitions
+    from tintype.evaluation.presets import protocol_of
     from tintype.evaluation.progress import Scoring
-    from tintype.evaluation.protocol import ImageProtocol, Protocol, definitions
+    from tintype.evaluation.protocol import ImageProtocol, definitions
     from tintype.evaluation.results import MetricValues
     from tintype.evaluation.run import evaluate as evaluate_run
     from tintype.plan import plan_from_folder
@@ -141,7 +142,7 @@ def evaluate(
         title, result, meanings = f"{images} against {reference}: {counts}", found, image_definitions(of_images)
     elif run is not None:
         run = run_of(run, arm, arm_seed)
-        protocol = settings_of(Protocol, "evaluation", set_)
+        protocol = protocol_of(set_)
         average = reconstruction(run, ema_length) if ema_length is not None else None
         kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
         with Progress("loading the run", kept=kept) as bars:
@@ -168,13 +169,13 @@ def ema(
     """Score a run with weight averages of several lengths. Running it again resumes."""
     from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths
     from tintype.evaluation.fit import fit_protocol, refuse
-    from tintype.evaluation.protocol import Protocol
+    from tintype.evaluation.presets import protocol_of
     from tintype.plan import plan_from_folder
     from tintype.terminal.runs import score_lengths_with_progress, show_ema_curve
 
     run = run_of(run, arm, arm_seed)
     data = plan_from_folder(run).data
-    fitted = fit_protocol(settings_of(Protocol, "evaluation", set_), data)
+    fitted = fit_protocol(protocol_of(set_), data)
     refuse(fitted.problems)
     wanted = check_metric(fitted.protocol, metric, data.of_scenes)
     curve = Curve(run, read_lengths(lengths), fitted.protocol, wanted, of_scenes=data.of_scenes)

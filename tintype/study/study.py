@@ -22,6 +22,7 @@ from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
 from tintype.evaluation.early import early_protocol
 from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol, readiness_problems, refuse
+from tintype.evaluation.presets import expand_in
 from tintype.evaluation.protocol import FEWEST, Protocol, definitions
 from tintype.metrics import validation
 from tintype.model.start import ArmStart
@@ -59,6 +60,7 @@ RETRIES = 2
 """How often a run is tried again by default."""
 PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
 _SUBJECT = "the study"
+_EVALUATION = "evaluation"
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
 """Primary where no encoder takes distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
@@ -435,8 +437,10 @@ def token_count(plan: Plan) -> int:
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     """Load a packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
     document = recipes.find("studies", name)
+    expand_in(_EVALUATION, document)
     for assignment in assignments:
         document.override(assignment)
+    expand_in(_EVALUATION, document)  # an override can name a preset too
     settings = parse(StudySettings, document).located(Path(name).parent)
     return resolve(Path(name).stem, settings, place=document.place)
 

@@ -1,4 +1,4 @@
-"""The named plans that stand for a published training run: what they say, and that they run when scaled down."""
+"""The named plans that stand for published training runs: what they say, and that they run when scaled down."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tiny_dino import FOLDER, SIZE_PX, write_dino
 from tintype import recipes
 from tintype.data.captions import NULL_CAPTION
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.model import Transformer
-from tintype.plan import Plan, plan_from_document
+from tintype.plan import Plan, diff, plan_from_document
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws, TextTokens
 from tintype.train.loop import train
 from tintype.train.parts import build_model
+from tintype.train.start import unfit_settings
 from tintype.train.update import lr_factor
 
 PRX_TEXT_DIM = 2304
 SMALL = (
-    *("data.size_px=64", "data.count=16", "text.width=16", "text.depth=1", "text.heads=2"),
+    *("data.size_px=64", "data.count=16", "text={kind: words, width: 16, depth: 1, heads: 2, max_tokens: 80}"),
     *("model.depth=2", "model.width=32", "model.heads=2", "model.bottleneck=12", "model.compile=false"),
     *("train.steps=3", "train.batch=8", "run.device=cpu", "run.log_every_steps=1"),
 )
@@ -45,6 +47,8 @@ def test_the_jit_recipe_is_prxs() -> None:
     assert (plan.train.steps, plan.train.batch, plan.train.batch // plan.train.accumulate) == (100_000, 256, 32)
     assert (plan.train.clip_norm, plan.precision.compute, plan.captions.dropout) == (0.2, "bf16", 0.1)
     assert (plan.ema, plan.losses, plan.route, plan.weighting) == (None, (), None, None)
+    text = plan.text.model_dump()
+    assert (text["kind"], text["weights"], text["max_tokens"]) == ("t5gemma", "google/t5gemma-2b-2b-ul2", 256)
     assert [lr_factor(plan, step) for step in (0, 499, 999, 99_999)] == [0.001, 0.5, 1.0, 1.0]
 
 
@@ -52,6 +56,12 @@ def test_its_denoiser_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         model = Transformer(jit_1024("model.compile=false").model, 3, PRX_TEXT_DIM)
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_177_215_744
+
+
+def test_with_the_words_encoder_it_is_the_run_that_it_was() -> None:
+    """Runs and measurements from before the recipe had T5Gemma are found by this override."""
+    words = "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}"
+    assert jit_1024(words).hash == "87d0011cc89e912b"
 
 
 def test_scaled_down_it_equals_diffusers() -> None:
@@ -106,3 +116,67 @@ def test_its_samples_follow_the_shifted_grid_and_the_clamp() -> None:
     wanted = ((x + 1) * 127.5).round().clamp(0, 255)
     assert float((image - wanted).abs().max()) <= 1
     assert float(image.float().std()) > 10
+
+
+# The other plans
+
+
+def named(name: str, *assignments: str) -> Plan:
+    return plan_from_document(recipes.find("plans", name), assignments)
+
+
+def denoiser_parameters(plan: Plan) -> int:
+    with torch.device("meta"):
+        settings = plan.model.model_copy(update={"compile": False})
+        model = Transformer(settings, plan.tokenizer.compression.channels, PRX_TEXT_DIM)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_prx_256_is_the_published_baseline() -> None:
+    """It differs from the JiT recipe in what PRX's two baselines differ in, and in nothing else."""
+    plan = named("prx-256")
+    changes = diff(plan, jit_1024())
+    assert {key.split(".")[0] for key in changes} == {"data", "tokenizer", "model", "objective", "time", "sampling"}
+    assert (plan.data.size_px, plan.tokenizer.kind, plan.model.patch) == (256, "flux1", 2)
+    assert (plan.objective.kind, plan.time.shift, plan.sampling.shift) == ("velocity", 1.0, 1.0)
+    assert (plan.token_grid, plan.model.bottleneck) == ((16, 16), None)
+    assert denoiser_parameters(plan) == 1_170_691_648
+
+
+def test_prx_7b_has_prxs_sizes_and_is_sharded() -> None:
+    plan = named("prx-7b")
+    assert denoiser_parameters(plan) == 6_985_046_080
+    assert plan.run.distribution.kind == "fsdp"
+    assert set(diff(named("prx-256"), plan)) == {"model.depth", "model.width", "train.accumulate"}
+
+
+def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
+    first, second = named("prx-speedrun"), named("prx-speedrun-1024")
+    assert [(plan.data.size_px, plan.train.steps, plan.train.batch) for plan in (first, second)] == [
+        (512, 100_000, 1024),
+        (1024, 20_000, 512),
+    ]
+    weights = {loss.kind: loss.weight for loss in first.losses}
+    assert weights == {"repa": 0.5, "lpips": 0.1, "perceptual-dino": 0.01}
+    assert [loss.kind for loss in second.losses] == ["lpips", "perceptual-dino"], "REPA is off in the second stage"
+    optimizer = first.optimizer.model_dump()
+    assert (optimizer["kind"], optimizer["lr"], optimizer["momentum"]) == ("muon", 1e-4, 0.95)
+    assert (optimizer["newton_schulz_steps"], optimizer["adamw"]["eps"]) == (5, 1e-8)
+    assert first.ema is not None and first.ema.model_dump() == {"decay": 0.999, "ramp": False, "every": 10}
+    assert first.route is not None and list(first.route.sparse_blocks(0)) == list(range(1, 15)), "2nd to penultimate"
+    assert first.token_grid == (16, 16) and second.token_grid == (32, 32)
+    assert unfit_settings(second, first) == "", "the weights of the first stage fit the second"
+    assert denoiser_parameters(first) == denoiser_parameters(second) == 1_177_215_744
+
+
+def test_scaled_down_both_stages_of_the_speedrun_train(tmp_path: Path) -> None:
+    """With a teacher and perceptual networks that need no download; the second stage starts from the first."""
+    write_dino()
+    losses = (
+        "losses=[{kind: repa, block: 2, hidden: 8, teacher: scenes}, "
+        f"{{kind: perceptual-dino, weight: 0.01, source: {FOLDER}, size_px: {SIZE_PX}}}]"
+    )
+    small = (*SMALL, "model.depth=4", "train.batch=2", "train.accumulate=1", "route.last=3", "ema.every=1")
+    assert train(named("prx-speedrun", *small, losses), tmp_path / "first", Interrupt()).finished
+    second = named("prx-speedrun-1024", *small, losses, f"start.folder={tmp_path / 'first'}")
+    assert train(second, tmp_path / "second", Interrupt()).finished

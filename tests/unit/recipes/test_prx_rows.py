@@ -1,0 +1,170 @@
+"""The published study as files: each row is found by its name, is the same in every file, and runs at pocket size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.studies import run_study
+from tests.tiny_autoencoders import CHANNELS, STRIDE_PX, chosen
+from tests.tiny_text import MAX_TOKENS, write_text_encoder
+from tintype import recipes
+from tintype.errors import UserError
+from tintype.evaluation.presets import protocol_of
+from tintype.evaluation.protocol import definitions
+from tintype.plan import read_plan
+from tintype.study.study import ArmPlan, Study, load_study
+
+ROWS = {
+    "repa-dinov3": "prx-repa",
+    "repa-dinov2": "prx-repa",
+    "repa-burn-in": "prx-repa",
+    "irepa": "prx-repa",
+    "repa-e-vae": "prx-tokenizers",
+    "repa-e-vae + repa": "prx-tokenizers",
+    "flux2": "prx-tokenizers",
+    "contrastive": "prx-objectives",
+    "x-prediction": "prx-objectives",
+    "min-snr": "prx-objectives",
+    "jit": "prx-objectives",
+    "tread": "prx-routing",
+    "sprint": "prx-routing",
+    "short-captions": "prx-captions",
+    "synthetic-images": "prx-data",
+    "sft": "prx-data",
+    "muon": "prx-optimizers",
+    "bf16-storage": "prx-optimizers",
+}
+"""The study beside prx-rows that has a row."""
+TWINS = {
+    "prx-rows": "prx-rows-mini",
+    "prx-repa": "prx-repa-mini",
+    "prx-tokenizers": "prx-tokenizers-mini",
+    "prx-objectives": "objectives-mini",
+    "prx-routing": "routing-mini",
+    "prx-captions": "captions-mini",
+    "prx-data": "phases-mini",
+    "prx-optimizers": "optimizers-mini",
+}
+"""The same question on one GPU."""
+
+
+def arms(name: str) -> dict[str, ArmPlan]:
+    """Return the arms by name, of a study of several resolutions those with the fewest tokens."""
+    return {arm.name: arm for arm in load_study(name).by_resolution()[0] if arm.role == "arm"}
+
+
+def test_all_rows_are_in_one_study_and_in_its_twin() -> None:
+    assert list(arms("prx-rows")) == list(arms("prx-rows-mini")) == list(ROWS)
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS.values())))
+def test_a_row_is_the_same_run_in_every_study_that_has_it(name: str) -> None:
+    whole, family = arms("prx-rows"), arms(name)
+    for row in (row for row, study in ROWS.items() if study == name):
+        assert [plan.hash for plan in family[row].plans] == [plan.hash for plan in whole[row].plans], row
+
+
+def test_every_study_has_a_twin_for_one_gpu() -> None:
+    packaged = set(recipes.names("studies"))
+    assert {name for name in packaged if name.startswith("prx-") and not name.endswith("-mini")} == set(TWINS)
+    assert set(TWINS.values()) <= packaged
+    for name, twin in TWINS.items():
+        of_all, of_twin = load_study(name).arms[0].plans[0], load_study(twin).arms[0].plans[0]
+        assert of_all.train.steps * of_all.train.batch > 50 * of_twin.train.steps * of_twin.train.batch
+
+
+def test_the_second_resolution_of_routing_is_the_jit_recipe() -> None:
+    pixels = next(arm for arm in load_study("prx-routing").arms if arm.label == "baseline @ pixels-1024").plans[0]
+    assert pixels.hash == read_plan("prx-jit-1024", ["data.style=photo"]).hash
+
+
+# The protocol
+
+
+def test_the_preset_is_prxs_evaluation() -> None:
+    study = load_study("prx-rows")
+    protocol = study.settings.evaluation
+    assert (protocol.count, protocol.sampler.method, protocol.sampler.steps) == (10_000, "euler", 50)
+    assert protocol.sampler.guidance.model_dump()["scale"] == 3.5 and protocol.also == ()
+    labels = [definitions(protocol)[name].label for name in study.settings.primary]
+    assert labels == ["FID", "CMMD (processor's crop)", "DINO-MMD"]
+    assert protocol == protocol_of(["preset=prx"])
+
+
+def test_settings_beside_a_preset_replace_its_own() -> None:
+    protocol = load_study("prx-captions").settings.evaluation
+    assert [one.name for one in protocol.conditions] == ["", "short"] and protocol.count == 10_000
+    assert load_study("prx-repa", ["evaluation.count=64"]).settings.evaluation.count == 64
+    named = load_study("captions-mini", ["evaluation=prx", "primary=[fd_inception]"]).settings.evaluation
+    assert named == protocol_of(["preset=prx"])
+    for given in (["preset=prx", "count=64"], ["count=64", "preset=prx"]):
+        assert (protocol_of(given).count, protocol_of(given).sampler.steps) == (64, 50)
+
+
+def test_an_unknown_preset_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="preset=pxr: unknown preset 'pxr' of an evaluation; did you mean 'prx'"):
+        protocol_of(["preset=pxr"])
+    file = tmp_path / "study.yaml"
+    file.write_text("question: q\nrecipe: pocket\nseeds: [0]\narms: [{techniques: [min-snr]}]\nevaluation: pxr\n")
+    with pytest.raises(UserError, match=r"study\.yaml.*unknown preset 'pxr'"):
+        load_study(str(file))
+
+
+# At pocket size
+
+
+def smaller(text: str) -> str:
+    """Return the text of an arm with tiny networks and counts in the place of the published ones."""
+    size = f"channels={CHANNELS},to.stride_px={STRIDE_PX}"
+    dinov2 = "teacher.kind=dinov2,teacher.source=facebook/dinov2-with-registers-large,hidden=1024"
+    for old, new in {
+        dinov2: "teacher=scenes,hidden=12",
+        "teacher.kind=dinov3": "teacher=scenes",
+        "hidden=1024": "hidden=8",
+        "to.kind=e2e-flux,to.compute=bf16": f"to.kind=e2e-flux,to.weights={chosen('e2e-flux')['weights']},to.{size}",
+        "to.kind=flux2,to.compute=bf16": f"to.kind=flux2,to.weights={chosen('flux2')['weights']},to.{size}",
+        "model.bottleneck=256": "model.bottleneck=4",
+        "count=1000000": "count=6",
+        "steps=20000,data.count=3350": "steps=2,warmup_steps=1,data.count=4",
+    }.items():
+        text = text.replace(old, new)
+    return text
+
+
+def pocket_rows(folder: Path) -> Study:
+    """Return prx-rows with all of its arms; only sizes, weights and numbers of steps and images are others."""
+    document = recipes.find("studies", "prx-rows").data
+    for arm in document["arms"]:
+        arm["set"] = [smaller(one) for one in arm.get("set", [])]
+        arm["techniques"] = [smaller(one) for one in arm["techniques"]]
+    text = {"kind": "t5gemma", "weights": str(write_text_encoder("t5gemma")), "max_tokens": MAX_TOKENS}
+    document["set"] += [
+        *("data.size_px=16", "data.count=24", f"text={json.dumps(text)}", f"tokenizer={json.dumps(chosen('flux1'))}"),
+        *("model.depth=3", "model.width=32", "model.heads=2", "model.patch=1", "model.compile=false"),
+        *("train.steps=4", "train.batch=4", "train.accumulate=2", "train.warmup_steps=1", "run.device=cpu"),
+    ]
+    document["seeds"] = [0]
+    document["primary"] = ["validation_loss"]
+    document["evaluation"] = {
+        "count": 8,
+        "also": [],
+        "reference_count": 8,
+        "validation_count": 4,
+        "metrics": ["fd"],
+        "sampler": {"steps": 2, "batch": 8},
+    }
+    (folder / "rows.json").write_text(json.dumps(document))
+    return load_study(str(folder / "rows.json"))
+
+
+@pytest.mark.slow
+def test_every_row_is_trained_and_scored_at_pocket_size(tmp_path: Path) -> None:
+    study = pocket_rows(tmp_path)
+    assert [arm.name for arm in study.arms] == ["baseline", *ROWS]
+    outcome = run_study(study, tmp_path / "out", 1)
+    assert not outcome.failed and outcome.done == outcome.total == len(study.arms)
+    assert outcome.report is not None
+    assert all(arm.runs[0].metrics["validation_loss"] is not None for arm in outcome.report.results.arms)
