@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,6 +142,40 @@ def _baseline(study: str, arm: str | None) -> Plan:
 def _refuse_arm_without_study(names: Sequence[str], arm: str | None, seed: int | None) -> None:
     if (arm is not None or seed is not None) and not any(is_study(Path(name)) for name in names):
         raise UserError(f"--arm and --arm-seed choose a run of a study; {names[0]} is none")
+
+
+@plan_app.command("cost")
+def plan_cost(
+    recipe: options.AnyPlan,
+    gpus: Annotated[int, Option(min=1, help="GPUs that share each micro-batch")] = 1,
+    gpu: Annotated[
+        str | None,
+        Option(help="Kind of GPU to estimate for: h200, h100, b200, …; by default this machine's is measured, if any"),
+    ] = None,
+    set_: options.Set = [],  # noqa: B006
+    technique: options.Techniques = [],  # noqa: B006
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
+    json_: options.Json = False,
+) -> None:
+    """Count what a run of a plan costs: parameters, operations, memory, GPU-hours. Nothing is trained or written."""
+    from tintype.bench.cost import USUAL_GPU, cost_of_plan, estimated_speed, measured_speed
+    from tintype.runtime.machine import choose_device
+    from tintype.terminal.costs import as_json, show_plan_cost
+    from tintype.terminal.progress import Progress
+
+    of_folder = Path(recipe).is_dir()
+    if of_folder and (set_ or technique):
+        raise UserError(f"{recipe} has its plan; --set and --technique are for recipes and plan files")
+    _refuse_arm_without_study([recipe], arm, arm_seed)
+    plan = any_plan(recipe, arm, arm_seed) if of_folder else plan_of(recipe, set_, technique)
+    device = choose_device(plan.run.device)
+    named: str | None = gpu or USUAL_GPU
+    cost = cost_of_plan(plan, estimated_speed(gpu or USUAL_GPU), gpus)
+    if gpu is None and device.type == "cuda":
+        with Progress("measuring", kept="nothing was measured; run the same command again"):
+            cost, named = replace(cost, speed=measured_speed(plan, device, cost.micro_batch)), None
+    print_json(as_json(cost)) if json_ else show_plan_cost(cost, console, named)
 
 
 @plan_app.command("schema")

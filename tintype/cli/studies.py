@@ -32,6 +32,9 @@ def ablate(
     like: Annotated[
         Path | None, Option(help="With --dry-run: take the seconds of a run from this study of the same baseline")
     ] = None,
+    gpu: Annotated[
+        str, Option(help="Kind of GPU that the cost of a run is estimated for: h200, h100, b200, …")
+    ] = "h200",
     prepare: Annotated[
         bool, Option("--prepare", help="Check the study and make its folder for `tintype work`, and stop")
     ] = False,
@@ -39,6 +42,7 @@ def ablate(
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.study import choose_arms, load_study
+    from tintype.terminal.costs import show_study_cost
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
 
     resolved = load_study(study, set_)
@@ -46,6 +50,7 @@ def ablate(
         resolved = choose_arms(resolved, arm)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
+    show_study_cost(resolved, console, gpu)
     if dry_run:
         show_cost(cost_of(resolved, out, like), console)
         return

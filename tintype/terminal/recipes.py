@@ -13,8 +13,10 @@ from tintype import recipes
 from tintype.model import Transformer
 from tintype.page import numerals
 from tintype.plan import Plan, read_plan
+from tintype.pretrained.published import PUBLISHED
 from tintype.study.study import load_study
 from tintype.terminal.lines import say
+from tintype.text.frozen import FrozenTextPart
 from tintype.text.words import WordsSettings
 
 
@@ -78,9 +80,13 @@ def _device(plan: Plan) -> str:
 
 def _denoiser_parameters(plan: Plan) -> int | None:
     """Return how many weights the denoiser has; None where only loading the text encoder tells."""
-    if not isinstance(plan.text, WordsSettings):
+    if isinstance(plan.text, WordsSettings):
+        text_width = plan.text.width
+    elif isinstance(plan.text, FrozenTextPart) and plan.text.weights in PUBLISHED:
+        text_width = PUBLISHED[plan.text.weights].width
+    else:
         return None
     settings = plan.model.model_copy(update={"compile": False})
     with torch.device("meta"):
-        model = Transformer(settings, plan.tokenizer.compression.channels, plan.text.width)
+        model = Transformer(settings, plan.tokenizer.compression.channels, text_width)
     return sum(parameter.numel() for parameter in model.parameters())

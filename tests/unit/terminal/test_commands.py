@@ -45,6 +45,7 @@ AT_ONCE = {
     "card",
     "data shapes",
     "launch",
+    "plan cost",
     "plan diff",
     "plan schema",
     "plan show",

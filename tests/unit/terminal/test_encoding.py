@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -52,5 +53,11 @@ def test_what_the_encoding_lacks_is_written_in_plain_letters(monkeypatch: pytest
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_tables_stay_aligned(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = printed(COMMANDS["arms"], encoding, monkeypatch).splitlines()
-    widths = {len(line) for line in shown if line.startswith(("|", "│"))}
-    assert len(widths) == 1
+    tables = [list(lines) for of_table, lines in groupby(shown, _in_table) if of_table]
+    assert len(tables) == 2, "the arms, and their cost"
+    for lines in tables:
+        assert len({len(line) for line in lines}) == 1
+
+
+def _in_table(line: str) -> bool:
+    return line.startswith(tuple("|+│┃┏┡├└"))

@@ -1,0 +1,620 @@
+"""Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
+
+Parameters and operations are counted on the networks themselves, built without numbers (torch's meta device), and so
+are the bytes of weights, gradients, optimizer and averages. Activations and time are estimates: see `activation_bytes`
+and `Speed`.
+
+B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tintype.errors import UserError
+from tintype.flow.routes import Unrouted
+from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.lpips import LpipsLossSettings
+from tintype.losses.part import LossPart
+from tintype.losses.perceptual_dino import PerceptualDinoSettings
+from tintype.model import Transformer
+from tintype.optim.storage import Storage
+from tintype.plan import Plan
+from tintype.pretrained.packages import Untyped
+from tintype.pretrained.published import PUBLISHED
+from tintype.runtime.clock import synchronized_s
+from tintype.runtime.layout import ONE
+from tintype.schedule import Schedule
+from tintype.seams import LossContext, Output, Route, Router, TextTokens
+from tintype.settings import PrecisionSettings
+from tintype.text.frozen import FrozenTextPart
+from tintype.text.words import WordsEncoder, WordsSettings
+from tintype.tokenizers.latent import LatentPart
+from tintype.train.parts import LOSSES, register, storage_dtype
+from tintype.train.state import build_optimizer, separate
+from tintype.vision.lpips import Lpips
+from tintype.vision.part import TeacherPart
+
+META = torch.device("meta")
+_BLOCKS = "denoiser.blocks."
+_BYTES = {"bf16": 2}
+"""Bytes of a number of a frozen network, by the type that it computes in; 4 for all others."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU, by its data sheet."""
+
+    peak_flop_per_s: float
+    """Dense matrix products in bf16."""
+    memory_gb: float
+
+
+GPUS = {
+    "a100": Gpu(312e12, 80),
+    "h100": Gpu(989e12, 80),
+    "h200": Gpu(989e12, 141),
+    "b200": Gpu(2250e12, 180),
+    "l40s": Gpu(362e12, 48),
+    "rtx-4090": Gpu(165e12, 24),
+}
+USUAL_GPU = "h200"
+UTILISATION = 0.4
+"""Share of the peak that an estimate takes for reached. It is an assumption, and no measurement."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Operations of one GPU in a second, and where the number comes from."""
+
+    flop_per_s: float
+    words: str
+    measured: bool
+
+
+def estimated_speed(gpu: str) -> Speed:
+    """Return the speed of a kind of GPU from its data sheet; refuse an unknown kind."""
+    if gpu not in GPUS:
+        raise UserError(f"--gpu {gpu}: unknown kind; known: {', '.join(GPUS)}")
+    peak = GPUS[gpu].peak_flop_per_s
+    words = f"an estimate: {UTILISATION:.0%} of the {peak / 1e12:.0f} TFLOP/s of the data sheet of an {gpu}, in bf16"
+    return Speed(UTILISATION * peak, words, measured=False)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A frozen network that training asks."""
+
+    parameters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps that all cost the same."""
+
+    first: int
+    end: int
+    size_px: int
+    flops: Mapping[str, float]
+    """Operations of one image, by part: forward and backward of what is trained, forward of what is frozen."""
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.first
+
+    @property
+    def image_flops(self) -> float:
+        return sum(self.flops.values())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU. All but `copies` and `activations` are exact.
+
+    The sum is above the peak: gradients come while activations go.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    averages: int
+    towers: int
+    """Weights of frozen networks."""
+    copies: int
+    """An estimate: the blocks' matrices in bf16, which matrix products read in place of weights in fp32."""
+    activations: int
+    """An estimate: see `activation_bytes`."""
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """The cost of one run of a plan."""
+
+    plan: str
+    parameters: Mapping[str, int]
+    """Trained ones, by the part that owns them."""
+    towers: Mapping[str, Tower]
+    phases: Sequence[Phase]
+    optimizer_flops: float
+    """Matrix products of the optimizer in a step."""
+    memory: Memory
+    micro_batch: int
+    """Images of a micro-batch on one GPU."""
+    batch: int
+    gpus: int
+    speed: Speed
+    missing: Sequence[str] = field(default_factory=tuple)
+    """Parts that are not counted, and why, in words."""
+
+    @property
+    def trained(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def step_flops(self) -> float:
+        """Operations of a step, the mean over the run."""
+        return self.run_flops / self.phases[-1].end
+
+    @property
+    def run_flops(self) -> float:
+        each = (phase.steps * (self.batch * phase.image_flops + self.optimizer_flops) for phase in self.phases)
+        return sum(each)
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.run_flops / self.speed.flop_per_s / 3600
+
+    @property
+    def days(self) -> float:
+        """Return the days with all GPUs, as if none waited for another."""
+        return self.gpu_hours / self.gpus / 24
+
+    @property
+    def images_per_s(self) -> float:
+        """Return the images in a second of all GPUs, the mean over the run."""
+        return self.batch * self.gpus * self.speed.flop_per_s / self.step_flops
+
+
+def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
+    """Return the cost of a run on this many GPUs. No weights are read, and nothing is computed."""
+    if (plan.train.batch // plan.train.accumulate) % gpus:
+        raise UserError(
+            f"--gpus {gpus}: a micro-batch has {plan.train.batch // plan.train.accumulate} images (train.batch over "
+            f"train.accumulate), which {gpus} GPUs cannot share evenly; give another number, or "
+            "--set train.accumulate=1"
+        )
+    counted = Counted(plan)
+    networks = counted.networks
+    bytes_of = {name: parameter.numel() * parameter.element_size() for name, parameter in networks.named.items()}
+    micro_batch = plan.train.batch // plan.train.accumulate // gpus
+    optimizer = build_optimizer(plan.optimizer, networks.named, Storage(plan.precision.rounding), ONE, {})
+    slots = [form for one in networks.named.values() for form in optimizer.slots(one).values()]  # type: ignore[attr-defined]
+    averages = plan.ema.build(separate(networks.named)).tensors() if plan.ema else {}
+    towers = {name: tower for name, (tower, _) in counted.towers.items()}
+    weights = sum(bytes_of.values())
+    shards = _shards(plan, gpus)
+    memory = Memory(
+        weights=weights // shards,
+        gradients=weights // shards,
+        optimizer=sum(prod(form.shape) * _size(form.dtype) for form in slots) // shards,
+        averages=sum(one.numel() * one.element_size() for one in averages.values()) // shards,
+        towers=sum(tower.bytes for tower in towers.values()),
+        copies=_copied_bytes(plan, networks.named) // shards,
+        activations=max(activation_bytes(plan, micro_batch, phase.first) for phase in counted.phases),
+    )
+    products = plan.optimizer.matrix_products(networks.named)
+    return PlanCost(
+        plan=plan.hash,
+        parameters=networks.parameters,
+        towers=towers,
+        phases=counted.phases,
+        optimizer_flops=products[0] if products else 0.0,
+        memory=memory,
+        micro_batch=micro_batch,
+        batch=plan.train.batch,
+        gpus=gpus,
+        speed=speed,
+        missing=tuple(dict.fromkeys(counted.missing)),
+    )
+
+
+def _copied_bytes(plan: Plan, named: Mapping[str, nn.Parameter]) -> int:
+    if (plan.precision.storage, plan.precision.compute) != ("fp32", "bf16"):
+        return 0
+    return sum(2 * one.numel() for name, one in named.items() if name.startswith(_BLOCKS) and one.ndim == 2)
+
+
+def _size(dtype: torch.dtype | None) -> int:
+    return 4 if dtype is None else dtype.itemsize
+
+
+def _shards(plan: Plan, gpus: int) -> int:
+    """Return over how many GPUs the weights are sharded."""
+    how = plan.run.distribution
+    return min(how.shards or gpus, gpus) if how.kind == "fsdp" else 1
+
+
+def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
+    """Estimate the bytes that the blocks keep for the backward pass of a micro-batch.
+
+    A block keeps 12 vectors of the width and 3 of the MLP's for each image token (the norms' inputs and outputs, the
+    projections, q and k before and after norm and rotation, the attention's output, gate, up and their product), and
+    3 of the width for each text token. With activation checkpointing it is one vector, and one block in full.
+    """
+    model, tokens = plan.model, _tokens(plan, step)
+    of_block = 12 * model.width + 3 * model.hidden
+    text = 3 * model.width * _text_tokens(plan)
+    sparse = plan.route.sparse_blocks(step) if plan.route else range(0)
+    share = getattr(plan.route, "share", 0.0)
+    in_block = [tokens - int(tokens * share) if block in sparse else tokens for block in range(model.depth)]
+    whole = [of_block * count + text for count in in_block]
+    numbers = (
+        max(whole) + sum(count * model.width for count in in_block) if model.activation_checkpointing else sum(whole)
+    )
+    return images * numbers * (2 if plan.precision.compute == "bf16" else 4)
+
+
+def _tokens(plan: Plan, step: int) -> int:
+    return prod(_grid(plan, step))
+
+
+def _text_tokens(plan: Plan) -> int:
+    """Return the most tokens of a caption, for which all are taken."""
+    assert isinstance(plan.text, FrozenTextPart | WordsSettings)
+    return plan.text.max_tokens
+
+
+def _grid(plan: Plan, step: int) -> tuple[int, int]:
+    side = plan.size_px_at(step) // (plan.tokenizer.compression.stride_px * plan.model.patch)
+    return side, side
+
+
+class SizedTeacher(TeacherPart):
+    """A teacher of which only the width of its tokens is asked."""
+
+    kind: str = "sized"
+    tokens_width: int
+
+    def width(self) -> int:
+        return self.tokens_width
+
+
+@dataclass(frozen=True)
+class Networks:
+    """All that is trained, without numbers, in the types in which it is stored."""
+
+    denoiser: Transformer
+    text: WordsEncoder | None
+    router: Router
+    terms: Mapping[str, tuple[LossPart, nn.Module]]
+    text_width: int
+    named: Mapping[str, nn.Parameter]
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, parameter in self.named.items():
+            owner = name.split(".")[0]
+            found[owner] = found.get(owner, 0) + parameter.numel()
+        return found
+
+
+class Counted:
+    """The networks of a plan, and the operations of its phases."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.missing: list[str] = []
+        self.networks = self._networks()
+        self.towers = dict(self._towers())
+        self.phases = [self._phase(first, end) for first, end in pairwise(_edges(plan))]
+        if len(plan.data.shapes) > 1:
+            self.missing.append("data.buckets: images are counted as squares of data.size_px")
+        if plan.tuning is not None:
+            self.missing.append("tuning: the training of the tokenizer is not counted")
+
+    def _networks(self) -> Networks:
+        plan = self.plan
+        with META:
+            text = None if isinstance(plan.text, FrozenTextPart) else plan.text.build(META)
+            width = self._text_width() if text is None else text.dim
+            model = plan.model.model_copy(update={"compile": False, "kernels": "plain"})
+            plain = PrecisionSettings(storage=plan.precision.storage)
+            denoiser = Transformer(model, plan.tokenizer.compression.channels, width, plain)
+            router: Router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
+            terms = dict(self._terms())
+        owners = {"denoiser": denoiser, "text": text, "router": router}
+        modules = register({**owners, **{LOSSES + kind: module for kind, (_, module) in terms.items()}})
+        for name, parameter in modules.named_parameters():
+            parameter.data = parameter.data.to(storage_dtype(plan, name))
+        assert text is None or isinstance(text, WordsEncoder)
+        return Networks(denoiser, text, router, terms, width, dict(modules.named_parameters()))
+
+    def _text_width(self) -> int:
+        text = self.plan.text
+        assert isinstance(text, FrozenTextPart)
+        if text.weights in PUBLISHED:
+            return PUBLISHED[text.weights].width
+        config: Untyped = text.checkpoint.config()
+        width = getattr(getattr(config, "encoder", config), "hidden_size", None)
+        if not isinstance(width, int):
+            raise UserError(f"text: the config of {text.weights} states no hidden_size, so the cost cannot be counted")
+        return width
+
+    def _terms(self) -> Iterator[tuple[str, tuple[LossPart, nn.Module]]]:
+        """Yield the loss terms that own parameters."""
+        plan, source = self.plan, None
+        context = LossContext(plan.model.width, plan.token_grid, META, source, "")  # type: ignore[arg-type]
+        for loss in plan.losses:
+            if isinstance(loss, AlignmentPart):
+                if (width := self._teacher_width(loss)) is None:
+                    continue
+                loss = loss.model_copy(update={"teacher": SizedTeacher(tokens_width=width)})
+            term = loss.build(context)
+            if isinstance(term, nn.Module):
+                yield loss.kind, (loss, term)
+
+    def _teacher_width(self, loss: AlignmentPart) -> int | None:
+        if (known := PUBLISHED.get(getattr(loss.teacher, "source", ""))) is not None:
+            return known.width
+        try:
+            return loss.teacher.width()
+        except UserError as error:
+            self.missing.append(
+                f"{loss.kind}: the size of its teacher is not known here ({str(error).splitlines()[0]})"
+            )
+            return None
+
+    # Frozen networks
+
+    def _towers(self) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
+        """Yield the frozen networks, with the numbers that a GPU holds of them."""
+        plan = self.plan
+        if isinstance(plan.text, FrozenTextPart):
+            yield from self._tower("text", plan.text.weights, plan.text.compute)
+        if isinstance(plan.tokenizer, LatentPart):
+            yield from self._tower("tokenizer", plan.tokenizer.weights, plan.tokenizer.compute)
+        for loss in plan.losses:
+            if isinstance(loss, AlignmentPart):
+                source, arithmetic = (getattr(loss.teacher, key, "") for key in ("source", "arithmetic"))
+                yield from self._tower(loss.kind, source or loss.teacher.kind, arithmetic)
+            elif isinstance(loss, PerceptualDinoSettings):
+                yield from self._tower(loss.kind, loss.source, getattr(loss, "arithmetic", "fp32"))
+            elif isinstance(loss, LpipsLossSettings):
+                with META:
+                    network = Lpips(loss.net).eval().requires_grad_(False)
+                yield loss.kind, (_tower(network, "fp32"), network)
+
+    def _tower(self, name: str, source: str, arithmetic: str) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
+        if source not in PUBLISHED:
+            self.missing.append(f"{name}: the sizes of '{source}' are not in the table of published networks")
+            return
+        try:
+            network = PUBLISHED[source].build()
+        except UserError as error:
+            self.missing.append(f"{name}: {error}")
+            return
+        yield name, (_tower(network, arithmetic), network)
+
+    # Operations
+
+    def _phase(self, first: int, end: int) -> Phase:
+        plan = self.plan
+        flops = {"denoiser": denoiser_flops(self, first), **dict(self._tower_flops(first))}
+        return Phase(first, end, plan.size_px_at(first), flops)
+
+    def _tower_flops(self, step: int) -> Iterator[tuple[str, float]]:
+        plan = self.plan
+        running = {loss.kind: loss for loss in plan.losses if loss.weight_at(step)}
+        for name, (_, network) in self.towers.items():
+            if name == "text" and plan.run.text_embeddings == "live":
+                assert isinstance(plan.text, FrozenTextPart)
+                yield name, _text_flops(plan.text.weights, plan.text.max_tokens)
+            elif name == "tokenizer" and plan.run.latents == "none":
+                assert isinstance(plan.tokenizer, LatentPart)
+                yield name, _encoder_flops(plan.tokenizer.weights, plan.size_px_at(step))
+            elif name in running:
+                yield name, self._loss_flops(running[name], network, step)
+
+    def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
+        """Return the operations of a frozen network for a loss.
+
+        A perceptual one sees two images, and one of them has a gradient. A cache asks its teacher once for an image,
+        which is not counted.
+        """
+        if isinstance(loss, LpipsLossSettings):
+            side_px = min(self.plan.size_px_at(step), loss.largest_px)
+            return flops_of(lambda: network(_image(side_px).requires_grad_(), _image(side_px)).sum().backward())
+        if isinstance(loss, PerceptualDinoSettings):
+            predicted = _image(loss.size_px).requires_grad_()
+            whole = flops_of(lambda: network(pixel_values=predicted).last_hidden_state.sum().backward())
+            return whole + forward_flops(partial(network, pixel_values=_image(loss.size_px)))
+        assert isinstance(loss, AlignmentPart)
+        if loss.cache != "none":
+            self.missing.append(f"{loss.kind}: its cached teacher, which sees each image once")
+            return 0.0
+        return _teacher_flops(loss.teacher.source, _grid(self.plan, step))  # type: ignore[attr-defined]
+
+
+@cache
+def _text_flops(source: str, tokens: int) -> float:
+    network = PUBLISHED[source]
+    ids_BS = torch.zeros(1, tokens, dtype=torch.long, device=META)
+    return forward_flops(partial(network.build(), input_ids=ids_BS, **(network.text_inputs or {})))
+
+
+@cache
+def _encoder_flops(source: str, size_px: int) -> float:
+    return forward_flops(partial(PUBLISHED[source].build().encode, _image(size_px)))
+
+
+@cache
+def _teacher_flops(source: str, grid: tuple[int, int]) -> float:
+    """Return the operations of a teacher whose grid of patches is that of the denoiser's tokens."""
+    network = PUBLISHED[source]
+    height, width = (side * network.patch_px for side in grid)
+    return forward_flops(partial(network.build(), pixel_values=torch.empty(1, 3, height, width, device=META)))
+
+
+def _tower(network: nn.Module, arithmetic: str) -> Tower:
+    """Count the parameters; of LPIPS, whose weights are buffers, these."""
+    count = sum(one.numel() for one in [*network.parameters()] or network.buffers())
+    return Tower(count, count * _BYTES.get(arithmetic, 4))
+
+
+def _image(side_px: int) -> Tensor:
+    return torch.empty(1, 3, side_px, side_px, device=META)
+
+
+def _edges(plan: Plan) -> list[int]:
+    """Return the steps at which something begins or ends that a step costs, from 0 to the end of the run."""
+    found = {0, plan.train.steps, *(stage.until for stage in plan.train.stages)}
+    route = getattr(plan.route, "schedule", None)
+    schedules = [loss.schedule for loss in plan.losses] + ([route] if isinstance(route, Schedule) else [])
+    for schedule in schedules:
+        found |= {schedule.start, schedule.end or 0}
+    return sorted(step for step in found if 0 <= step <= plan.train.steps)
+
+
+def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
+    """Count forward and backward of one image through all that is trained; `alone`: through the denoiser only."""
+    plan, networks = counted.plan, counted.networks
+    rows, columns = _grid(plan, step)
+    patch, channels = plan.model.patch, plan.tokenizer.compression.channels
+    x_t_BCHW = torch.empty(1, channels, rows * patch, columns * patch, device=META)
+    route = _route(plan, networks.router, rows * columns, step)
+    running = [one for one in networks.terms.values() if one[0].weight_at(step) and not alone]
+    terms = [term for _, term in running if isinstance(term, AlignmentTerm)]
+    losses = [{key: value for key, value in loss if key not in ("weight", "schedule")} for loss, _ in running]
+    sparse = plan.route is not None and bool(plan.route.sparse_blocks(step))
+    key = repr((plan.model, channels, rows, columns, networks.text_width, plan.text, plan.route, sparse, losses, alone))
+    if key in _known:
+        return _known[key]
+    taps = frozenset(tap for term in terms for tap in term.taps)
+
+    def work() -> None:
+        text = _text(plan, networks, alone)
+        output: Output = networks.denoiser(x_t_BCHW, torch.empty(1, device=META), text, route=route, taps=taps)
+        total = output.prediction_BCHW.sum()
+        for term in terms:
+            (block,) = term.taps
+            teacher = torch.empty(1, rows * columns, _teacher_width(term), device=META)
+            total = total + term.compare(output.features[block].float(), teacher, output.tokens_at(block)).sum()
+        total.backward()
+
+    _known[key] = flops_of(work)
+    return _known[key]
+
+
+_known: dict[str, float] = {}
+"""Counts of this process, by all that decides them: many arms of a study have one denoiser."""
+
+
+def _teacher_width(term: AlignmentTerm) -> int:
+    return term._settings.teacher.width()
+
+
+def _text(plan: Plan, networks: Networks, given: bool) -> TextTokens:
+    count = _text_tokens(plan)
+    mask_BS = torch.ones(1, count, dtype=torch.bool, device=META)
+    if given or networks.text is None:
+        return TextTokens(torch.empty(1, count, networks.text_width, device=META), mask_BS)
+    return TextTokens(networks.text(torch.zeros(1, count, dtype=torch.long, device=META)), mask_BS)
+
+
+def _route(plan: Plan, router: Router, tokens: int, step: int) -> Route | None:
+    if plan.route is None or not plan.route.sparse_blocks(step):
+        return router.whole()
+    kept = tokens - int(tokens * getattr(plan.route, "share", 0.0))
+    return router.sparse(torch.zeros(1, kept, dtype=torch.long, device=META))
+
+
+def flops_of(work: Callable[[], object]) -> float:
+    """Count the operations of matrix products and convolutions; a multiplication with its addition is two."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def forward_flops(work: Callable[[], object]) -> float:
+    with torch.no_grad():
+        return flops_of(work)
+
+
+_WARM_UP_STEPS, _TIMED_STEPS = 3, 5
+
+
+def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
+    """Measure the operations in a second of steps of the denoiser and its optimizer, on random latents and texts.
+
+    Nothing is loaded: the frozen networks are taken to be as fast. Where a micro-batch does not fit, half of it is
+    measured, and so on.
+    """
+    counted = Counted(plan)
+    while True:
+        try:
+            seconds = _step_seconds(plan, counted, device, images)
+            break
+        except torch.OutOfMemoryError:
+            if images == 1:
+                raise UserError("not even one image fits on this GPU; name a larger one with --gpu") from None
+            images //= 2
+    products = plan.optimizer.matrix_products(counted.networks.named)
+    flop = images * denoiser_flops(counted, 0, alone=True) + (products[0] if products else 0.0)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    words = f"measured on {name}: {_TIMED_STEPS} steps of the denoiser with {images} random images each"
+    return Speed(flop / seconds, words, measured=True)
+
+
+def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: int) -> float:
+    """Return the mean seconds of a step: forward, backward and optimizer."""
+    channels, patch = plan.tokenizer.compression.channels, plan.model.patch
+    rows, columns = _grid(plan, 0)
+    width, length = counted.networks.text_width, _text_tokens(plan)
+    denoiser = Transformer(plan.model, channels, width, plan.precision).to(device)
+    for name, parameter in denoiser.named_parameters():
+        parameter.data = parameter.data.to(storage_dtype(plan, f"denoiser.{name}"))
+    named = {f"denoiser.{name}": parameter for name, parameter in denoiser.named_parameters()}
+    optimizer = plan.optimizer.build(named.items(), Storage(plan.precision.rounding), ONE)
+    generator = torch.Generator(device).manual_seed(0)
+    x_t_BCHW = torch.randn(images, channels, rows * patch, columns * patch, device=device, generator=generator)
+    tokens_BSC = torch.randn(images, length, width, device=device, generator=generator)
+    mask_BS = torch.ones(images, length, dtype=torch.bool, device=device)
+    t_B = torch.rand(images, device=device, generator=generator)
+    kept = rows * columns - int(rows * columns * getattr(plan.route, "share", 0.0))
+    kept_BK = torch.arange(kept, device=device).expand(images, -1)
+    route = None
+    if plan.route is not None and plan.route.sparse_blocks(0):
+        router = plan.route.build(plan.model)
+        if isinstance(router, nn.Module):
+            router.to(device)
+        route = router.sparse(kept_BK)
+
+    def step() -> None:
+        text = TextTokens(tokens_BSC, mask_BS, (length,) * images)
+        with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision.compute == "bf16"):
+            prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route).prediction_BCHW
+        prediction_BCHW.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    began_s = synchronized_s(device)
+    for _ in range(_TIMED_STEPS):
+        step()
+    return (synchronized_s(device) - began_s) / _TIMED_STEPS

@@ -1,0 +1,153 @@
+"""Print what plans and studies cost before they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from tintype.bench.cost import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
+from tintype.errors import UserError
+from tintype.page import numerals
+from tintype.plan import Plan
+from tintype.study.study import Study
+from tintype.terminal.lines import say, say_note
+
+_GIB = 2**30
+_ESTIMATED = ("copies", "activations")
+_OWNERS = {"text": "text encoder, trained"}
+
+
+def as_json(cost: PlanCost) -> dict[str, Any]:
+    """Return the cost as plain data; keys of estimates say so."""
+    exact = {key: value for key, value in vars(cost.memory).items() if key not in _ESTIMATED}
+    return {
+        "plan": cost.plan,
+        "trained_parameters": dict(cost.parameters),
+        "frozen_parameters": {name: tower.parameters for name, tower in cost.towers.items()},
+        "flop_per_step": cost.step_flops,
+        "flop_per_run": cost.run_flops,
+        "optimizer_flop_per_step": cost.optimizer_flops,
+        "phases": [
+            {"first": one.first, "end": one.end, "size_px": one.size_px, "flop_per_image": dict(one.flops)}
+            for one in cost.phases
+        ],
+        "gpus": cost.gpus,
+        "images_per_gpu": cost.micro_batch,
+        "memory_bytes": exact,
+        "memory_bytes_estimated": {key: getattr(cost.memory, key) for key in _ESTIMATED},
+        "speed": {"flop_per_s": cost.speed.flop_per_s, "measured": cost.speed.measured, "words": cost.speed.words},
+        "images_per_s": cost.images_per_s,
+        "gpu_hours": cost.gpu_hours,
+        "days": cost.days,
+        "not_counted": list(cost.missing),
+    }
+
+
+def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> None:
+    """Print parameters, operations, memory by part, and time; estimates are called so."""
+    trained = {_OWNERS.get(name, name): count for name, count in cost.parameters.items()}
+    say(console, f"trained parameters: {cost.trained:,} ({_counts(trained)})")
+    if cost.towers:
+        frozen = {name: tower.parameters for name, tower in cost.towers.items()}
+        say(console, f"frozen parameters: {sum(frozen.values()):,} ({_counts(frozen)})")
+    for phase in cost.phases:
+        parts = ", ".join(f"{name} {_flop(flop)}" for name, flop in phase.flops.items())
+        steps = f"steps {phase.first:,} to {phase.end:,}, {phase.size_px} px"
+        say(console, f"an image, {steps}: {_flop(phase.image_flops)} ({parts})")
+    products = f", {_flop(cost.optimizer_flops)} of it the optimizer's products" if cost.optimizer_flops else ""
+    say(
+        console,
+        f"a step of {cost.batch:,} images: {_flop(cost.step_flops)}{products}; the run: {_flop(cost.run_flops)}",
+    )
+    _show_memory(cost, console, gpu)
+    gpus = f"{cost.gpus} GPU{'s' if cost.gpus > 1 else ''}"
+    say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
+    say(
+        console,
+        f"so {gpus}: {cost.images_per_s:,.4g} images/s, {_gpu_time(cost.gpu_hours)}, {_days(cost.days)}; without "
+        "scoring, saves, and waits for data or for each other",
+    )
+    for text in cost.missing:
+        say_note(console, f"not counted: {text}")
+
+
+def _show_memory(cost: PlanCost, console: Console, gpu: str | None) -> None:
+    table = Table(Column("memory of a GPU", no_wrap=True), Column("GiB", justify="right"), "", title_justify="left")
+    for name, count in vars(cost.memory).items():
+        if count:
+            table.add_row(name, f"{count / _GIB:,.2f}", "estimate" if name in _ESTIMATED else "exact")
+    table.add_section()
+    images = f"{cost.micro_batch} image{'s' if cost.micro_batch > 1 else ''} at a time"
+    table.add_row("at most about", f"{cost.memory.total / _GIB:,.2f}", f"{images}; gradients come while activations go")
+    console.print(table)
+    if gpu is not None and cost.memory.total > GPUS[gpu].memory_gb * 1e9:
+        say_note(
+            console,
+            f"an {gpu} has {GPUS[gpu].memory_gb:g} GB: take more GPUs, a larger train.accumulate, "
+            "model.activation_checkpointing, or run.distribution.kind=fsdp",
+        )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _flop(flop: float) -> str:
+    for size, unit in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")):
+        if flop >= size:
+            return f"{flop / size:,.4g} {unit}"
+    return f"{flop / 1e6:,.4g} MFLOP"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.3g} days" if days >= 1 else numerals.duration(days * 86_400)
+
+
+def show_study_cost(study: Study, console: Console, gpu: str) -> None:
+    """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
+
+    A study that is not meant for a GPU has one line, without time.
+    """
+    speed = estimated_speed(gpu)
+    baseline = study.arms[0].plans[0]
+    if not baseline.model.compile:
+        found = _cost_or_reason(baseline, speed)
+        if isinstance(found, PlanCost):
+            count, step = numerals.count(found.trained), _flop(found.step_flops)
+            say(console, f"a run of the baseline: {count} trained parameters, {step} a step")
+        return
+    heads = ("trained", "a step", "a run", "GiB", "GPU time")
+    numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
+    table = Table("arm", *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
+    hours, missing = 0.0, list[str]()
+    for arm in study.arms:
+        cost = _cost_or_reason(arm.plans[0], speed)
+        if isinstance(cost, str):
+            missing.append(f"{arm.label}: {cost}")
+            continue
+        missing += cost.missing
+        hours += len(arm.plans) * cost.gpu_hours
+        row = (numerals.count(cost.trained), _flop(cost.step_flops), _flop(cost.run_flops))
+        table.add_row(escape(arm.label), *row, f"{cost.memory.total / _GIB:,.1f}", _days(cost.gpu_hours / 24))
+    console.print(table)
+    runs = sum(len(arm.plans) for arm in study.arms)
+    say(console, f"all {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
+    for text in dict.fromkeys(missing):
+        say_note(console, f"not counted: {text}")
+
+
+def _gpu_time(hours: float) -> str:
+    if hours >= 100:
+        return f"{hours:,.0f} GPU-hours"
+    return f"{hours:,.3g} GPU-hours" if hours >= 1 else f"{60 * hours:,.2g} GPU-minutes"
+
+
+def _cost_or_reason(plan: Plan, speed: Speed) -> PlanCost | str:
+    try:
+        return cost_of_plan(plan, speed)
+    except UserError as error:
+        return str(error).splitlines()[0]
