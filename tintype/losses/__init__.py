@@ -1,6 +1,7 @@
 """Losses beside the objective, one file each with its settings, and this table of them."""
 
 from tintype.losses.contrastive import ContrastiveSettings
+from tintype.losses.dispersive import DispersiveSettings
 from tintype.losses.irepa import IrepaSettings
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.part import LossPart
@@ -9,6 +10,7 @@ from tintype.losses.repa import RepaSettings
 
 LOSSES: tuple[type[LossPart], ...] = (
     ContrastiveSettings,
+    DispersiveSettings,
     IrepaSettings,
     LpipsLossSettings,
     PerceptualDinoSettings,

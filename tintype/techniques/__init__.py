@@ -13,6 +13,7 @@ FILES = (
     "caption_tokens",
     "caption_truncation",
     "contrastive",
+    "dispersive",
     "ema",
     "fp8",
     "fp32",
