@@ -19,9 +19,9 @@ from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.source import ScenesSettings
 from tintype.errors import UserError
-from tintype.flow import OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
+from tintype.flow import NOISES, OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import ObjectivePart, RoutePart, TimePart, WeightingPart
+from tintype.flow.part import NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.time_density import MixtureTime
 from tintype.losses import LOSSES, LossPart
 from tintype.losses.repa_e.settings import TuningSettings
@@ -76,6 +76,9 @@ class Plan(Settings):
     model: ModelSettings = ModelSettings()
     objective: Annotated[ObjectivePart, OneOf(OBJECTIVES)] = VelocitySettings()
     time: Annotated[TimePart, OneOf(TIMES, "mixture")] = MixtureTime()
+    noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
+        None, description="How training chooses the noise of an image; without, it is drawn at random"
+    )
     sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = SamplingSettings()
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS)] | None = None
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
@@ -317,7 +320,7 @@ def _find_own_weights(content: Plain, folder: Path) -> None:
 
 Change = tuple[Json, Json]
 
-_SWITCHES = ("ema", "route", "weighting", "tuning", "start")
+_SWITCHES = ("ema", "noise", "route", "weighting", "tuning", "start")
 """Sections that a plan may have or not."""
 
 

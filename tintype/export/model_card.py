@@ -161,7 +161,7 @@ def _metadata(record: RunRecord, options: CardOptions, title: str) -> ModelCardD
 
 
 def _tags(plan: Plan) -> list[str]:
-    parts = [plan.weighting, plan.route, plan.tuning, *plan.losses]
+    parts = [plan.noise, plan.weighting, plan.route, plan.tuning, *plan.losses]
     kinds = [plan.objective.kind, plan.optimizer.kind, *(part.kind for part in parts if part is not None)]
     return list(dict.fromkeys(["tintype", "text-to-image", "flow-matching", *kinds]))
 

@@ -3,9 +3,10 @@
 The kinds of a seam are listed here: a new one is its file, its line in a table, and its test.
 """
 
+from tintype.flow.immiscible import ImmiscibleSettings
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import ObjectivePart, RoutePart, TimePart, WeightingPart
+from tintype.flow.part import NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.sprint import SprintSettings
 from tintype.flow.time_density import LogitNormalTime, MixtureTime, UniformTime
 from tintype.flow.tread import TreadSettings
@@ -13,5 +14,6 @@ from tintype.flow.x_prediction import XPredictionSettings
 
 OBJECTIVES: tuple[type[ObjectivePart], ...] = (VelocitySettings, XPredictionSettings)
 TIMES: tuple[type[TimePart], ...] = (MixtureTime, LogitNormalTime, UniformTime)
+NOISES: tuple[type[NoisePart], ...] = (ImmiscibleSettings,)
 WEIGHTINGS: tuple[type[WeightingPart], ...] = (MinSnrSettings,)
 ROUTES: tuple[type[RoutePart], ...] = (SprintSettings, TreadSettings)

@@ -56,6 +56,14 @@ class ObjectivePart(Part):
         raise NotImplementedError
 
 
+class NoisePart(Part):
+    """A choice of the noise that a training sample goes to."""
+
+    def pair(self, objective: Objective) -> Objective:
+        """Return the objective with samples whose noise is chosen so."""
+        raise NotImplementedError
+
+
 class RoutePart(Part):
     any_shape: ClassVar[bool] = False
     """Whether it can route images of several shapes in one run."""

@@ -91,10 +91,15 @@ def build_model(plan: Plan) -> Model:
     return Model(
         plan=plan,
         device=device,
-        objective=plan.objective.build(plan.time),
+        objective=build_objective(plan),
         modules=register(vars(networks)).to(device),
         **vars(networks),
     )
+
+
+def build_objective(plan: Plan) -> seams.Objective:
+    objective = plan.objective.build(plan.time)
+    return objective if plan.noise is None else plan.noise.pair(objective)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,16 @@ from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Sample, Weighting
 from tintype.settings import DataPart
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
-from tintype.train.parts import JOINT, LOSSES, Model, build_networks, lacks_fp8, register, storage_dtype
+from tintype.train.parts import (
+    JOINT,
+    LOSSES,
+    Model,
+    build_networks,
+    build_objective,
+    lacks_fp8,
+    register,
+    storage_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ def build_session(plan: Plan) -> Session:
         kept = open_latent_cache(
             plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=share, folder=plan.run.latents_folder
         )
-    objective = plan.objective.build(plan.time)
+    objective = build_objective(plan)
     terms = _build_terms(plan, source, device)
     joint = plan.tuning.build(plan, plan.seed, tokenizer) if plan.tuning else None
     of_losses = {LOSSES + term.name: term.part for term in terms}

@@ -1,0 +1,11 @@
+"""immiscible: each image goes to the nearest of several noises (`flow/immiscible.py`)."""
+
+from tintype.flow.immiscible import ImmiscibleSettings
+from tintype.techniques.technique import Technique
+
+TECHNIQUE = Technique(
+    seam="noise",
+    summary="train each image towards the nearest of several noises",
+    options=ImmiscibleSettings,
+    paper="arXiv:2505.18521",
+)
