@@ -248,6 +248,11 @@ class DataPart(Part):
         """The heights and widths, in pixels, that training images have."""
         return ((self.size_px, self.size_px),)
 
+    @property
+    def squared(self) -> DataPart:
+        """Return the same images, all of them square."""
+        return self
+
     def at_size(self, size_px: int) -> DataPart:
         """Return the same images, by the same ids, in another size."""
         return self.model_copy(update={"size_px": size_px})

@@ -16,7 +16,16 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_pr
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.metrics.metric import AnyMetric, Measured
-from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, LOG_METRICS, SCENE_METRICS, TEXT_METRICS, revisions
+from tintype.metrics.table import (
+    FEATURE_METRICS,
+    HELD_OUT_METRICS,
+    LOG_METRICS,
+    ON_FEATURES,
+    SCENE_METRICS,
+    TEXT_METRICS,
+    TRAINING_METRICS,
+    revisions,
+)
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
 from tintype.settings import NamesFile, Settings, plain
@@ -25,7 +34,7 @@ from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_record
 
-MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
+MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES))]
 FEWEST = 8
 """Images below which no distance is taken: neighbours and parts of the set must be there."""
 DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
@@ -76,6 +85,9 @@ class Protocol(Settings):
     )
     reference_count: int = Field(2048, ge=2, description="Real held-out images for the distances")
     validation_count: int = Field(128, ge=1, description="Real held-out images for the validation loss")
+    training_count: int = Field(
+        10_000, ge=2, description="Training images, the first of them, that `memorised` looks for copies of"
+    )
     seed: int = Field(0, ge=0, description="Seeds the noise; apart from the seed of training")
     encoders: tuple[EncoderChoice, ...] = Field(
         (SceneEncoderSettings(),), description="What the distances are taken on"
@@ -87,7 +99,7 @@ class Protocol(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> Protocol:
-        refuse_unknown(self.metrics, self.encoders)
+        refuse_unknown(self.metrics, self.encoders, ON_FEATURES)
         _refuse_twice("conditions", [condition.name for condition in self.also])
         if not is_caption(self.prompts):
             raise ValueError(
@@ -126,6 +138,11 @@ class Protocol(Settings):
         )
 
     @property
+    def reads_training_images(self) -> bool:
+        """Whether one of its metrics compares with the images of the training."""
+        return any(kind in TRAINING_METRICS for kind in self.metrics)
+
+    @property
     def held_out_count(self) -> int:
         """The number of held-out images that it needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
@@ -149,6 +166,8 @@ class Protocol(Settings):
         """A hash of all that decides the numbers, the contents of the packaged encoder and of prompt files included."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
+        if not self.reads_training_images:
+            del content["training_count"]
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["prompts"] == CAPTIONS[0]:
@@ -168,7 +187,7 @@ class ImageProtocol(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> ImageProtocol:
-        refuse_unknown(self.metrics, self.encoders)
+        refuse_unknown(self.metrics, self.encoders, FEATURE_METRICS)
         return self
 
 
@@ -246,7 +265,7 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
         for metric, encoder in _on_samples(protocol, sampling, of_scenes):
             name = f"{metric.name}_{encoder.title}" if encoder else metric.name
             label = metric_label(metric, encoder) if encoder else metric.label
-            features = f" Features: {encoder.title}." if encoder and metric.name in FEATURE_METRICS else ""
+            features = f" Features: {encoder.title}." if encoder and metric.name in ON_FEATURES else ""
             found[sampling.metric(name)] = Definition(
                 metric,
                 f"{label}, {sampling.name}" if sampling.name else label,
@@ -270,7 +289,7 @@ def _on_samples(
         yield from ((metric, None) for metric in SCENE_METRICS.get(sampling.prompts, ()))
     yield from ((metric, encoder) for encoder in protocol.encoders if encoder.reads_text for metric in TEXT_METRICS)
     if sampling.distances:
-        yield from ((FEATURE_METRICS[kind], encoder) for encoder in protocol.encoders for kind in protocol.metrics)
+        yield from ((ON_FEATURES[kind], encoder) for encoder in protocol.encoders for kind in protocol.metrics)
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
@@ -287,10 +306,10 @@ def nonfinite(measured: Mapping[str, Measured]) -> list[str]:
     return [name for name, one in measured.items() if not math.isfinite(one.value)]
 
 
-def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart]) -> None:
+def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart], known: Mapping[str, AnyMetric]) -> None:
     for kind in metrics:
-        if kind not in FEATURE_METRICS:
-            raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
+        if kind not in known:
+            raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(known)}")
     _refuse_twice("encoders", [encoder.title for encoder in encoders])
 
 

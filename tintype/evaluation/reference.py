@@ -23,7 +23,7 @@ from torch import Tensor
 import tintype
 from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
-from tintype.data.sources import open_held_out
+from tintype.data.sources import open_held_out, open_source
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.fit import data_problems, refuse
 from tintype.evaluation.protocol import Protocol
@@ -74,16 +74,34 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
 @lru_cache(maxsize=8)
 def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
     """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
-    source, count = held_out(data, protocol), protocol.reference_count
-    data = data.scored
-    about = About(
-        encoder.name,
-        encoder.identity,
-        encoder.definition,
-        "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}",
-        _data_fingerprint(data, source),
-        count,
-    )
+    source, data = held_out(data, protocol), data.scored
+    words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
+    fingerprint = _data_fingerprint(data, source)
+    return _source_reference(source, words, fingerprint, protocol.reference_count, encoder, device)
+
+
+@lru_cache(maxsize=8)
+def training_reference(
+    data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device
+) -> tuple[Reference, int] | None:
+    """Return the first training images, always square, and how many there are of them all; on the first rank.
+
+    Of a mixture they are those of the source that the run is scored against.
+    """
+    data = data.scored.squared
+    source = open_source(data, "train", torch.device("cpu"))
+    words = "training scenes" if data.of_scenes else f"training images of the store {str(source.identity)[:12]}"
+    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source)}")
+    count = min(len(source), protocol.training_count)
+    found = _source_reference(source, words, fingerprint, count, encoder, device)
+    return None if found is None else (found, len(source))
+
+
+def _source_reference(
+    source: ImageSource, words: str, fingerprint: str, count: int, encoder: Encoder, device: torch.device
+) -> Reference | None:
+    """Return the first images of a source. Ranks share the work; the first has the reference."""
+    about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
     world, file = current(), _file(about)
     if world.any(world.leads and not file.exists()):
         features = shared_features(

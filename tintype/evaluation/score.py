@@ -16,15 +16,16 @@ from torch import Tensor
 from tintype.data.sample_shards import digest
 from tintype.evaluation.progress import Counter
 from tintype.evaluation.protocol import Protocol, definitions, warnings_of
-from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
+from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features, training_reference
 from tintype.evaluation.results import EncoderInfo
 from tintype.evaluation.samples import Samples, repeat
 from tintype.metrics import validation
 from tintype.metrics.clip_score import TextFeatures
+from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.scene_accuracy import ReadScenes
-from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS
+from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS, TRAINING_METRICS
 from tintype.runtime.dist import current
 from tintype.sampling.generate import spans
 from tintype.seams import Encoder, TextImageEncoder
@@ -79,12 +80,18 @@ def _score_features(
     fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, counter.count)
     counter.begin(f"comparing with the reference ({encoder.name})")
     reference = data_reference(parts.plan.data, protocol, encoder, parts.device) if sampling.distances else None
+    compared = sampling.distances and protocol.reads_training_images
+    training = training_reference(parts.plan.data, protocol, encoder, parts.device) if compared else None
     if fake_NF is None:
         return
     if reference is not None:
         pair = FeaturePair(fake_NF, reference)
         for kind in protocol.metrics:
-            card.measured[sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind].measure(pair)
+            name = sampling.metric(f"{kind}_{encoder.name}")
+            if kind in FEATURE_METRICS:
+                card.measured[name] = FEATURE_METRICS[kind].measure(pair)
+            elif training is not None:
+                card.measured[name] = TRAINING_METRICS[kind].measure(Seen(pair, *training))
     if settings.reads_text:
         features = _text_features(cast(TextImageEncoder, encoder), fake_NF, samples)
         for metric in TEXT_METRICS:

@@ -8,6 +8,7 @@ from tintype.metrics import (
     clip_score,
     discrepancy,
     frechet_distance,
+    memorisation,
     neighbours,
     reconstruction,
     scene_accuracy,
@@ -15,6 +16,7 @@ from tintype.metrics import (
     validation,
 )
 from tintype.metrics.clip_score import TextFeatures
+from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import AnyMetric, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
@@ -39,6 +41,9 @@ FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
     )
 }
 """On features of generated and of reference images."""
+TRAINING_METRICS: dict[str, Metric[Seen]] = {memorisation.METRIC.name: memorisation.METRIC}
+"""On features of generated, held-out and training images."""
+ON_FEATURES: dict[str, AnyMetric] = {**FEATURE_METRICS, **TRAINING_METRICS}
 HELD_OUT_METRICS = (validation.METRIC,)
 """On the velocity's errors on held-out images."""
 LOG_METRICS = (throughput.METRIC,)
@@ -53,6 +58,6 @@ def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[
     Those that took some images by their place in the set: fd_inf, and mmd where the reference is large; those on
     scenes, which had no floor; the validation loss, which took the velocity of a contrastive loss as predicted.
     """
-    metrics: list[AnyMetric] = [FEATURE_METRICS[kind] for kind in kinds if reals > FEATURE_METRICS[kind].revised_above]
+    metrics: list[AnyMetric] = [ON_FEATURES[kind] for kind in kinds if reals > ON_FEATURES[kind].revised_above]
     metrics += [*HELD_OUT_METRICS, *(metric for kind in prompts for metric in SCENE_METRICS.get(kind, ()))]
     return {one.name: one.revision for one in metrics if one.revision > 1}

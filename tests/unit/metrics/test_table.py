@@ -14,12 +14,14 @@ from tintype.metrics.table import (
     PAIR_METRICS,
     SCENE_METRICS,
     TEXT_METRICS,
+    TRAINING_METRICS,
 )
 
 EVERY: list[AnyMetric] = [
     *SCENE_METRICS["long"],
     *TEXT_METRICS,
     *FEATURE_METRICS.values(),
+    *TRAINING_METRICS.values(),
     *HELD_OUT_METRICS,
     *LOG_METRICS,
     *PAIR_METRICS,

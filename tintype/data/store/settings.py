@@ -69,6 +69,10 @@ class StoreSettings(DataPart):
         if len(set(self.buckets)) < len(self.buckets):
             yield "buckets: a shape is given twice"
 
+    @property
+    def squared(self) -> StoreSettings:
+        return self.model_copy(update={"buckets": ()})
+
     def held_out(self, count: int) -> StoreSettings:
         """Return the whole evaluation split, always square."""
         return self.model_copy(update={"limit": None, "buckets": ()})
