@@ -102,6 +102,10 @@ class Sample:
     x_t_BCHW: Tensor
 
 
+TapAverage = Callable[[Tensor, frozenset[int]], Tapped]
+"""(t of each sample, blocks) -> features of the averaged denoiser on the batch's images and noise at these t."""
+
+
 @dataclass(frozen=True)
 class LossInputs:
     """Inputs of a loss term. Velocities are what the objective compares, whatever the denoiser predicts."""
@@ -123,6 +127,9 @@ class LossInputs:
     """Result of the term's own `look` at the clean images."""
     world: World = ALONE
     """The ranks that share the micro-batch; all else here is of this rank's samples."""
+    averaged: TapAverage | None = None
+    """Runs the weight average, without gradient and with all tokens; the denoiser's own weights before its first update
+    and where the plan has none."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +351,9 @@ class LossTerm:
     """Blocks (counted from 0) whose output tokens it wants."""
     needs_images: bool = True
     """Whether `look` or `loss` want the clean images. Without, `look` is not called: fetching images takes time."""
+
+    needs_average: bool = False
+    """Whether it calls `LossInputs.averaged`."""
 
     def ready(self) -> str | None:
         """Load what only a running loss needs, such as a teacher, and return its identity.

@@ -109,7 +109,7 @@ def test_control_a_part_that_is_not_loaded_is_found(
 @pytest.mark.promise(7)
 def test_every_counter_of_the_state_is_saved_and_restored(promise: Promise) -> None:
     """Give every counter of a state its own value, and load it into a state built anew."""
-    parts = ("modules", "optimizer", "ema", "spikes")  # of tensors
+    parts = ("modules", "optimizer", "ema", "spikes", "teacher")  # of tensors; the teacher reads the average
     counters = [field.name for field in fields(TrainState) if field.name not in parts]
     before = fresh("adamw, ema, spikes")
     changed = {

@@ -7,6 +7,7 @@ from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.part import LossPart
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.losses.repa import RepaSettings
+from tintype.losses.self_alignment import SelfAlignmentSettings
 
 LOSSES: tuple[type[LossPart], ...] = (
     ContrastiveSettings,
@@ -15,6 +16,7 @@ LOSSES: tuple[type[LossPart], ...] = (
     LpipsLossSettings,
     PerceptualDinoSettings,
     RepaSettings,
+    SelfAlignmentSettings,
 )
 
 __all__ = ["LOSSES", "LossPart"]

@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         precision: PrecisionSettings = _USUAL_PRECISION,
     ) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.channels, self.text_dim = settings, channels, text_dim
         self.islands = islands = precision.islands
         width, patch_size = settings.width, channels * settings.patch**2
         self.img_in = _patch_embedding(patch_size, width, settings.bottleneck)

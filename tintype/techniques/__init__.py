@@ -32,6 +32,7 @@ FILES = (
     "repa_e",
     "resolution_aware",
     "resolution_stages",
+    "self_alignment",
     "sft",
     "short_captions",
     "sprint",

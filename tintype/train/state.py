@@ -20,6 +20,7 @@ from tintype.optim.storage import Storage
 from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.layout import Layout, is_sharded
 from tintype.seams import WeightAverage
+from tintype.train.average_teacher import AverageTeacher
 from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES
 from tintype.train.session import Session
 from tintype.train.shards import Place, whole_place
@@ -49,6 +50,8 @@ class TrainState:
     recent_skips: list[int] = field(default_factory=list)
     """The skipped steps among the last `SKIP_WINDOW_STEPS`."""
     spikes: SpikeWindow | None = None
+    teacher: AverageTeacher | None = None
+    """The averaged denoiser, where a loss term learns from it; it has no state of its own."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -131,7 +134,9 @@ def new_state(parts: Session) -> TrainState:
         group["base_lr"] = group["lr"]
     ema = plan.ema.build(separate(named)) if plan.ema else None
     spikes = SpikeWindow(plan.train.skip_spikes, parts.device) if plan.train.skip_spikes else None
-    return TrainState(parts.modules, optimizer, ema, spikes=spikes)
+    wanted = any(term.part.needs_average for term in parts.terms)
+    teacher = AverageTeacher(plan.ema, ema, plan.precision) if plan.ema and ema and wanted else None
+    return TrainState(parts.modules, optimizer, ema, spikes=spikes, teacher=teacher)
 
 
 def build_optimizer(

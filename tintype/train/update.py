@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tintype.flow.objective import mean_square
+from tintype.flow.path import interpolate
 from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import backward_start, clip_factor, gradient_norm, multiply_gradients
 from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.transfer import PendingNumbers
-from tintype.seams import LossInputs
+from tintype.seams import LossInputs, Sample, Tapped, TextTokens
+from tintype.train.average_teacher import AverageTeacher
 from tintype.train.batch import Batch, read_batch
 from tintype.train.session import Session
 from tintype.train.state import TrainState
@@ -81,7 +83,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
         first = state.images_seen + index * micro + parts.world.rank * share
         last = index == accumulate - 1
         latents = partial(joint.latents, last=last) if joint else None
-        found = micro_batch_losses(parts, first, share, state.step, clock, latents)
+        found = micro_batch_losses(parts, first, share, state.step, clock, latents, state.teacher)
         with clock.part("backward"), parts.gradients.over(last):
             loss = found.parts["loss"] / accumulate * scale
             loss.backward(backward_start(loss))
@@ -153,10 +155,16 @@ Latents = Callable[[Batch], Tensor]
 
 
 def micro_batch_losses(
-    parts: Session, first: int, count: int, step: int, clock: Clock, latents: Latents | None = None
+    parts: Session,
+    first: int,
+    count: int,
+    step: int,
+    clock: Clock,
+    latents: Latents | None = None,
+    teacher: AverageTeacher | None = None,
 ) -> Losses:
     """The losses of the samples at positions first … first + count - 1, on the tokenizer's latents or on those that
-    `latents` makes of them."""
+    `latents` makes of them. `teacher` is for the terms that learn from the weight average."""
     batch = read_batch(parts, first, count, step, clock)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
     with parts.compute():
@@ -171,6 +179,7 @@ def micro_batch_losses(
             weight_B = parts.weighting(sample.t_B) if parts.weighting else None
             seen_by_all = (output, sample, velocity_BCHW, target_BCHW, weight_B)
             view = LossInputs(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
+            view = replace(view, averaged=partial(_tap_average, parts, teacher, sample, batch.text))
             error_B = mean_square(velocity_BCHW, target_BCHW)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
@@ -178,6 +187,22 @@ def micro_batch_losses(
                 losses[term.name] = term.part.loss(replace(view, seen=batch.seen.get(term.name))).mean()
                 losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
     return Losses(losses, _by_time(error_B.detach(), sample.t_B), batch.without_caption)
+
+
+@torch.no_grad()
+def _tap_average(
+    parts: Session,
+    teacher: AverageTeacher | None,
+    sample: Sample,
+    text: TextTokens,
+    t_B: Tensor,
+    taps: frozenset[int],
+) -> Tapped:
+    """Run the averaged denoiser up to the last tapped block, on the images and noise of a sample at other times."""
+    network = parts.denoiser if teacher is None else teacher.network(parts.denoiser)
+    x_t_BCHW = interpolate(sample.x_BCHW, sample.noise_BCHW, t_B)
+    tapped: Tapped = network(x_t_BCHW, t_B, text, route=parts.router.whole(), taps=taps, only_taps=True)
+    return tapped
 
 
 def frozen_latents(parts: Session, batch: Batch, clock: Clock) -> Tensor:

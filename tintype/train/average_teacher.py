@@ -1,0 +1,38 @@
+"""The denoiser with the averaged weights, for a loss term that learns from it."""
+
+from __future__ import annotations
+
+import torch
+
+from tintype.model import Transformer
+from tintype.optim.part import AverageSettings
+from tintype.runtime.forms import under
+from tintype.seams import WeightAverage
+from tintype.settings import PrecisionSettings
+
+
+class AverageTeacher:
+    """Reads the averages where they are: there is no second copy of them, and none that could be old.
+
+    Its blocks run plain: fused kernels cache bf16 copies of weights, and would not see the averages move.
+    """
+
+    def __init__(self, settings: AverageSettings, average: WeightAverage, precision: PrecisionSettings) -> None:
+        self._settings, self._average = settings, average
+        self._precision = precision.model_copy(update={"matmul": "plain"})
+        self._network: Transformer | None = None
+
+    def network(self, student: Transformer) -> Transformer:
+        """Return the averaged denoiser; the student itself before the average has its first update."""
+        if self._network is None:
+            weights = under("denoiser.", self._settings.sampled(self._average.tensors()))
+            if not weights:
+                return student
+            plain = {"kernels": "plain", "compile": False, "activation_checkpointing": False}
+            with torch.device("meta"):
+                network = Transformer(
+                    student.settings.model_copy(update=plain), student.channels, student.text_dim, self._precision
+                )
+            network.load_state_dict(weights, assign=True)
+            self._network = network.requires_grad_(False)
+        return self._network
