@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -90,6 +90,8 @@ class Output(_Routed):
     prediction_BCHW: Tensor
     features: Mapping[int, Tensor]
     route: Route | None
+    attention: Mapping[int, Tensor] = field(default_factory=dict)
+    """Attention among the image tokens in some blocks, before the softmax: [B, heads, K, K]."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +351,8 @@ class LossTerm:
 
     taps: frozenset[int] = frozenset()
     """Blocks (counted from 0) whose output tokens it wants."""
+    attention_taps: frozenset[int] = frozenset()
+    """Blocks (counted from 0) whose attention among image tokens it wants."""
     needs_images: bool = True
     """Whether `look` or `loss` want the clean images. Without, `look` is not called: fetching images takes time."""
 

@@ -41,14 +41,26 @@ class Attention(nn.Module):
 
     def forward(self, token_BLD: Tensor, text: KeyValue, mask: Tensor | None, rotation: Tensor) -> Tensor:
         """`mask` is True where a key may be seen, [B, 1, 1, S + L]: it is broadcast and never expanded."""
+        query, key, value = self._project(token_BLD, rotation)
+        key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value], dim=2)
+        seen = attend(query, key, value, mask, self.softmax)
+        out: Tensor = self.to_out[0](seen.transpose(1, 2).flatten(2))
+        return out
+
+    def image_logits(self, token_BLD: Tensor, rotation: Tensor) -> Tensor:
+        """Return how image tokens look at image tokens, before the softmax and in fp32: [B, heads, L, L]."""
+        query, key, _ = self._project(token_BLD, rotation)
+        with torch.autocast(token_BLD.device.type, enabled=False):
+            logits: Tensor = query.float() @ key.float().mT / query.shape[-1] ** 0.5
+        return logits
+
+    def _project(self, token_BLD: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of the image, each [B, heads, L, head size]."""
         query_key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3).split([2, 1])
         weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
         query_key = rms_norm(query_key, weight, self.norms)
         query, key = rotate(query_key, rotation, self.rope).unbind(0)  # both at once: half the kernels
-        key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value[0]], dim=2)
-        seen = attend(query, key, value, mask, self.softmax)
-        out: Tensor = self.to_out[0](seen.transpose(1, 2).flatten(2))
-        return out
+        return query, key, value[0]
 
     def _split_heads(self, packed_BLE: Tensor, parts: int) -> Tensor:
         """[B, L, parts × D] -> [parts, B, heads, L, head size]."""

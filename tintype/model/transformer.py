@@ -123,6 +123,16 @@ class Block(nn.Module):
         hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
         return add_gated(token_BLD, gate_m, self.down_proj(hidden), self.position)
 
+    def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
+        """Return the attention among the image tokens that come into this block, before the softmax.
+
+        It is computed beside the block, by plain operations: kernels of attention do not hold it.
+        """
+        shift, scale, *_ = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
+        return self.attention.image_logits(
+            modulate(self.img_pre_norm(token_BLD), scale, shift, self.position), rotation
+        )
+
     def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
         """Return keys and values of the text, which neither image nor t changes: sampling computes them once."""
         if isinstance(text, Tensor):
@@ -230,17 +240,20 @@ class Transformer(nn.Module):
         route: Route | None = None,
         taps: Sequence[int] | frozenset[int] = (),
         only_taps: bool = False,
+        attention_taps: frozenset[int] = frozenset(),
     ) -> Output | Tapped:
         """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`.
 
-        With `only_taps` no block runs after the last of them, and there is no prediction.
+        With `only_taps` no block runs after the last of them, and there is no prediction. `attention_taps` are blocks
+        whose attention among image tokens comes back in `Output.attention`.
         """
         given = self._pack(text) if isinstance(text, TextTokens) else text
-        if not isinstance(given, TextTokens) and not only_taps and self._waits_for_host(x_t_BCHW, route):
+        short = not only_taps and not attention_taps and self._waits_for_host(x_t_BCHW, route)
+        if not isinstance(given, TextTokens) and short:
             found = self._in_graph(x_t_BCHW, t_B, given, route, sorted(taps))
             if found is not None:
                 return found
-        return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps)
+        return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
         """Return whether a pass is so short that starting its kernels takes longer, and can be a graph."""
@@ -281,6 +294,7 @@ class Transformer(nn.Module):
         route: Route | None,
         taps: Sequence[int] | frozenset[int],
         only_taps: bool,
+        attention_taps: frozenset[int],
     ) -> Output | Tapped:
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
@@ -300,10 +314,13 @@ class Transformer(nn.Module):
             raise ValueError(f"the route ends at block {route.end}, but there are {depth}")
         stop = 1 + max(taps) if only_taps else depth
         features: dict[int, Tensor] = {}
+        attention: dict[int, Tensor] = {}
 
         def through(blocks: range, token_BLD: Tensor, rotation: Tensor) -> Tensor:
             mask = _key_mask(mask_BS, token_BLD.shape[1])
             for index in blocks[: max(0, stop - blocks.start)] if token_BLD.shape[1] else ():
+                if index in attention_taps:
+                    attention[index] = self._blocks()[index].image_logits(token_BLD, vector_BD, rotation)
                 token_BLD = self._run(self.blocks[index], token_BLD, text_of_block[index], vector_BD, mask, rotation)
                 if index in taps:
                     features[index] = token_BLD
@@ -323,7 +340,7 @@ class Transformer(nn.Module):
         if only_taps:
             return Tapped(features, route)
         flat_BLP = self.final_layer(token_BLD, vector_BD)
-        return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
+        return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route, attention)
 
     @cached_property
     def _all_parameters(self) -> dict[str, nn.Parameter]:

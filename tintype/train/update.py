@@ -172,7 +172,9 @@ def micro_batch_losses(
             sample = parts.draw(z_BCHW, batch.draws)
             route = parts.route(z_BCHW, step, batch.draws)
             taps = frozenset[int]().union(*(term.part.taps for term in batch.terms))
-            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps)
+            seen = frozenset[int]().union(*(term.part.attention_taps for term in batch.terms))
+            more = {"attention_taps": seen} if seen else {}
+            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps, **more)
         with clock.part("losses"):
             velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
             target_BCHW = parts.objective.target(sample)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tests.bounds import distance, network_bound
 from tintype.model import Transformer
+from tintype.model.islands import attend
 from tintype.model.transformer import _put_back
 from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings
@@ -184,6 +185,28 @@ def test_only_the_blocks_up_to_the_last_tap_run_where_nothing_else_is_asked(
     assert all(torch.equal(tapped.features[block], whole.features[block]) for block in taps)
     assert ran == list(range(max(taps) + 1))
     assert all((tapped.tokens_at(tap) is None) == (whole.tokens_at(tap) is None) for tap in taps)
+
+
+def test_tapped_attention_is_that_of_the_block_among_image_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queries and keys that the block's own attention gets, those of the text left out; the prediction stays."""
+    model, (x, t, text) = random_model(), inputs()
+    plain = model(x, t, text, route=Route(1, 2, all_kept(x)[:, :5])).prediction_BCHW
+    seen: list[Tensor] = []
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
+        image = key[:, :, text.mask_BL.shape[1] :]
+        seen.append(torch.einsum("bhqd,bhkd->bhqk", query.double(), image.double()) / query.shape[-1] ** 0.5)
+        return attend(query, key, value, mask, softmax)
+
+    monkeypatch.setattr("tintype.model.attention.attend", spy)
+    output = model(x, t, text, route=Route(1, 2, all_kept(x)[:, :5]), attention_taps=frozenset({0, 1}))
+    assert torch.equal(output.prediction_BCHW, plain) and set(output.attention) == {0, 1}
+    for index, logits in output.attention.items():
+        assert logits.shape == seen[index].shape and logits.dtype == torch.float32
+        torch.testing.assert_close(logits.double(), seen[index], rtol=1e-5, atol=1e-5)
+    output.attention[1].square().sum().backward()
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    assert bool(gradients["blocks.1.attention.norm_q.weight"].any())
 
 
 def test_skipped_tokens_and_their_gradients_pass_unchanged() -> None:
