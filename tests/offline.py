@@ -20,6 +20,7 @@ NAMES = sorted(TECHNIQUES)
 MakePlan = Callable[..., Plan]
 """From assignments `key.path=value` to a plan."""
 OFFLINE: dict[str, str] = {
+    "haste": f"haste:teacher.kind=dinov2,teacher.source={tiny_dino.FOLDER},hidden=32,stop=4",
     "irepa": "irepa:teacher=scenes",
     "repa": "repa:teacher=scenes,hidden=32",
     "repa-burn-in": "repa-burn-in:teacher=scenes,hidden=32,stop=4",
@@ -49,6 +50,7 @@ def need_lpips_weights() -> None:
 
 
 WEIGHTS: dict[str, Callable[[], object]] = {
+    "haste": tiny_dino.write_dino,
     "lpips": need_lpips_weights,
     "perceptual-dino": tiny_dino.write_dino,
     "text-encoder": partial(tiny_text.write_text_encoder, "minilm"),

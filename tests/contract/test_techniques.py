@@ -38,6 +38,8 @@ REFUSED = {
     ("perceptual-dino", "tokenizer"),
     ("repa-burn-in", "repa-e"),
     ("repa-e", "tokenizer"),
+    ("haste", "repa-e"),
+    ("haste", "resolution-stages"),
     ("irepa", "resolution-stages"),
     ("lpips", "resolution-stages"),
     ("perceptual-dino", "resolution-stages"),

@@ -1,5 +1,6 @@
 """Losses beside the objective, one file each with its settings, and this table of them."""
 
+from tintype.losses.attention import AttentionSettings
 from tintype.losses.contrastive import ContrastiveSettings
 from tintype.losses.dispersive import DispersiveSettings
 from tintype.losses.irepa import IrepaSettings
@@ -10,6 +11,7 @@ from tintype.losses.repa import RepaSettings
 from tintype.losses.self_alignment import SelfAlignmentSettings
 
 LOSSES: tuple[type[LossPart], ...] = (
+    AttentionSettings,
     ContrastiveSettings,
     DispersiveSettings,
     IrepaSettings,

@@ -17,6 +17,7 @@ FILES = (
     "ema",
     "fp8",
     "fp32",
+    "haste",
     "immiscible",
     "irepa",
     "island",

@@ -116,6 +116,30 @@ class TransformersTeacher(Teacher):
         token_BLD: Tensor = self._network(pixel_values=input_BCHW, **self._options).last_hidden_state
         return token_BLD
 
+    def attention(self, image_BCHW: Tensor, layers: int) -> Tensor:
+        """Return how the patches look at each other in the last layers, fp32 [B, layers, heads, L, L].
+
+        A row sums to 1 over the patches: what a patch sees of class and register tokens is left out.
+        """
+        patches = self.grid[0] * self.grid[1]
+        self._network.set_attn_implementation("eager")  # others hold no map
+        with frozen_arithmetic(self._device, self.arithmetic):
+            found = self._network(pixel_values=self.prepare(image_BCHW), output_attentions=True, **self._options)
+            seen_BNALL = torch.stack([one[:, :, -patches:, -patches:] for one in found.attentions[-layers:]], 1).float()
+            return seen_BNALL / seen_BNALL.sum(-1, keepdim=True)
+
+    def check_attention(self, layers: int) -> None:
+        """Refuse a network that has no such maps, or fewer."""
+        try:
+            found = self.attention(torch.zeros(1, 3, _PROBE_PX, _PROBE_PX, dtype=torch.uint8), layers)
+        except Exception as error:  # networks raise what they like where they have no maps
+            reason = str(error).strip() or type(error).__name__
+            raise UserError(f"{self.words} gives no attention maps ({reason}). {_ADVICE}") from error
+        if found.shape[1] < layers:
+            raise UserError(
+                f"{self.words} has {found.shape[1]} layers, and the attention of the last {layers} is asked for"
+            )
+
     @cached_property
     def _options(self) -> dict[str, bool]:
         """DINO's networks resample their position embeddings unasked and have no such option."""

@@ -1,0 +1,112 @@
+"""attention: blocks of the denoiser look at the image as the last layers of a frozen teacher do (HASTE).
+
+HASTE (arXiv 2505.16792) aligns attention maps beside REPA's features, and stops both. The last `layers` layers of the
+teacher teach as many blocks of the denoiser, those up to `block`, in their order. The loss of a token is the cross
+entropy from the teacher's attention over the patches to the denoiser's over the image tokens, both normalised over
+these alone (class token, registers and text are left out), as in the authors' code. It is averaged over tokens, heads
+and layers; where the two have other numbers of heads, the first heads of each are compared, as there. The authors have
+the fifth to eighth of 28 blocks and the last four of twelve layers.
+
+B: samples. L: tokens of the grid. K: those that the route kept. N: layers. A: heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.losses.alignment import check_block
+from tintype.losses.part import LossPart, PlanView
+from tintype.seams import LossContext, LossInputs, LossTerm
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.encoders import TeacherChoice
+from tintype.vision.transformers_teacher import TransformersTeacher
+
+
+class AttentionSettings(LossPart):
+    kind: Literal["attention"] = "attention"
+    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
+    block: int = Field(description="The last block whose attention is aligned, counted from 1")
+    layers: int = Field(4, ge=1, description="How many blocks, up to that one, and last layers of the teacher")
+    teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network, a vision transformer")
+
+    def check(self, plan: PlanView) -> None:
+        super().check(plan)
+        check_block(self.kind, self.block, plan)
+        if self.layers > self.block:
+            raise ValueError(
+                f"attention: {self.layers} blocks cannot end with block {self.block}; lower layers, or raise block"
+            )
+        if self.teacher.kind in ("scenes", "vgg16"):
+            raise ValueError(
+                f"attention: the teacher '{self.teacher.kind}' is a convolutional network and has no attention; take "
+                "dinov2, dinov3 or transformers"
+            )
+        if plan.run.distribution.kind == "fsdp":
+            raise ValueError(
+                "attention: the maps are computed beside the blocks, whose weights run.distribution.kind fsdp shards; "
+                "use ddp"
+            )
+
+    def fetch(self, grid: tuple[int, int]) -> None:
+        self.teacher.build(grid, torch.device("cpu"))
+
+    def build(self, context: LossContext) -> AttentionTerm:
+        return AttentionTerm(self, context)
+
+
+class AttentionTerm(LossTerm):
+    def __init__(self, settings: AttentionSettings, context: LossContext) -> None:
+        self._settings, self._context = settings, context
+        self.blocks = range(settings.block - settings.layers, settings.block)
+        self.attention_taps = frozenset(self.blocks)
+        self._teacher: TransformersTeacher | None = None
+
+    def ready(self) -> str:
+        teacher = self._settings.teacher.build(self._context.grid, self._context.device)
+        if not isinstance(teacher, TransformersTeacher):
+            raise UserError(f"attention: {teacher.words} has no attention; take dinov2, dinov3 or transformers")
+        teacher.check_attention(self._settings.layers)
+        self._teacher = teacher
+        return teacher.identity
+
+    def release(self) -> None:
+        self._teacher = None
+
+    def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
+        if self._teacher is None:
+            raise RuntimeError("attention: ready() comes before look()")
+        return self._teacher.attention(image_BCHW, self._settings.layers)
+
+    def loss(self, inputs: LossInputs) -> Tensor:
+        if inputs.seen is None:
+            raise RuntimeError("attention: look() comes before loss()")
+        output, total_B = inputs.output, torch.zeros(len(inputs.seen), device=inputs.seen.device)
+        for index, block in enumerate(self.blocks):
+            map_BALL = inputs.seen[:, index]
+            if (kept_BK := output.tokens_at(block)) is not None:
+                map_BALL = among(map_BALL, kept_BK)
+            with torch.autocast(map_BALL.device.type, enabled=False):
+                total_B = total_B + cross_entropy(output.attention[block].float(), map_BALL)
+        return total_B / len(self.blocks)
+
+
+def among(map_BALL: Tensor, kept_BK: Tensor) -> Tensor:
+    """Return the attention of some tokens among themselves, normalised over them."""
+    heads, length = map_BALL.shape[1], map_BALL.shape[3]
+    rows = kept_BK[:, None, :, None].expand(-1, heads, -1, length)
+    columns = kept_BK[:, None, None, :].expand(-1, heads, kept_BK.shape[1], -1)
+    kept_BAKK = map_BALL.gather(2, rows).gather(3, columns)
+    return kept_BAKK / kept_BAKK.sum(-1, keepdim=True)
+
+
+def cross_entropy(logit_BALL: Tensor, map_BALL: Tensor) -> Tensor:
+    """Return the mean over heads and tokens, of the heads that both have."""
+    heads = min(logit_BALL.shape[1], map_BALL.shape[1])
+    log_BALL = logit_BALL[:, :heads].log_softmax(-1)
+    return -(map_BALL[:, :heads] * log_BALL).sum(-1).mean((1, 2))
