@@ -120,6 +120,7 @@ FEW = f"haste:teacher.kind=dinov2,teacher.source={tiny_dino.FOLDER},hidden=32"
         ([], f"{FEW},stop=2,share=0.5", "not both"),
         (["run.distribution.kind=fsdp"], FEW, "fsdp shards"),
     ],
+    ids=["convolutional", "too few blocks", "stop too late", "two ends", "fsdp"],
 )
 def test_what_cannot_be_is_refused(assignments: list[str], spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
