@@ -460,6 +460,7 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
             stored = _untuned_study(out)
             _refuse_another_baseline(study, stored, out)
             _refuse_other_looks(study, stored, out)
+            _refuse_other_questions(study, stored, out)
         except DamagedFileError as error:
             known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
             there = {folder.name for folder in (out / "runs").glob("*")}
@@ -519,6 +520,18 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
             f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
             "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
             "against fresh seeds with `tintype replicate`"
+        )
+
+
+def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
+    """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
+    new, old = ({"primary": list(one.settings.primary), **plain(one.settings.analysis)} for one in (study, there))
+    changed = [name for name in new if new[name] != old[name]]
+    if changed and made_looks(out):
+        was = ", ".join(f"{name} was {old[name]}" for name in changed)
+        raise UserError(
+            f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
+            "results at hand proves nothing. Put it back, or ask anew with other seeds in another --out"
         )
 
 

@@ -125,6 +125,15 @@ def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_pat
         run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, Writer(EFFECTS))
 
 
+@pytest.mark.parametrize("change", ["analysis={margin: 10%}", "analysis={method: paired}"])
+def test_what_a_study_asks_cannot_be_changed_once_it_was_read(study: Study, tmp_path: Path, change: str) -> None:
+    out = tmp_path / "out"
+    run(study_with(tmp_path, "seeds={first: 4, most: 16}", change), out, Writer(stop_after=2))
+    run(study, out, Writer(EFFECTS))  # nothing had been read
+    with pytest.raises(UserError, match="was looked at before this was changed"):
+        run(study_with(tmp_path, "seeds={first: 4, most: 16}", change), out, Writer(EFFECTS))
+
+
 def test_a_look_begins_only_where_it_fits_into_the_budget(study: Study, tmp_path: Path) -> None:
     """Runs of 100 s each: the first look is run to measure them, and the second does not fit into 150 s."""
     out = tmp_path / "out"
