@@ -63,6 +63,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "t5gemma": t5gemma,
     "t5": t5,
     "qwen3-vl": qwen3_vl,
+    "qwen3-vl-embedding": qwen3_vl,
     "clip": clip,
     "minilm": minilm,
     "transformers": gpt2,
@@ -72,11 +73,12 @@ ENDS: dict[str, str] = {
     "t5gemma": "<bos> $A",
     "t5": "$A <eos>",
     "qwen3-vl": "$A",
+    "qwen3-vl-embedding": "$A",
     "clip": "<bos> $A <eos>",
     "minilm": "<bos> $A <eos>",
     "transformers": "$A",
 }
-"""Tokens that their tokenizers put around a text: two of them nothing."""
+"""Tokens that their tokenizers put around a text: three of them nothing."""
 
 
 @lru_cache

@@ -14,6 +14,7 @@ PARTS: tuple[type[TextPart], ...] = (
     published.T5GemmaSettings,
     published.T5Settings,
     published.Qwen3VlSettings,
+    published.Qwen3VlEmbeddingSettings,
     published.ClipSettings,
     published.MiniLmSettings,
     published.TransformersSettings,

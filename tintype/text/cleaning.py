@@ -12,10 +12,11 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 from typing import Literal
 
 from tintype.pretrained.packages import optional_package
+from tintype.text.prx_rules import clean_as_prx
 
 VERSION = 1
 """A part of the identity of an encoder that cleans: change it with the rules."""
@@ -25,7 +26,7 @@ Cleaning = Literal[False, True, "prx", "prx-pixel"]
 _PROBE = """ "The RED-ball_of my-cute_cat": caf\u00c3\u00a9 &amp;quot;x&quot; <b>A</b> @me #123 #12345 1234567 \u7ea2
 https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23 free shipping page 3 3x4 ...
 click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
-"""A text that shows what rules do: they are diffusers' own, and may change with it."""
+"""A text that shows what the rules do; ftfy repairs it, and may change."""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _MARKUP = re.compile(rf"<!--.*?-->|{_TAG.pattern}", re.DOTALL)
@@ -61,11 +62,14 @@ def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
         return str
     if cleaning is True:
         return clean
-    fix_text = _package("ftfy").fix_text
-    if cleaning == "prx-pixel":
-        return lambda caption: _unescaped(_unescaped(fix_text(caption))).strip()
-    rules: Callable[[str], str] = _package("diffusers.pipelines.prx.pipeline_prx").TextPreprocessor().clean_text
-    return rules
+    fix_text: Callable[[str], str] = optional_package(
+        "ftfy", "export", "cleaning captions as PRX's pipelines do (text.clean)"
+    ).fix_text
+
+    def repair(caption: str) -> str:
+        return _unescaped(_unescaped(fix_text(caption))).strip()
+
+    return repair if cleaning == "prx-pixel" else partial(clean_as_prx, repair=repair)
 
 
 def identity(cleaning: Cleaning) -> int | list[str] | None:
@@ -73,7 +77,3 @@ def identity(cleaning: Cleaning) -> int | list[str] | None:
     if isinstance(cleaning, bool):
         return VERSION if cleaning else None
     return [cleaning, hashlib.sha256(cleaner(cleaning)(_PROBE).encode()).hexdigest()]
-
-
-def _package(name: str) -> ModuleType:
-    return optional_package(name, "export", "cleaning captions as PRX's pipelines do (text.clean)")

@@ -11,6 +11,7 @@ from tintype.errors import UserError
 from tintype.pretrained.frozen import Compute
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import Revision, Source
+from tintype.text.cleaning import Cleaning
 from tintype.text.frozen import POOLERS, FrozenTextPart
 
 _T5GEMMA = "t5gemma"
@@ -70,6 +71,19 @@ class Qwen3VlSettings(FrozenTextPart):
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"
     revision: Revision = "89644892e4d85e24eaac8bacfd4f463576704203"
     compute: Compute = "bf16"
+
+
+class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
+    """Qwen3-VL trained to embed, as PRX reads captions with it: all token states, and no instruction around a caption.
+
+    PRX's config calls its attention bidirectional. PRX loads transformers' own class, which attends causally, and so
+    does this.
+    """
+
+    kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
+    weights: Source = "Qwen/Qwen3-VL-Embedding-2B"
+    revision: Revision = None
+    clean: Cleaning = Field("prx-pixel", description="prx-pixel is what PRX does with this encoder")
 
 
 class ClipSettings(FrozenTextPart):

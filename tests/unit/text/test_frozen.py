@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import shutil
@@ -51,6 +52,7 @@ def tower_of(kind: str, model: Any) -> Any:
         "t5gemma": lambda: model.model.encoder,
         "t5": lambda: model.encoder,
         "qwen3-vl": lambda: model.model.language_model,
+        "qwen3-vl-embedding": lambda: model.model.language_model,
         "clip": lambda: model.text_model,
     }
     return found.get(kind, lambda: model)()
@@ -184,6 +186,27 @@ def test_the_soft_cap_on_t5gemmas_scores_is_kept(monkeypatch: pytest.MonkeyPatch
     network = settings_of("t5gemma").network()
     assert asked["attn_implementation"] == "eager"
     assert network.config._attn_implementation == "eager" and network.config.attn_logit_softcapping == 50.0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_qwen3_vl_embedding_gives_the_states_that_prx_conditions_on(side: str) -> None:
+    """PRX loads the class with the head, takes its language tower, repairs letters and HTML, pads to 256 tokens and
+    masks; of a causal tower with relative positions the states of the text are the same on either side."""
+    ftfy = pytest.importorskip("ftfy", reason="PRX repairs captions with it")
+    transformers = pytest.importorskip("transformers")
+    kind, captions = "qwen3-vl-embedding", ["a &amp;lt;red&amp;gt; ball", "  the small cube, and a cone "]
+    whole = transformers.Qwen3VLForConditionalGeneration.from_pretrained(write_text_encoder(kind)).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(write_text_encoder(kind), padding_side=side)
+    cleaned = [html.unescape(html.unescape(ftfy.fix_text(caption))).strip() for caption in captions]
+    read = tokenizer(cleaned, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+    with torch.no_grad():
+        state_BLC = whole.model.language_model(**read).last_hidden_state
+    wanted = [state[mask.bool()] for state, mask in zip(state_BLC, read["attention_mask"], strict=True)]
+    encoder = encoder_of(kind)
+    assert encoder.settings.clean == "prx-pixel"
+    assert PART_OF[kind]().max_tokens == 256 and PART_OF[kind]().compute == "bf16"
+    found = texts_of(encoder.encode(captions))
+    assert far(found, wanted) < network_bound(encoder.network, torch.cat(found))
 
 
 def test_bf16_is_bf16_throughout() -> None:
