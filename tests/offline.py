@@ -65,7 +65,7 @@ def baseline_for(*names: str, plan: MakePlan = tiny_plan) -> Plan:
     for name in names:
         if name in WEIGHTS:
             WEIGHTS[name]()
-    brought = {TECHNIQUES[name].seam for name in names}
+    brought = {TECHNIQUES[name].seam for name in names if TECHNIQUES[name].setting is None}
     own = [setting for name in names for setting in BASELINES.get(name, ())]
     if "fp8" in names and not refused_by_the_device(*names):
         own.append("run.device=cuda")

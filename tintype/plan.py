@@ -30,6 +30,7 @@ from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.part import AverageSettings, OptimizerPart
 from tintype.runtime.files import Json, read_sealed
+from tintype.seams import TimeDensity
 from tintype.settings import (
     DataPart,
     ModelSettings,
@@ -59,7 +60,7 @@ UNHASHED = "run"
 def _shift_of_time(plan: Plain) -> Plain:
     """Return the shift of the sampling grid of older plans, which was that of the times; 1 where they set none."""
     time = plan.get("time")
-    return {"shift": time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0}
+    return {"shift": time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0, "shift_by": "none"}
 
 
 class Plan(Settings):
@@ -74,13 +75,13 @@ class Plan(Settings):
     text: TextChoice = WordsSettings()
     tokenizer: TokenizerChoice = PixelsSettings()
     model: ModelSettings = ModelSettings()
-    objective: Annotated[ObjectivePart, OneOf(OBJECTIVES)] = VelocitySettings()
+    objective: Annotated[ObjectivePart, OneOf(OBJECTIVES, "velocity")] = VelocitySettings()
     time: Annotated[TimePart, OneOf(TIMES, "mixture")] = MixtureTime()
     noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
         None, description="How training chooses the noise of an image; without, it is drawn at random"
     )
     sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = SamplingSettings()
-    weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS)] | None = None
+    weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = None
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
     losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = ()
     tuning: Annotated[TuningSettings | None, Since(None)] = None
@@ -169,6 +170,11 @@ class Plan(Settings):
     def warnings(self) -> list[str]:
         """List what is probably not meant. A run prints and logs it at its start."""
         found = [self.ema.init_warning(self.train.steps) if self.ema else None, self.train.warmup_warning]
+        if self.time.shift_by != self.sampling.shift_by:
+            found.append(
+                f"time.shift_by is {self.time.shift_by}, and sampling.shift_by is {self.sampling.shift_by}: times of "
+                "training and of sampling follow the resolution in two ways; set both alike if that is not meant"
+            )
         if self.time.shift != 1 == self.sampling.shift:
             found.append(
                 f"time.shift is {self.time.shift:g}, and sampling.shift is 1: the sampling grid is not shifted; if it "
@@ -181,6 +187,12 @@ class Plan(Settings):
         """Rows and columns of the denoiser's tokens; in stages of smaller images there are fewer."""
         side = self.data.size_px // (self.tokenizer.compression.stride_px * self.model.patch)
         return side, side
+
+    @property
+    def time_density(self) -> TimeDensity:
+        """The density from which training draws t, for latents of any size."""
+        rows, columns = self.token_grid
+        return self.time.density(self.model.patch, rows * columns)
 
     @property
     def fewest_tokens(self) -> int:

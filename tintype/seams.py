@@ -278,10 +278,17 @@ class Objective(Protocol):
     """The prediction of the denoiser. The loss is the mean squared difference of `velocity` and `target`."""
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
+    @property
+    def noise_scale(self) -> float:
+        """Deviation of the noise."""
+
     def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
     def x_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of x and the loss, at each t."""
+
+    def noise_weight(self, t_B: Tensor) -> Tensor:
+        """Return the factor between the squared error of the noise and the loss, at each t."""
 
 
 class TimeDensity(Protocol):
@@ -292,6 +299,9 @@ class TimeDensity(Protocol):
 
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
         """Return the mean of a function of t under the density."""
+
+    def at(self, height: int, width: int) -> TimeDensity:
+        """Return the density for latents of this size."""
 
 
 class Weighting(Protocol):

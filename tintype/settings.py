@@ -6,6 +6,7 @@ object that does the work. Parts live beside that object, in the room of their s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -350,6 +351,27 @@ class ModelSettings(Settings):
             yield f"width / heads ({self.width // self.heads}) must be a multiple of 4: two axes of pairs"
 
 
+ShiftBy = Literal["none", "sqrt", "flux"]
+"""How the shift of times follows the number of tokens."""
+_BASE_TOKENS, _MOST_TOKENS = 256, 4096
+"""Numbers of tokens at which FLUX states its mu: 256 px and 1024 px in its latents."""
+_BASE_MU, _MOST_MU = 0.5, 1.15
+
+
+def shift_factor(by: ShiftBy, tokens: int) -> float:
+    """Return the factor of the shift for this many tokens.
+
+    sqrt: the root of the tokens, 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23). flux: exp(mu), and FLUX's mu
+    is a line through 0.5 at 256 tokens and 1.15 at 4096.
+    """
+    if by == "none":
+        return 1.0
+    if by == "sqrt":
+        return math.sqrt(tokens / _BASE_TOKENS)
+    slope = (_MOST_MU - _BASE_MU) / (_MOST_TOKENS - _BASE_TOKENS)
+    return math.exp(_BASE_MU + slope * (tokens - _BASE_TOKENS))
+
+
 class SamplingSettings(Settings):
     """Sampling from the trained model, as far as it belongs to the model and not to an evaluation."""
 
@@ -359,6 +381,15 @@ class SamplingSettings(Settings):
         description="Of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. It is set "
         "apart from time.shift, which is that of the training density",
     )
+    shift_by: Annotated[ShiftBy, Since("none")] = Field(
+        "none",
+        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), or flux (exp of "
+        "FLUX's mu)",
+    )
+
+    def shift_at(self, tokens: int) -> float:
+        """Return the shift of the grid for images of this many tokens."""
+        return self.shift * shift_factor(self.shift_by, tokens)
 
 
 class StageSettings(Settings):

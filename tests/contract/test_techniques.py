@@ -30,6 +30,8 @@ from tintype.train.update import update
 
 NEEDY = [name for name in NAMES if TECHNIQUES[name].needs]
 REFUSED = {
+    ("epsilon-prediction", "lpips"),
+    ("epsilon-prediction", "perceptual-dino"),
     ("irepa", "sprint"),
     ("irepa", "tread"),
     ("lpips", "repa-e"),

@@ -124,7 +124,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("[1, 2]", "expected keys and values"),
         ("seed: [", "not valid YAML"),
         ("objective: {kind: x-predicton}", "unknown kind 'x-predicton'; did you mean 'x-prediction'"),
-        ("objective: {clamp: 0.1}", "objective: say which kind; valid: velocity, x-prediction"),
+        ("route: {share: 0.1}", "route: say which kind; valid: sprint, tread"),
         ("seed: true", "seed"),
         ("seed: '3'", "seed"),
         ("train: {batch: 10, accumulate: 3}", "multiple of accumulate"),

@@ -26,6 +26,8 @@ _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
 """`text.clean` -> the pipeline that cleans prompts so before it reads them."""
+_PIXEL_NOISE_SCALE = 2.0
+"""PRXPixelPipeline's, where a folder states none."""
 _MOST_TOKENS = 1024
 """A tokenizer that states a greater length states none."""
 
@@ -148,11 +150,6 @@ def _pipeline_sections(place: Path, about: Section) -> Section:
     pipeline = stated.get("_class_name")
     if pipeline not in _PREDICTIONS:
         raise UserError(f"{index} is of a '{pipeline}'; only {' and '.join(_PREDICTIONS)} can be imported")
-    if pipeline == "PRXPixelPipeline" and stated.get("noise_scale", 2.0) != 1.0:
-        raise UserError(
-            f"{index}: the model was trained with noise of deviation {stated.get('noise_scale', 2.0)}, and tintype has "
-            "noise of deviation 1 only; it cannot be sampled or trained as it was. Use diffusers for it"
-        )
     sections: Section = {"text": _text(place, stated, about.get("text", {}))}
     sections["tokenizer"] = (
         {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(place, about.get("tokenizer", {}))
@@ -161,6 +158,8 @@ def _pipeline_sections(place: Path, about: Section) -> Section:
         if sections["text"]:
             sections["text"]["clean"] = next(one for one, name in PIPELINES_BY_CLEANING.items() if name == pipeline)
         sections["objective"] = {"kind": _PREDICTIONS[pipeline]}
+        if pipeline == "PRXPixelPipeline":
+            sections["objective"]["noise_scale"] = stated.get("noise_scale", _PIXEL_NOISE_SCALE)
         if scheduler := _stated(place / "scheduler" / "scheduler_config.json"):
             shift = float(scheduler.get("shift", 1.0))
             sections["time"], sections["sampling"] = {"shift": shift}, {"shift": shift}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tintype.export.pipeline_folder import timesteps
+from tintype.export.pipeline_folder import sampling_shift, timesteps
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
@@ -62,7 +62,7 @@ def _figure(parts: Model, pipe: Any, about: dict[str, Any], guidance: float, ste
         arguments = {
             **embedded(pipe, prompt, about["call"].get("negative_prompt", "")),
             "latents": first_noise(parts, draws, size_px),
-            "timesteps": timesteps(steps, parts.plan.sampling.shift),
+            "timesteps": timesteps(steps, sampling_shift(parts.plan)),
             "guidance_scale": guidance,
             "use_resolution_binning": False,
         }

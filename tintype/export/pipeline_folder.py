@@ -61,6 +61,12 @@ def timesteps(steps: int, shift: float) -> list[float]:
     return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
 
 
+def sampling_shift(plan: Plan) -> float:
+    """Return the shift of the sampling grid at the size of the training images."""
+    rows, columns = plan.token_grid
+    return plan.sampling.shift_at(rows * columns)
+
+
 def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> None:
     diffusers = diffusers_package()
     plan, parts, kind = trained.plan, trained.parts, DTYPES[dtype]
@@ -75,7 +81,7 @@ def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> 
     if pipeline == LATENT:
         parts_of["vae"] = components.for_pipeline(parts.tokenizer).to(kind)
     else:
-        parts_of |= {"prompt_max_tokens": encoder.max_tokens, "noise_scale": 1.0}
+        parts_of |= {"prompt_max_tokens": encoder.max_tokens, "noise_scale": plan.objective.noise_scale}
     getattr(diffusers, pipeline)(**parts_of).save_pretrained(folder, safe_serialization=True)
     components.mend_config(folder / "text_encoder")
     for file in folder.rglob("*.json"):
@@ -92,7 +98,10 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 
 def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Return the arguments with which the pipeline samples as tintype does."""
-    call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
+    call: dict[str, Any] = {
+        "timesteps": timesteps(STEPS, sampling_shift(trained.plan)),
+        "use_resolution_binning": False,
+    }
     text = components.form_of(trained.parts.text)
     if pipeline == LATENT and text.clean != "prx":
         call["skip_text_cleaning"] = True
@@ -114,6 +123,11 @@ def _notes(trained: Trained) -> Iterator[str]:
         yield (
             "training cleaned captions as PRXPipeline does (text.clean=prx); PRXPixelPipeline does not: give prompts "
             "in lower case, without links and special characters"
+        )
+    if plan.sampling.shift_by != "none":
+        yield (
+            f"sampling.shift_by is {plan.sampling.shift_by}: the time steps in `call` are those of "
+            f"{plan.data.size_px} px; other sizes have others"
         )
     if text.compute == "bf16":
         yield "training read captions in bf16; a pipeline opened in fp32 reads them more exactly"

@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.flow.part import NoisePart
+from tintype.flow.path import scaled
 from tintype.seams import Draws, Objective, Sample
 
 NOISE = "noise"
@@ -49,8 +50,12 @@ class Immiscible:
     objective: Objective
     candidates: int
 
+    @property
+    def noise_scale(self) -> float:
+        return self.objective.noise_scale
+
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        noise_BCHW = nearest_noise(x_BCHW.detach(), draws, self.candidates)
+        noise_BCHW = nearest_noise(x_BCHW.detach(), draws, self.candidates, self.noise_scale)
         return self.objective.draw(x_BCHW, ChosenNoise(draws.seed, draws.position_B, noise_BCHW))
 
     def target(self, sample: Sample) -> Tensor:
@@ -73,13 +78,13 @@ class ChosenNoise(Draws):
         return self.noise_BCHW if stream == NOISE else super().normal(stream, shape)
 
 
-def nearest_noise(x_BCHW: Tensor, draws: Draws, candidates: int) -> Tensor:
-    """Return for each sample the nearest of its own noises; of equal ones the first."""
+def nearest_noise(x_BCHW: Tensor, draws: Draws, candidates: int, noise_scale: float = 1.0) -> Tensor:
+    """Return for each sample the nearest of its own noises, before the path scales it; of equal ones the first."""
     nearest_BCHW = draws.normal(NOISE, tuple(x_BCHW.shape[1:]))
-    least_B = _distance2(x_BCHW, nearest_BCHW)
+    least_B = _distance2(x_BCHW, scaled(nearest_BCHW, noise_scale))
     for index in range(1, candidates):
         noise_BCHW = draws.normal(f"{NOISE}/{index}", tuple(x_BCHW.shape[1:]))
-        distance2_B = _distance2(x_BCHW, noise_BCHW)
+        distance2_B = _distance2(x_BCHW, scaled(noise_BCHW, noise_scale))
         nearest_BCHW = torch.where((distance2_B < least_B)[:, None, None, None], noise_BCHW, nearest_BCHW)
         least_B = torch.minimum(distance2_B, least_B)
     return nearest_BCHW

@@ -1,8 +1,9 @@
 """min-snr: the error of x counts min(SNR, γ), whatever the network predicts (Min-SNR, arXiv 2303.09556).
 
-SNR = (1 - t)² / t² on this path. The objective already weights the error of x (`x_weight`), so its loss is multiplied
-by min(SNR, γ) / x_weight: min((1 - t)², γ t²) for a velocity, and min(SNR, γ) max(t, clamp)² for x-prediction. The form
-of variance-preserving paths, min(SNR, γ) / (SNR + 1), would be off by t² + (1 - t)² here.
+SNR = (1 - t)² / (t noise_scale)² on this path. The objective already weights the error of x (`x_weight`), so its loss
+is multiplied by min(SNR, γ) / x_weight: min((1 - t)², γ t²) for a velocity and noise of deviation 1, and
+min(SNR, γ) max(t, clamp)² for x-prediction. The form of variance-preserving paths, min(SNR, γ) / (SNR + 1), would be
+off by t² + (1 - t)² here.
 
 Differs: divided by its mean under the plan's density of t, unless `normalised` is off. The plain weight averages 0.16
 over uniform t, which acts on gradient clipping and Adam's epsilon like a smaller loss would.
@@ -28,7 +29,7 @@ class MinSnrSettings(WeightingPart):
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         def plain(t_B: Tensor) -> Tensor:
-            snr_B = ((1 - t_B) / t_B).square()  # infinite at t = 0, where the minimum is γ
+            snr_B = ((1 - t_B) / (t_B * objective.noise_scale)).square()  # infinite at t = 0, where the minimum is γ
             return snr_B.clamp_max(self.gamma) / objective.x_weight(t_B)
 
         mean = time.mean_of(plain) if self.normalised else 1.0

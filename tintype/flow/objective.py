@@ -15,11 +15,12 @@ from tintype.settings import ExportForm, Obstacle
 
 
 class VelocitySettings(ObjectivePart):
-    predicts: ClassVar[Literal["velocity", "x"]] = "velocity"
+    predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "velocity"
 
     kind: Literal["velocity"] = "velocity"
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        yield from super().obstacles(form)
         if form == "PRXPixelPipeline":
             yield Obstacle(
                 "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the velocity "
@@ -28,15 +29,16 @@ class VelocitySettings(ObjectivePart):
             )
 
     def build(self, time: TimeDensity) -> VelocityObjective:
-        return VelocityObjective(time)
+        return VelocityObjective(time, self.noise_scale)
 
 
 @dataclass(frozen=True)
 class VelocityObjective:
     time: TimeDensity
+    noise_scale: float = 1.0
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        return path.draw_sample(x_BCHW, self.time, draws)
+        return path.draw_sample(x_BCHW, self.time, draws, self.noise_scale)
 
     def target(self, sample: Sample) -> Tensor:
         return path.velocity(sample.x_BCHW, sample.noise_BCHW)
@@ -46,6 +48,9 @@ class VelocityObjective:
 
     def x_weight(self, t_B: Tensor) -> Tensor:
         return t_B.square().reciprocal()
+
+    def noise_weight(self, t_B: Tensor) -> Tensor:
+        return (1 - t_B).square().reciprocal()
 
 
 def mean_square(a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:

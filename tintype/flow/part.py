@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tintype.flow.path import unshift_time
 from tintype.seams import Draws, Objective, Router, TimeDensity, Weighting
-from tintype.settings import ModelSettings, Part, Plain, PlanView
+from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, PlanView, ShiftBy, Since, shift_factor
 
 _NODES = 1 << 17
 
@@ -25,10 +26,31 @@ class TimePart(Part):
     lowest: float = Field(0.001, ge=0, lt=1, description="No t below this is drawn")
     shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
 
+    shift_by: Annotated[ShiftBy, Since("none")] = Field(
+        "none",
+        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), or flux (exp of "
+        "FLUX's mu); in sampling: sampling.shift_by",
+    )
+
     @property
     def common(self) -> Plain:
         """Return what a plan keeps when its density becomes one of another kind."""
         return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
+
+    def density(self, patch: int, tokens: int) -> TimeDensity:
+        """Return the density for latents of any size, which patches of this side make tokens of.
+
+        `tokens` are those of the data's own size.
+        """
+        return self if self.shift_by == "none" else _ByResolution(self, patch, tokens)
+
+    def at(self, height: int, width: int) -> TimePart:
+        return self
+
+    def at_tokens(self, tokens: int) -> TimePart:
+        """Return the density for images of this many tokens."""
+        shift = self.shift * shift_factor(self.shift_by, tokens)
+        return self.model_copy(update={"shift": shift, "shift_by": "none"})
 
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
         """Return t from two uniforms, float64: the first gives its quantile, the second the component of a mixture."""
@@ -49,8 +71,43 @@ class TimePart(Part):
         return unshift_time(torch.tensor(self.lowest, dtype=torch.float64), self.shift)
 
 
+@dataclass(frozen=True)
+class _ByResolution:
+    """A density whose shift depends on the number of tokens."""
+
+    time: TimePart
+    patch: int
+    tokens: int
+    """Tokens of the data's own size: `draw` and `mean_of` are of that."""
+
+    def at(self, height: int, width: int) -> TimePart:
+        return self.time.at_tokens((height // self.patch) * (width // self.patch))
+
+    def draw(self, draws: Draws) -> Tensor:
+        return self.time.at_tokens(self.tokens).draw(draws)
+
+    def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
+        return self.time.at_tokens(self.tokens).mean_of(function)
+
+
 class ObjectivePart(Part):
-    predicts: ClassVar[Literal["velocity", "x"]]
+    predicts: ClassVar[Literal["velocity", "x", "epsilon"]]
+
+    noise_scale: Annotated[float, Since(1.0)] = Field(
+        1.0, gt=0, description="Deviation of the noise, in training, validation and sampling; PRXPixel has 2"
+    )
+
+    @property
+    def common(self) -> Plain:
+        """Return what a plan keeps when its objective becomes one of another kind."""
+        return {"noise_scale": self.noise_scale}
+
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        if form == "PRXPipeline" and self.noise_scale != 1:
+            yield Obstacle(
+                f"objective.noise_scale is {self.noise_scale:g}, and PRXPipeline starts from noise of deviation 1",
+                "--set objective.noise_scale=1.0",
+            )
 
     def build(self, time: TimeDensity) -> Objective:
         raise NotImplementedError

@@ -1,7 +1,8 @@
 """The path between data and noise.
 
 The convention of the whole project (diffusers' and PRX's): `x` is data, t = 1 is pure noise,
-x_t = (1 - t) x + t noise, and the velocity is v = dx_t/dt = noise - x.
+x_t = (1 - t) x + t noise, and the velocity is v = dx_t/dt = noise - x. `noise` has the deviation `noise_scale` (1
+unless the plan says otherwise): x_t and v are made of the scaled noise, and sampling starts from it.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -33,6 +34,11 @@ def x_to_velocity(x_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 
     return (x_t_BCHW - x_BCHW) / over_image(t_B.clamp_min(clamp), x_t_BCHW)
 
 
+def noise_to_velocity(noise_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 0.0) -> Tensor:
+    """Return v = (noise - x_t) / max(1 - t, clamp): exact for t ≤ 1 - clamp."""
+    return (noise_BCHW - x_t_BCHW) / over_image((1 - t_B).clamp_min(clamp), x_t_BCHW)
+
+
 def shift_time(t: Tensor, shift: float) -> Tensor:
     """Move t towards the noise for shift > 1; 0 and 1 stay where they are."""
     return shift * t / (1 + (shift - 1) * t)
@@ -42,11 +48,16 @@ def unshift_time(t: Tensor, shift: float) -> Tensor:
     return t / (shift - (shift - 1) * t)
 
 
-def draw_sample(x_BCHW: Tensor, time: TimeDensity, draws: Draws) -> Sample:
+def draw_sample(x_BCHW: Tensor, time: TimeDensity, draws: Draws, noise_scale: float = 1.0) -> Sample:
     """Draw noise, t and the point between, for each sample of the batch."""
-    noise_BCHW = draws.normal("noise", tuple(x_BCHW.shape[1:])).to(x_BCHW.dtype)
-    t_B = time.draw(draws)
+    noise_BCHW = scaled(draws.normal("noise", tuple(x_BCHW.shape[1:])).to(x_BCHW.dtype), noise_scale)
+    t_B = time.at(*x_BCHW.shape[-2:]).draw(draws)
     return Sample(x_BCHW, noise_BCHW, t_B, interpolate(x_BCHW, noise_BCHW, t_B))
+
+
+def scaled(noise_BCHW: Tensor, noise_scale: float) -> Tensor:
+    """Give noise of deviation 1 that of the path."""
+    return noise_BCHW if noise_scale == 1 else noise_BCHW * noise_scale
 
 
 def sampling_times(steps: int, shift: float) -> list[float]:

@@ -23,12 +23,13 @@ PRX_CLAMP = 0.05
 
 
 class XPredictionSettings(ObjectivePart):
-    predicts: ClassVar[Literal["velocity", "x"]] = "x"
+    predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "x"
 
     kind: Literal["x-prediction"] = "x-prediction"
     clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        yield from super().obstacles(form)
         if form == "PRXPipeline":
             yield Obstacle(
                 "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. "
@@ -44,16 +45,17 @@ class XPredictionSettings(ObjectivePart):
             )
 
     def build(self, time: TimeDensity) -> XPrediction:
-        return XPrediction(time, self.clamp)
+        return XPrediction(time, self.clamp, self.noise_scale)
 
 
 @dataclass(frozen=True)
 class XPrediction:
     time: TimeDensity
     clamp: float
+    noise_scale: float = 1.0
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        return path.draw_sample(x_BCHW, self.time, draws)
+        return path.draw_sample(x_BCHW, self.time, draws, self.noise_scale)
 
     def target(self, sample: Sample) -> Tensor:
         return path.x_to_velocity(sample.x_BCHW, sample.x_t_BCHW, sample.t_B, self.clamp)
@@ -63,3 +65,6 @@ class XPrediction:
 
     def x_weight(self, t_B: Tensor) -> Tensor:
         return t_B.clamp_min(self.clamp).square().reciprocal()
+
+    def noise_weight(self, t_B: Tensor) -> Tensor:
+        return (1 - t_B).square().reciprocal()

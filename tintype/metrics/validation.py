@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tintype.flow.objective import mean_square
-from tintype.flow.path import interpolate, velocity
+from tintype.flow.path import interpolate, scaled, velocity
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.sampling.generate import spans
@@ -62,7 +62,7 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
     bias = velocity_bias(parts, parts.plan.data.size_px) if len(parts.plan.data.shapes) == 1 else None
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
-    noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
+    noise_BCHW = scaled(draws.normal("validation", tuple(x_BCHW.shape[1:])), parts.objective.noise_scale)
     with parts.compute():
         text = parts.denoiser.read_text(parts.text.encode([r.captions[caption] for r in source.records(ids)]))
         at_time = []

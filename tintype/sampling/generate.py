@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintype.data.captions import NULL_CAPTION
 from tintype.flow.guidance import ClassifierFreeSettings, Guidance
-from tintype.flow.path import sampling_times
+from tintype.flow.path import sampling_times, scaled
 from tintype.flow.routes import random_kept
 from tintype.flow.sampler import Method, integrate
 from tintype.model import TextCache
@@ -75,17 +75,18 @@ def sample_latents(
     with parts.compute():
         caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
-        branches = TextBranches(parts, draws, (side // parts.plan.model.patch) ** 2, caption, null)
+        tokens = (side // parts.plan.model.patch) ** 2
+        branches = TextBranches(parts, draws, tokens, caption, null)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
-        times = sampling_times(settings.steps, parts.plan.sampling.shift)
+        times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens))
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
 
 
 def first_noise(parts: Model, draws: Draws, size_px: int) -> Tensor:
     """Return the noise that sampling starts from."""
     side = size_px // parts.tokenizer.stride_px
-    return draws.normal("sample", (parts.tokenizer.channels, side, side))
+    return scaled(draws.normal("sample", (parts.tokenizer.channels, side, side)), parts.objective.noise_scale)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,22 @@
 """x-prediction: the network predicts the clean image, and the loss is taken on velocities (`flow/x_prediction.py`)."""
 
-from tintype.flow.x_prediction import XPredictionSettings
+from __future__ import annotations
+
+from pydantic import Field
+
+from tintype.flow.x_prediction import PRX_CLAMP, XPredictionSettings
+from tintype.settings import Settings
 from tintype.techniques.technique import Technique
+
+
+class Options(Settings):
+    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
+
 
 TECHNIQUE = Technique(
     seam="objective",
     summary="predict the clean image; loss on velocities",
-    options=XPredictionSettings,
+    apply=lambda plan, options: {"objective": XPredictionSettings(clamp=options.clamp, **plan.objective.common)},
+    options=Options,
     paper="arXiv:2511.13720",
 )

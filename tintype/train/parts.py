@@ -98,7 +98,7 @@ def build_model(plan: Plan) -> Model:
 
 
 def build_objective(plan: Plan) -> seams.Objective:
-    objective = plan.objective.build(plan.time)
+    objective = plan.objective.build(plan.time_density)
     return objective if plan.noise is None else plan.noise.pair(objective)
 
 

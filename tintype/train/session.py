@@ -173,7 +173,7 @@ def build_session(plan: Plan) -> Session:
         device=device,
         opened=source,
         objective=objective,
-        weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
+        weighting=plan.weighting.build(plan.time_density, objective) if plan.weighting else None,
         terms=terms,
         modules=modules,
         layout=layout,

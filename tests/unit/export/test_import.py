@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tintype.export.parity import open_pipeline
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.trained import export_file
 from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.path import sampling_times
+from tintype.flow.sampler import integrate
 from tintype.plan import plan_from_folder
 from tintype.pretrained.packages import quiet
 from tintype.runtime.files import read_json
@@ -29,6 +32,7 @@ from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.parts import Model
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -216,12 +220,65 @@ def test_other_architectures_are_refused(
         import_model(own, tmp_path / "run", [CPU])
 
 
-def test_noise_of_another_deviation_is_refused(tmp_path: Path) -> None:
-    exported = export_pipeline(write_run(tmp_path / "run", pixel_plan("t5")), tmp_path / "pipeline")
-    file = exported.path / "model_index.json"
-    file.write_text(file.read_text().replace('"noise_scale": 1.0', '"noise_scale": 2.0'))
-    with pytest.raises(UserError, match=r"deviation 2\.0"):
-        import_model(exported.path, tmp_path / "again", [CPU])
+@pytest.mark.parametrize(("stated", "found"), [('"noise_scale": 3.0,', 3.0), ("", 2.0)])
+def test_the_deviation_of_the_noise_is_read(foreign_pixels: Path, tmp_path: Path, stated: str, found: float) -> None:
+    own = shutil.copytree(foreign_pixels, tmp_path / "own")
+    file = own / "model_index.json"
+    file.write_text(file.read_text().replace('"noise_scale": 1.0,', stated))
+    imported = import_model(own, tmp_path / "run", [CPU])
+    assert imported.plan.objective.noise_scale == found
+    again = export_pipeline(imported.path, tmp_path / "again")
+    assert json.loads((again.path / "model_index.json").read_text())["noise_scale"] == found
+
+
+def test_latents_of_scaled_noise_are_no_prx_pipeline(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", latent_plan("t5", "flux1", "objective.noise_scale=2.0"))
+    with pytest.raises(UserError, match=r"noise_scale is 2, and PRXPipeline starts from noise of deviation 1"):
+        export_pipeline(run, tmp_path / "out")
+
+
+@torch.no_grad()
+def velocity_of(parts: Model, prompt: str, scale: float, x_t: Tensor, t: float) -> Tensor:
+    """Guided by the empty prompt."""
+    t_B = torch.full((1,), t)
+    strong, weak = (parts.velocity(x_t, t_B, parts.text.encode([text])) for text in (prompt, ""))
+    return torch.lerp(weak, strong, scale)
+
+
+@pytest.mark.parametrize("foreign", ["PRXPipeline", "PRXPixelPipeline"], indirect=True)
+@pytest.mark.parametrize(("height", "width"), [(16, 32), (32, 16)])
+def test_a_foreign_model_makes_its_pipelines_images_of_any_shape(
+    foreign: Path, height: int, width: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """By the same weights, noise and times, on prompts that cleaning changes."""
+    pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
+    name = request.node.callspec.params["foreign"]
+    if name == "PRXPixelPipeline":
+        foreign = shutil.copytree(foreign, tmp_path / "pixels")
+        file = foreign / "model_index.json"
+        file.write_text(file.read_text().replace('"noise_scale": 1.0', '"noise_scale": 2.0'))
+    imported = import_model(foreign, tmp_path / "run", [CPU, "text.compute=fp32", "precision.compute=fp32"])
+    parts = load_run(imported.path, "cpu")[0]
+    with quiet("diffusers", "transformers"):
+        pipe = open_pipeline(foreign, {"pipeline": name})
+        pipe.scheduler = pipe.scheduler.from_config(pipe.scheduler.config, shift=1.0)
+        for prompt in (DIRTY[0], DIRTY[2], DIRTY[4]):
+            stride = parts.tokenizer.stride_px
+            noise = torch.randn(1, parts.tokenizer.channels, height // stride, width // stride)
+            noise = noise * parts.objective.noise_scale
+            times = sampling_times(4, 3.0)
+            theirs = pipe(
+                prompt,
+                height=height,
+                width=width,
+                latents=noise,
+                timesteps=[t * 1000 for t in times[:-1]],
+                guidance_scale=2.0,
+                use_resolution_binning=False,
+                output_type="latent",
+            ).images
+            ours = integrate(partial(velocity_of, parts, prompt, 2.0), noise, times)
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["model.pth", "model.safetensors", "nothing.safetensors", "folder"])

@@ -37,6 +37,13 @@ def test_the_weight_of_x_prediction_has_the_clamp_of_its_loss() -> None:
     assert torch.allclose(plain("x")(T)[1:], expected[1:], rtol=1e-12, atol=0)
 
 
+def test_scaled_noise_has_another_ratio() -> None:
+    """The loss is min(SNR, γ) |x̂ - x|² with SNR = (1 - t)² / (t scale)²."""
+    weighting = MinSnrSettings(gamma=GAMMA, normalised=False).build(UNIFORM, VelocityObjective(UNIFORM, 2.0))
+    expected = torch.minimum((1 - T) ** 2 / 4, GAMMA * T**2)
+    assert torch.allclose(weighting(T), expected, rtol=1e-12, atol=0)
+
+
 def test_published_numbers() -> None:
     """The peak of the velocity's weight, and its mean over uniform t."""
     weight = plain("velocity")(T)

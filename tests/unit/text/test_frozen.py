@@ -24,7 +24,14 @@ from tintype.seams import TextTokens
 from tintype.text import PARTS
 from tintype.text.frozen import FrozenTextEncoder, FrozenTextPart
 from tintype.text.packing import alone, by_length, evenly, spread
-from tintype.text.published import ClipSettings, MiniLmSettings, T5GemmaSettings, T5Settings, TransformersSettings
+from tintype.text.published import (
+    ClipSettings,
+    MiniLmSettings,
+    Qwen3VlEmbeddingSettings,
+    T5GemmaSettings,
+    T5Settings,
+    TransformersSettings,
+)
 from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
@@ -204,7 +211,8 @@ def test_qwen3_vl_embedding_gives_the_states_that_prx_conditions_on(side: str) -
     wanted = [state[mask.bool()] for state, mask in zip(state_BLC, read["attention_mask"], strict=True)]
     encoder = encoder_of(kind)
     assert encoder.settings.clean == "prx-pixel"
-    assert PART_OF[kind]().max_tokens == 256 and PART_OF[kind]().compute == "bf16"
+    usual = Qwen3VlEmbeddingSettings()
+    assert usual.max_tokens == 256 and usual.compute == "bf16"
     found = texts_of(encoder.encode(captions))
     assert far(found, wanted) < network_bound(encoder.network, torch.cat(found))
 

@@ -73,7 +73,12 @@ class Poisoned:
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
         return prediction_BCHW
 
+    noise_scale = 1.0
+
     def x_weight(self, t_B: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def noise_weight(self, t_B: Tensor) -> Tensor:
         raise NotImplementedError
 
 

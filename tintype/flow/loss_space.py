@@ -1,0 +1,33 @@
+"""loss-space: the loss is the squared error of x or of the noise, whatever is predicted (arXiv 2511.13720, table 1).
+
+All errors are the same up to a factor of t: the error of x is t times that of the velocity, and that of the noise
+1 - t times. So a space of the loss is a weight of the error of velocities. The objective knows the factor, clamps
+included.
+
+B: samples of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from tintype.flow.part import WeightingPart
+from tintype.seams import Objective, TimeDensity, Weighting
+
+
+class LossSpaceSettings(WeightingPart):
+    kind: Literal["loss-space"] = "loss-space"
+    space: Literal["x", "epsilon"] = Field(
+        "x", description="Whose squared error the loss is: the clean image's, or the noise's"
+    )
+
+    def build(self, time: TimeDensity, objective: Objective) -> Weighting:
+        factor = objective.x_weight if self.space == "x" else objective.noise_weight
+
+        def weight(t_B: Tensor) -> Tensor:
+            return factor(t_B).reciprocal()
+
+        return weight

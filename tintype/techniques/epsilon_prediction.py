@@ -1,0 +1,22 @@
+"""epsilon-prediction: predict the noise, and take the loss on velocities (`flow/epsilon_prediction.py`)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tintype.flow.epsilon_prediction import CLAMP, EpsilonPredictionSettings
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+
+
+class Options(Settings):
+    clamp: float = Field(CLAMP, gt=0, lt=1, description="No division by a 1 - t below this")
+
+
+TECHNIQUE = Technique(
+    seam="objective",
+    summary="predict the noise; loss on velocities",
+    apply=lambda plan, options: {"objective": EpsilonPredictionSettings(clamp=options.clamp, **plan.objective.common)},
+    options=Options,
+    paper="arXiv:2511.13720",
+)

@@ -1,0 +1,33 @@
+"""jit-time: draw t from JiT's density, in its own time a logit-normal of mean -0.8, deviation 0.8 (arXiv 2511.13720).
+
+There t = 1 is data, and here it is noise. The logistic function turns 1 - t into the other sign, so the mean is +0.8
+here: most samples are noisy.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tintype.flow.time_density import LogitNormalTime
+from tintype.plan import Plan
+from tintype.settings import Settings
+from tintype.techniques.technique import Changes, Technique
+
+
+class Options(Settings):
+    p_mean: float = Field(-0.8, description="Mean of the normal, in JiT's time, where t = 1 is data")
+    p_std: float = Field(0.8, gt=0, description="Its standard deviation")
+
+
+def apply(plan: Plan, options: Options) -> Changes:
+    own = {**plan.time.common, "mean": -options.p_mean, "std": options.p_std}
+    return {"time": LogitNormalTime(**own)}
+
+
+TECHNIQUE = Technique(
+    seam="time",
+    summary="draw the training time from JiT's density, mostly noisy",
+    apply=apply,
+    options=Options,
+    paper="arXiv:2511.13720",
+)
