@@ -66,6 +66,8 @@ class UpdateWatch:
             count_updates(group.updates, local(parameter).dtype, start, wanted - start, gone, asked)
             group.updates.compensated |= COMPENSATION in slots
             for slot, before in shadow.moments[name].items():
+                if before.shape != start.shape:  # one number for a whole row
+                    continue
                 exact = shadow.slot(name, slot) != before
                 group.moments.add(exact & asked, exact & asked & (local(slots[slot]) == before))
 

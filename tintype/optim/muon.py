@@ -1,7 +1,9 @@
 """Muon: the 2-D weights of the blocks move along their orthogonalised momentum, the rest by AdamW (arXiv 2502.16982).
 
 Newton and Schulz's iteration replaces the singular values of a matrix by numbers near one. It runs on batches of
-matrices of equal shape.
+matrices of equal shape. Options of its settings: the coefficients of Polar Express (arXiv 2505.16932), steps of even
+size for each row, as NorMuon has them (arXiv 2510.05491, `optim/row_norm.py`), and weight decay only where the step
+shrinks the weight too (cautious weight decay, arXiv 2510.12402).
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -9,10 +11,10 @@ N: matrices of a batch, R: rows, C: columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -24,16 +26,31 @@ from tintype.errors import UserError
 from tintype.optim.adamw import AdamWSettings, adamw_slots, step_adamw
 from tintype.optim.part import OptimizerPart
 from tintype.optim.replay import Replay
+from tintype.optim.row_norm import even_rows, row_slot
 from tintype.optim.spread import Spread
 from tintype.optim.storage import EXACT, Storage
 from tintype.optim.symmetric import bracket, gram
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
+from tintype.settings import Since
 
 T = TypeVar("T")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+"""The polynomial of each step, best on the interval that the ones before leave of [0.001, 1] (algorithm 1)."""
+_SAFETY = 1.01
+"""Rounding may make a singular value exceed its bound by this; the last polynomial needs no room."""
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
 """From here on a batch takes its time for reading and writing, and below for starting kernels."""
@@ -53,6 +70,18 @@ class MuonSettings(OptimizerPart):
     )
     newton_schulz_steps: int = Field(5, ge=1, le=20)
     compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
+    iteration: Annotated[Literal["newton-schulz", "polar-express"], Since("newton-schulz")] = Field(
+        "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
+    )
+    row_decay: Annotated[float | None, Since(None)] = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="NorMuon: decay of the mean square of each row's steps, by whose root they are divided; null: none",
+    )
+    cautious: Annotated[bool, Since(False)] = Field(
+        False, description="Decay only the weights that the step itself brings nearer to zero"
+    )
     fused: Literal["whole", "parts"] = Field(
         "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
     )
@@ -61,6 +90,10 @@ class MuonSettings(OptimizerPart):
         ("denoiser.blocks.",), min_length=1, description="Beginnings of the names whose 2-D weights it takes"
     )
     adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
+
+    def problems(self) -> Iterator[str]:
+        if self.cautious and not self.weight_decay:
+            yield "cautious is about weight decay, and weight_decay is 0; set it too"
 
     @property
     def smallest_gradient(self) -> float:
@@ -152,7 +185,8 @@ class Muon(torch.optim.Optimizer):
     def slots(self, parameter: Tensor) -> dict[str, Form]:
         """The state of a parameter, from its first step on."""
         if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
-            return {"momentum": form_of(parameter), **self.storage.slots(parameter)}
+            rows = {} if self.settings.row_decay is None else {ROWS: row_slot(parameter)}
+            return {"momentum": form_of(parameter), **rows, **self.storage.slots(parameter)}
         return adamw_slots(parameter, self.storage)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
@@ -168,8 +202,9 @@ class Muon(torch.optim.Optimizer):
             self._move(batches, fused, lr, skipped, gradients, None)
 
         def anchors() -> list[Tensor]:
-            momenta = [self.state[one]["momentum"] for one in parameters if "momentum" in self.state[one]]
-            return [*parameters, *momenta]
+            states = [self.state[one] for one in parameters]
+            held = [state[slot] for slot in ("momentum", ROWS) for state in states if slot in state]
+            return [*parameters, *held]
 
         return Replay(work, anchors)
 
@@ -197,8 +232,14 @@ class Muon(torch.optim.Optimizer):
         for batch in batches:
             mine = slice(first, first := first + len(batch.parameters))
             steps = batch.spread.work(partial(batch.orthogonalise, settings, kind), aims[mine])
+            if settings.row_decay is not None:
+                squares = [_rows(state, one) for state, one in zip(states[mine], parameters[mine], strict=True)]
+                steps = even_rows(steps, squares, batch.parts, settings.row_decay, moves, batch.spread)
             keep = (1 - lr * settings.weight_decay * moves).float() if settings.weight_decay else None
-            (_fused(go) if fused else go)(weights[mine], steps, (-lr * batch.scale * moves).float(), keep)
+            move = partial(go, cautious=settings.cautious)
+            (_fused(go_cautiously if settings.cautious else go) if fused else move)(
+                weights[mine], steps, (-lr * batch.scale * moves).float(), keep
+            )
         self.storage.close(parameters, weights, states, generator, skipped)
 
 
@@ -206,6 +247,16 @@ def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
     if "momentum" not in state:
         state["momentum"] = torch.zeros_like(parameter)
     return state["momentum"]
+
+
+ROWS = "rows"
+"""The slot of the rows' mean squares."""
+
+
+def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
+    if ROWS not in state:
+        state[ROWS] = local(parameter).new_zeros(parameter.shape[0])
+    return state[ROWS]
 
 
 def aim(
@@ -236,11 +287,21 @@ def aim_at_once(
     return list(_unflatten_dense_tensors(aims.to(dtype), gradients))
 
 
-def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None) -> None:
-    """Moves the weights by `size` of the steps, after all but `keep` of them is given up."""
-    if keep is not None:
+def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None, cautious: bool = False) -> None:
+    """Moves the weights by `size` of the steps, after all but `keep` of them is given up.
+
+    With `cautious` only weights of the sign of their step are given up, which the step shrinks too: `size` is negative.
+    """
+    if keep is not None and cautious:
+        shrinks = [weight * step >= 0 for weight, step in zip(weights, steps, strict=True)]
+        torch._foreach_mul_(weights, [torch.where(one, keep, 1.0) for one in shrinks])
+    elif keep is not None:
         torch._foreach_mul_(weights, keep)
     torch._foreach_add_(weights, torch._foreach_mul([step.float() for step in steps], size))
+
+
+def go_cautiously(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None) -> None:
+    go(weights, steps, size, keep, cautious=True)
 
 
 @lru_cache(maxsize=4)
@@ -283,7 +344,8 @@ class _Batch:
         stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
         stacks += [_stacked(matrices[wide:], parts[wide:]).mT] if wide < len(parts) else []
         wide_NRC = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
-        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute]).to(kind)
+        own = _TYPES[settings.compute]
+        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, own, settings.iteration).to(kind)
         turned_NCR = even_NRC[sum(parts[:wide]) :].mT.contiguous()  # at once, and not one by one
         return [*_apart(even_NRC[: sum(parts[:wide])], parts[:wide]), *_apart(turned_NCR, parts[wide:])]
 
@@ -343,17 +405,27 @@ def step_scale(scaling: str, rows: int, columns: int) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+def polynomials(iteration: str, steps: int) -> list[tuple[float, float, float]]:
+    """Return the coefficients of x, x^3 and x^5 in each step."""
+    if iteration == "newton-schulz":
+        return [COEFFICIENTS] * steps
+    *early, last = POLAR_EXPRESS
+    safe = [(a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in early]
+    return [*safe, *[last] * (steps - len(safe))][:steps]
+
+
+def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype, iteration: str = "newton-schulz") -> Tensor:
     """Each matrix with its singular values brought near one; rows must not be more than columns.
 
     a X + (b A + c A²) X, with A = X Xᵀ, is one product where a stands on the diagonal of the bracket; and the first
     bracket divides by the matrix's norm too, so that X is never gone over for these alone.
     """
     x_NRC = matrix_NRC.to(dtype)
-    for step in range(steps):
+    room = 1.0 if iteration == "newton-schulz" else _SAFETY
+    for step, polynomial in enumerate(polynomials(iteration, steps)):
         gram_NRR = gram(x_NRC)
-        norm_N = _norm(gram_NRR) if step == 0 else None
-        x_NRC = torch.bmm(bracket(gram_NRR, *COEFFICIENTS, norm_N), x_NRC)
+        norm_N = _norm(gram_NRR) * room if step == 0 else None
+        x_NRC = torch.bmm(bracket(gram_NRR, *polynomial, norm_N), x_NRC)
     return x_NRC
 
 

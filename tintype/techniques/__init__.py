@@ -30,6 +30,7 @@ FILES = (
     "mixture",
     "muon",
     "noise_scale",
+    "normuon",
     "perceptual_dino",
     "power_ema",
     "repa",

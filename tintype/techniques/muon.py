@@ -22,6 +22,10 @@ class Options(Settings):
     nesterov: bool = True
     weight_decay: float = Field(0.0, ge=0)
     scaling: Literal["matched", "original"] = "matched"
+    iteration: Literal["newton-schulz", "polar-express"] = Field(
+        "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
+    )
+    cautious: bool = Field(False, description="Decay only the weights that the step itself brings nearer to zero")
     fused: Literal["whole", "parts"] = "whole"
     modulation: bool = True
 

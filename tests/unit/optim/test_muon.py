@@ -17,7 +17,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.optim.adamw import AdamWSettings
-from tintype.optim.muon import COEFFICIENTS, MuonSettings, newton_schulz_flops, orthogonalise
+from tintype.optim.muon import COEFFICIENTS, MuonSettings, newton_schulz_flops, orthogonalise, polynomials
 from tintype.plan import plan_from_document
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.folder import RunFolder
@@ -112,6 +112,110 @@ def test_a_batch_is_each_matrix_by_itself() -> None:
     together = orthogonalise(matrix, 5, torch.float32)
     alone = torch.cat([orthogonalise(matrix[i : i + 1], 5, torch.float32) for i in range(5)])
     assert distance(together, alone) < COEFFICIENTS[0] ** 5 * rounding_bound(9 + 6 + 6, 1.0)
+
+
+def test_polar_express_comes_nearer_to_the_polar_factor() -> None:
+    """Singular values between 1e-3 and 1 end within the paper's bound of one after eight steps, and near it after five;
+    Newton and Schulz's one polynomial does not converge."""
+    value = torch.logspace(-3, 0, 1000, dtype=torch.float64) / 1.01
+    errors = {}
+    for iteration in ("polar-express", "newton-schulz"):
+        for steps in (5, 8):
+            x = value.clone()
+            for a, b, c in polynomials(iteration, steps):
+                x = a * x + b * x**3 + c * x**5
+            errors[iteration, steps] = float((1 - x).abs().max())
+    assert errors["polar-express", 5] < 0.4 and errors["polar-express", 8] < 1e-2
+    assert errors["newton-schulz", 8] > 0.2 and errors["newton-schulz", 5] > errors["polar-express", 5]
+    assert polynomials("polar-express", 10)[7:] == [(1.875, -1.25, 0.375)] * 3
+    left, _, right = torch.linalg.svd(torch.randn(24, 40, generator=torch.Generator().manual_seed(0)), False)
+    matrix = (left * torch.logspace(0, -2, 24)) @ right
+    found, usual = (
+        float((orthogonalise(matrix[None].double(), 8, torch.float64, one)[0] - left @ right).norm())
+        for one in ("polar-express", "newton-schulz")
+    )
+    assert found < 0.05 < usual
+
+
+def normuon_oracle(weight: Tensor, gradients: Sequence[Tensor], decay: float, lr: float, parts: int = 1) -> Tensor:
+    """Algorithm 1 of NorMuon with the authors' epsilons, in float64, Nesterov, matched scaling."""
+    weight, momentum = weight.double(), torch.zeros_like(weight.double())
+    rows = torch.zeros(len(weight), 1, dtype=torch.float64)
+    for gradient in gradients:
+        momentum = 0.95 * momentum + 0.05 * gradient.double()
+        aim = 0.05 * gradient.double() + 0.95 * momentum
+        pieces = []
+        for index, piece in enumerate(aim.split(len(aim) // parts)):
+            tall = piece.shape[0] > piece.shape[1]
+            step = orthogonalise((piece.T if tall else piece)[None], 5, torch.float64)[0]
+            step = step.T if tall else step
+            norm, own = step.norm(), rows[index * len(piece) : (index + 1) * len(piece)]
+            own.lerp_(step.square().mean(1, keepdim=True), 1 - decay)
+            step = step / (own.sqrt() + 1e-10)
+            pieces.append(step * norm / (step.norm() + 1e-10) * 0.2 * max(step.shape) ** 0.5)
+        weight = weight - lr * torch.cat(pieces)
+    return weight
+
+
+@pytest.mark.parametrize("fused", ["whole", "parts"])
+def test_normuon_evens_the_rows_as_its_authors_do(fused: str) -> None:
+    named = parameters({**SHAPES, "a.img_qkv_proj.weight": (12, 4)})
+    start = {name: one.detach().clone() for name, one in named.items()}
+    found = trained(settings(row_decay=0.9, fused=fused).build(named.items()), named)
+    gradients: dict[str, list[Tensor]] = {name: [] for name in named}
+    for step in range(4):
+        give_gradients(named, step)
+        for name, one in named.items():
+            assert one.grad is not None
+            gradients[name].append(one.grad.clone())
+    for name, weight in found.items():
+        parts = 3 if fused == "parts" and "qkv" in name else 1
+        wanted = normuon_oracle(start[name], gradients[name], 0.9, 0.02, parts)
+        assert distance(weight, wanted.float()) < muon_bound(4, 0.02, 14)
+    plain = trained(settings(fused=fused).build((same := parameters(SHAPES)).items()), same)
+    assert largest_difference(plain, {name: found[name] for name in plain}) > 1e-3
+
+
+@pytest.mark.parametrize("row_decay", [None, 0.9])
+def test_cautious_weight_decay_spares_weights_that_the_step_lets_grow(row_decay: float | None) -> None:
+    """w - lr (u + decay 1[u w >= 0] w), with u the whole step."""
+    lr, decay = 0.02, 0.5
+    results = {}
+    for name, changes in {"none": {}, "usual": {"weight_decay": decay}, "cautious": CAUTIOUS}.items():
+        named = parameters(SHAPES)
+        results[name] = trained(settings(row_decay=row_decay, **changes).build(named.items()), named, steps=1)
+    start = {name: one.detach() for name, one in parameters(SHAPES).items()}
+    for name, weight in start.items():
+        moved = weight - results["none"][name]
+        wanted = weight - moved - lr * decay * torch.where(moved * weight >= 0, weight, 0.0)
+        assert distance(results["cautious"][name], wanted) < muon_bound(1, lr, 14)
+        spared = moved * weight < 0
+        assert torch.equal(results["cautious"][name][spared], results["none"][name][spared])
+        assert distance(results["cautious"][name][~spared], results["usual"][name][~spared]) < 1e-6
+        assert 0 < spared.sum() < spared.numel()
+
+
+CAUTIOUS = {"weight_decay": 0.5, "cautious": True}
+
+
+def test_cautious_without_weight_decay_is_refused() -> None:
+    with pytest.raises(UserError, match="cautious is about weight decay"):
+        tiny_plan(techniques=["muon:cautious=true"])
+
+
+def test_a_skipped_step_leaves_the_rows_as_they_are() -> None:
+    named = parameters(SHAPES)
+    optimizer: Any = settings(row_decay=0.9, **CAUTIOUS).build(named.items())
+    trained(optimizer, named, steps=2)
+    before = {name: one.detach().clone() for name, one in named.items()}
+    rows = [optimizer.state[one]["rows"].clone() for one in named.values()]
+    for one in named.values():
+        one.grad = torch.full_like(one, float("nan"))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(before[name], one) for name, one in named.items())
+    assert all(torch.equal(old, optimizer.state[one]["rows"]) for old, one in zip(rows, named.values(), strict=True))
+    assert all(old.shape == one.shape[:1] and old.any() for old, one in zip(rows, named.values(), strict=True))
 
 
 def test_no_gradient_no_step() -> None:

@@ -166,6 +166,8 @@ OPTIMIZERS = {
     "whole": ["muon:lr=0.01,weight_decay=0.1"],
     "by parts": ["muon:lr=0.01,fused=parts,scaling=original,nesterov=false"],
     "without modulation": ["muon:lr=0.01,modulation=false"],
+    "even rows": ["normuon:lr=0.01,weight_decay=0.1,cautious=true,iteration=polar-express"],
+    "even rows by parts": ["normuon:lr=0.01,fused=parts", "sprint:share=0.5"],
     "of other rooms too": ["muon:lr=0.01", "sprint:share=0.5"],
 }
 
@@ -286,9 +288,9 @@ def test_a_run_that_begins_its_data_anew_is_another(
 
 @pytest.mark.slow
 @pytest.mark.promise(9)
-def test_ranks_go_on_exactly_where_they_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("techniques", [CASES["muon"][0], ["normuon:lr=0.01"]], ids=["muon", "normuon"])
+def test_ranks_go_on_exactly_where_they_stopped(techniques: list[str], tmp_path: Path) -> None:
     """Stop two ranks and start them again: the weights are bit-identical, from pieces too."""
-    techniques = CASES["muon"][0]
     run_ranks(2, stop_and_go_on_too, str(tmp_path), ["kind=fsdp"], techniques)
     first, second = final(tmp_path / "whole"), final(tmp_path / "cut")
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,32 @@
+"""normuon: Muon with steps of even size for each row of a matrix (`optim/row_norm.py`; arXiv 2510.05491)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.muon import MuonSettings
+from tintype.plan import Plan
+from tintype.techniques import muon
+from tintype.techniques.technique import Changes, Technique
+
+
+class Options(muon.Options):
+    row_decay: float = Field(0.95, ge=0, lt=1, description="Decay of the mean square of each row's steps")
+
+
+def apply(plan: Plan, options: Options) -> Changes:
+    adamw = plan.optimizer
+    if not isinstance(adamw, AdamWSettings):
+        raise ValueError(f"normuon: the plan's optimizer is '{adamw.kind}' and not adamw")
+    own = options.model_dump(exclude={"lr"})
+    return {"optimizer": MuonSettings(**own, lr=options.lr or adamw.lr, adamw=adamw)}
+
+
+TECHNIQUE = Technique(
+    seam="optimizer",
+    summary="muon with steps of even size for each row",
+    apply=apply,
+    options=Options,
+    paper="arXiv:2510.05491",
+)
