@@ -109,6 +109,11 @@ class Plan(Settings):
         if self.train.stages:
             self._check_stages(unit)
         self.precision.check(self.model)
+        if self.model.value_residual and self.route is not None and 0 in self.route.sparse_blocks(0):
+            raise ValueError(
+                f"model.value_residual takes the first block's values of all tokens, and '{self.route.kind}' lets some "
+                "skip it; begin the route at a later block, or leave one of them out"
+            )
         for part in (self.route, *self.losses, self.tuning, self.ema):
             if part:
                 part.check(self)

@@ -329,6 +329,20 @@ class ModelSettings(Settings):
     resolution_embeds: Annotated[bool, Since(False)] = Field(
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
+    gate: Annotated[Literal["gelu", "silu"], Since("gelu")] = Field(
+        "gelu",
+        description="Activation of the MLP's gate: PRX's tanh-GELU, or SiLU (SwiGLU); both have the same weights",
+    )
+    qk_norm: Annotated[bool, Since(True)] = Field(True, description="RMSNorm of queries and keys")
+    shared_adaln: Annotated[bool, Since(False)] = Field(
+        False, description="One modulation layer for all blocks, and an offset for each, instead of a layer for each"
+    )
+    registers: Annotated[int, Since(0)] = Field(
+        0, ge=0, description="Learned tokens beside the image's, which are dropped after the last block"
+    )
+    value_residual: Annotated[bool, Since(False)] = Field(
+        False, description="Mix the first block's values of the image tokens into those of the later blocks"
+    )
     compile: bool = Field(
         False, description="torch.compile, block by block, of a denoiser whose blocks are not run by fused kernels"
     )
@@ -343,6 +357,12 @@ class ModelSettings(Settings):
     def hidden(self) -> int:
         """Inner width of a block's MLP."""
         return int(self.width * self.mlp_ratio)
+
+    @property
+    def variants(self) -> dict[str, object]:
+        """Settings in which the blocks are not PRX's, by name."""
+        usual = {"gate": "gelu", "qk_norm": True, "shared_adaln": False, "registers": 0, "value_residual": False}
+        return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
 
     def problems(self) -> Iterator[str]:
         if self.width % self.heads:

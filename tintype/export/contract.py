@@ -7,12 +7,13 @@ plan say themselves what keeps them out.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shlex import quote
 
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.settings import ExportForm, Obstacle
+from tintype.settings import ExportForm, ModelSettings, Obstacle, plain
 from tintype.tokenizers.part import Pipeline
 
 LATENT: Pipeline = "PRXPipeline"
@@ -40,7 +41,27 @@ def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
     """Return all reasons why a run of the plan cannot be exported in this form."""
     parts = [plan.text, plan.objective, plan.tokenizer, plan.data, plan.captions, plan.optimizer, plan.weighting]
     every = [*parts, plan.route, plan.tuning, *plan.losses]
-    return [*route_obstacles(plan), *(one for part in every if part is not None for one in part.obstacles(form))]
+    return [
+        *model_obstacles(plan),
+        *route_obstacles(plan),
+        *(one for part in every if part is not None for one in part.obstacles(form)),
+    ]
+
+
+def model_obstacles(plan: Plan) -> list[Obstacle]:
+    """Return the settings in which the blocks are not PRX's: its transformer has no such layers."""
+    usual = plain(ModelSettings())
+    return [
+        Obstacle(
+            f"model.{name}: PRX's transformer has no block with {name} {value}",
+            f"--set {quote(_assignment(name, usual[name]))}",
+        )
+        for name, value in plan.model.variants.items()
+    ]
+
+
+def _assignment(name: str, value: object) -> str:
+    return f"model.{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def route_obstacles(plan: Plan) -> list[Obstacle]:

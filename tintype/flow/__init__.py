@@ -3,8 +3,8 @@
 The kinds of a seam are listed here: a new one is its file, its line in a table, and its test.
 """
 
-from tintype.flow.immiscible import ImmiscibleSettings
 from tintype.flow.epsilon_prediction import EpsilonPredictionSettings
+from tintype.flow.immiscible import ImmiscibleSettings
 from tintype.flow.loss_space import LossSpaceSettings
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocitySettings

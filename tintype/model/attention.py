@@ -22,30 +22,50 @@ def block_linear(size_in: int, size_out: int, precision: PrecisionSettings) -> n
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, precision: PrecisionSettings) -> None:
+    def __init__(
+        self, width: int, heads: int, precision: PrecisionSettings, qk_norm: bool = True, mixes_values: bool = False
+    ) -> None:
+        """`mixes_values`: whether the first block's values are mixed into its own."""
         super().__init__()
-        self.heads = heads
+        self.heads, self.qk_norm = heads, qk_norm
         islands, size = precision.islands, width // heads
         self.norms, self.rope, self.softmax = islands.norms, islands.rope, islands.softmax
         self.img_qkv_proj = block_linear(width, 3 * width, precision)
         self.txt_kv_proj = block_linear(width, 2 * width, precision)
-        self.norm_q = RMSNorm(size, islands.norms)
-        self.norm_k = RMSNorm(size, islands.norms)
-        self.norm_added_k = RMSNorm(size, islands.norms)
+        if qk_norm:
+            self.norm_q = RMSNorm(size, islands.norms)
+            self.norm_k = RMSNorm(size, islands.norms)
+            self.norm_added_k = RMSNorm(size, islands.norms)
         self.to_out = nn.ModuleList([block_linear(width, width, precision)])
+        self.value_mix = nn.Parameter(torch.full((2,), 0.5)) if mixes_values else None
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
         """Return keys and values of the text. Neither image nor t changes them: sampling computes them once."""
         key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
-        return self.norm_added_k(key), value
+        return self.norm_added_k(key) if self.qk_norm else key, value
 
-    def forward(self, token_BLD: Tensor, text: KeyValue, mask: Tensor | None, rotation: Tensor) -> Tensor:
-        """`mask` is True where a key may be seen, [B, 1, 1, S + L]: it is broadcast and never expanded."""
+    def forward(
+        self,
+        token_BLD: Tensor,
+        text: KeyValue,
+        mask: Tensor | None,
+        rotation: Tensor,
+        first_value: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output, and the values of the image tokens [B, heads, L, head size].
+
+        `mask` is True where a key may be seen, [B, 1, 1, S + L]: it is broadcast and never expanded. `first_value` has
+        the first block's values of the same tokens (value residual, arXiv 2410.17897).
+        """
         query, key, value = self._project(token_BLD, rotation)
+        if self.value_mix is not None and first_value is not None:
+            mix = self.value_mix.to(value.dtype)
+            value = mix[0] * first_value + mix[1] * value
+        own_value = value
         key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value], dim=2)
         seen = attend(query, key, value, mask, self.softmax)
         out: Tensor = self.to_out[0](seen.transpose(1, 2).flatten(2))
-        return out
+        return out, own_value
 
     def image_logits(self, token_BLD: Tensor, rotation: Tensor) -> Tensor:
         """Return how image tokens look at image tokens, before the softmax and in fp32: [B, heads, L, L]."""
@@ -57,8 +77,9 @@ class Attention(nn.Module):
     def _project(self, token_BLD: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the image, each [B, heads, L, head size]."""
         query_key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3).split([2, 1])
-        weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
-        query_key = rms_norm(query_key, weight, self.norms)
+        if self.qk_norm:
+            weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
+            query_key = rms_norm(query_key, weight, self.norms)
         query, key = rotate(query_key, rotation, self.rope).unbind(0)  # both at once: half the kernels
         return query, key, value[0]
 

@@ -153,6 +153,19 @@ class Modulation(nn.Module):
         return project(_activated(vector_BD, self.position), self.lin, self.position)
 
 
+class ModulationOffset(nn.Module):
+    """adaLN where one layer serves all blocks: each adds an offset (adaLN-single of PixArt-α, arXiv 2310.00426)."""
+
+    def __init__(self, width: int, modulation: str) -> None:
+        super().__init__()
+        self.position = modulation
+        self.offset = nn.Parameter(torch.zeros(6 * width))
+
+    def forward(self, six_B6D: Tensor) -> Tensor:
+        """Return [B, 6 D], as `Modulation` does, of that of the shared layer."""
+        return held(held(six_B6D, self.position) + held(self.offset, self.position), self.position)
+
+
 def _activated(vector_BD: Tensor, position: str) -> Tensor:
     return held(nn.functional.silu(held(vector_BD, position)), position)
 

@@ -26,6 +26,7 @@ from tintype.model.layers import (
     FinalLayer,
     LayerNorm,
     Modulation,
+    ModulationOffset,
     ResolutionEmbedder,
     VectorMLP,
     add_gated,
@@ -49,6 +50,7 @@ _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
 """Products of a block's forward pass with fewer operations end before the host has started the next ones."""
 _MOST_SHAPES = 64
+_REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()
 
 
@@ -96,32 +98,47 @@ class TextCache:
 class Block(nn.Module):
     """Modulated attention and gated MLP, each added to the stream through a gate."""
 
-    def __init__(self, settings: ModelSettings, precision: PrecisionSettings) -> None:
+    def __init__(self, settings: ModelSettings, precision: PrecisionSettings, first: bool = False) -> None:
         super().__init__()
         width, hidden, islands = settings.width, settings.hidden, precision.islands
         self.position, self.fp8 = islands.modulation, precision.matmul == "fp8"
         self._on_kernels: FusedBlock | None = None
-        self.modulation = Modulation(width, islands.modulation)
+        adaln = ModulationOffset if settings.shared_adaln else Modulation
+        self.modulation = adaln(width, islands.modulation)
+        self.gate, self.gives_value = settings.gate, settings.value_residual and first
         self.img_pre_norm = LayerNorm(width, islands.norms)
-        self.attention = Attention(width, settings.heads, precision)
+        mixes = settings.value_residual and not first
+        self.attention = Attention(width, settings.heads, precision, settings.qk_norm, mixes)
         self.post_attention_layernorm = LayerNorm(width, islands.norms)
         self.gate_proj = block_linear(width, hidden, precision)
         self.up_proj = block_linear(width, hidden, precision)
         self.down_proj = block_linear(hidden, width, precision)
 
     def forward(
-        self, token_BLD: Tensor, text: BlockText, vector_BD: Tensor, mask: Tensor | None, rotation: Tensor
-    ) -> Tensor:
-        """Packed text goes through the fused kernels."""
+        self,
+        token_BLD: Tensor,
+        text: BlockText,
+        vector_BD: Tensor,
+        mask: Tensor | None,
+        rotation: Tensor,
+        first_value: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the tokens; the first block also the values that later blocks take in, where they do.
+
+        Packed text goes through the fused kernels.
+        """
         if isinstance(text, PackedText | PackedKeyValue):
             return self._fused(token_BLD, text, vector_BD, rotation)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
         key_value = self.attention.read_text(text) if isinstance(text, Tensor) else text
         seen = modulate(self.img_pre_norm(token_BLD), scale_a, shift_a, self.position)
-        token_BLD = add_gated(token_BLD, gate_a, self.attention(seen, key_value, mask, rotation), self.position)
+        attended, value = self.attention(seen, key_value, mask, rotation, first_value)
+        token_BLD = add_gated(token_BLD, gate_a, attended, self.position)
         seen = modulate(self.post_attention_layernorm(token_BLD), scale_m, shift_m, self.position)
-        hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
-        return add_gated(token_BLD, gate_m, self.down_proj(hidden), self.position)
+        gate = self.gate_proj(seen)
+        gate = nn.functional.silu(gate) if self.gate == "silu" else nn.functional.gelu(gate, approximate="tanh")
+        token_BLD = add_gated(token_BLD, gate_m, self.down_proj(gate * self.up_proj(seen)), self.position)
+        return (token_BLD, value) if self.gives_value else token_BLD
 
     def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
         """Return the attention among the image tokens that come into this block, before the softmax.
@@ -182,7 +199,7 @@ class Transformer(nn.Module):
         self.img_in = _patch_embedding(patch_size, width, settings.bottleneck)
         self.time_in = VectorMLP(_TIME_SIZE, width, islands.modulation)
         self.txt_in = nn.Linear(text_dim, width)
-        self.blocks = nn.ModuleList(Block(settings, precision) for _ in range(settings.depth))
+        self.blocks = nn.ModuleList(Block(settings, precision, index == 0) for index in range(settings.depth))
         self.final_layer = FinalLayer(width, patch_size, islands.norms, islands.modulation)
         # The last to draw its weights: the others' are the same with and without it.
         self.resolution_embedder = (
@@ -190,6 +207,10 @@ class Transformer(nn.Module):
             if settings.resolution_embeds
             else None
         )
+        self.shared_modulation = Modulation(width, islands.modulation) if settings.shared_adaln else None
+        # Flat, since FSDP2 shards by rows, of which there may be fewer than ranks.
+        count = settings.registers * width
+        self.registers = nn.Parameter(torch.randn(count) * _REGISTER_DEVIATION) if count else None
         self._precision, self._fused = precision, dict[torch.device, bool]()
         self._graphs = Graphs()
 
@@ -302,6 +323,9 @@ class Transformer(nn.Module):
             vector_BD = vector_BD + self.resolution_embedder(*x_t_BCHW.shape[-2:], t_B)
         token_BLD = self.img_in(patchify(x_t_BCHW, self.settings.patch))
         rotation = self._rotation(rows, columns, x_t_BCHW.device)
+        if self.registers is not None:
+            token_BLD, rotation = _with_registers(token_BLD, rotation, self.registers)
+        modulation_B = vector_BD if self.shared_modulation is None else self.shared_modulation(vector_BD)
         if isinstance(text, TextCache):
             text_of_block: Sequence[BlockText] = text.per_block
             mask_BS = text.mask_BS
@@ -315,31 +339,42 @@ class Transformer(nn.Module):
         stop = 1 + max(taps) if only_taps else depth
         features: dict[int, Tensor] = {}
         attention: dict[int, Tensor] = {}
+        first_value: Tensor | None = None
+        registers = self.settings.registers
 
-        def through(blocks: range, token_BLD: Tensor, rotation: Tensor) -> Tensor:
-            mask = _key_mask(mask_BS, token_BLD.shape[1])
+        def through(blocks: range, token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None = None) -> Tensor:
+            nonlocal first_value
+            mask, value = _key_mask(mask_BS, token_BLD.shape[1]), _kept_value(first_value, kept_BK)
             for index in blocks[: max(0, stop - blocks.start)] if token_BLD.shape[1] else ():
                 if index in attention_taps:
-                    attention[index] = self._blocks()[index].image_logits(token_BLD, vector_BD, rotation)
-                token_BLD = self._run(self.blocks[index], token_BLD, text_of_block[index], vector_BD, mask, rotation)
+                    logits = self._blocks()[index].image_logits(token_BLD, modulation_B, rotation)
+                    attention[index] = logits[..., : logits.shape[-1] - registers, : logits.shape[-1] - registers]
+                given = (text_of_block[index], modulation_B, mask, rotation)
+                out = self._run(self.blocks[index], token_BLD, *given, *(() if value is None else (value,)))
+                if isinstance(out, tuple):
+                    token_BLD, first_value = out
+                    value = first_value
+                else:
+                    token_BLD = out
                 if index in taps:
-                    features[index] = token_BLD
+                    features[index] = _without_registers(token_BLD, registers)
             return token_BLD
 
         if route is None:
             token_BLD = through(range(depth), token_BLD, rotation)
         else:
             token_BLD = through(range(route.start), token_BLD, rotation)
-            kept_BKD, kept_rotation = _keep(token_BLD, rotation, route.kept_BK)
-            kept_BKD = through(range(route.start, route.end), kept_BKD, kept_rotation)
+            kept_BK = _keep_registers(route.kept_BK, token_BLD.shape[1], registers)
+            kept_BKD, kept_rotation = _keep(token_BLD, rotation, kept_BK)
+            kept_BKD = through(range(route.start, route.end), kept_BKD, kept_rotation, kept_BK)
             if only_taps and stop <= route.end:
                 return Tapped(features, route)
-            token_BLD = (route.merge or _put_back)(token_BLD, kept_BKD, route.kept_BK)
+            token_BLD = (route.merge or _put_back)(token_BLD, kept_BKD, kept_BK)
             token_BLD = through(range(route.end, depth), token_BLD, rotation)
 
         if only_taps:
             return Tapped(features, route)
-        flat_BLP = self.final_layer(token_BLD, vector_BD)
+        flat_BLP = self.final_layer(_without_registers(token_BLD, registers), vector_BD)
         return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route, attention)
 
     @cached_property
@@ -349,11 +384,11 @@ class Transformer(nn.Module):
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: BlockText | None) -> Tensor:
+    def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: BlockText | None) -> Tensor | tuple[Tensor, Tensor]:
         if self.settings.activation_checkpointing and torch.is_grad_enabled():
-            recomputed: Tensor = checkpoint(block, token_BLD, *inputs, use_reentrant=False)
+            recomputed: Tensor | tuple[Tensor, Tensor] = checkpoint(block, token_BLD, *inputs, use_reentrant=False)
             return recomputed
-        out: Tensor = block(token_BLD, *inputs)
+        out: Tensor | tuple[Tensor, Tensor] = block(token_BLD, *inputs)
         return out
 
     def _embed_time(self, t_B: Tensor) -> Tensor:
@@ -408,6 +443,35 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
     if kept_BK is None:
         return token_BLD, rotation
     return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
+
+
+def _with_registers(token_BLD: Tensor, rotation: Tensor, registers: Tensor) -> tuple[Tensor, Tensor]:
+    """Append learned tokens, which have no place and are not rotated (registers, arXiv 2309.16588)."""
+    batch, _, width = token_BLD.shape
+    own_RD = registers.view(-1, width).to(token_BLD.dtype)
+    still = rotation.new_zeros(*rotation.shape[:2], len(own_RD), *rotation.shape[3:])
+    still[..., 0, :] = 1  # cosines
+    return torch.cat([token_BLD, own_RD.expand(batch, -1, -1)], dim=1), torch.cat([rotation, still], dim=2)
+
+
+def _without_registers(token_BLD: Tensor, registers: int) -> Tensor:
+    return token_BLD[:, :-registers] if registers else token_BLD
+
+
+def _keep_registers(kept_BK: Tensor | None, tokens: int, registers: int) -> Tensor | None:
+    """Add the registers to the kept tokens; where no token is kept, none of them is."""
+    if kept_BK is None or not registers or not kept_BK.shape[1]:
+        return kept_BK
+    own_R = torch.arange(tokens - registers, tokens, device=kept_BK.device)
+    return torch.cat([kept_BK, own_R.expand(len(kept_BK), -1)], dim=1)
+
+
+def _kept_value(value: Tensor | None, kept_BK: Tensor | None) -> Tensor | None:
+    """Return the first block's values [B, heads, L, head size] of the kept tokens."""
+    if value is None or kept_BK is None:
+        return value
+    batch, heads, _, size = value.shape
+    return value.gather(2, kept_BK[:, None, :, None].expand(batch, heads, -1, size))
 
 
 def _put_back(whole_BLD: Tensor, kept_BKD: Tensor, kept_BK: Tensor | None) -> Tensor:

@@ -21,6 +21,9 @@ _CAPABILITY = (8, 0)
 def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: torch.device) -> str:
     """Return why the fused kernels cannot run this model on this device, in words; '' where they can."""
     head_size, usual = settings.width // settings.heads, IslandSettings(timestep=precision.islands.timestep)
+    if settings.variants:
+        named = ", ".join(f"model.{name}" for name in settings.variants)
+        return f"{named} is not as in PRX's block, for which they are written"
     if precision.compute != "bf16":
         return f"precision.compute is {precision.compute}, and they compute in bf16"
     if precision.islands not in (usual, usual.model_copy(update={"modulation": "fp32"})):

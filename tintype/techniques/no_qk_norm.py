@@ -1,0 +1,24 @@
+"""no-qk-norm: queries and keys go into the attention as they are (the norm is that of arXiv 2302.05442).
+
+Three vectors of the size of a head are gone from each block.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+
+
+class Options(Settings):
+    norm: bool = Field(False, description="Whether queries and keys are normalised")
+
+
+TECHNIQUE = Technique(
+    seam="model",
+    setting="qk_norm",
+    summary="no norm of queries and keys",
+    options=Options,
+    paper="arXiv:2302.05442",
+)

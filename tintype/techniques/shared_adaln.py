@@ -1,0 +1,47 @@
+"""shared-adaln: one modulation layer for all blocks, an offset for each (adaLN-single of PixArt-α, arXiv 2310.00426).
+
+PRX has a layer for each block, a quarter of its weights. By default what they leave is given to the MLPs, so that both
+arms have as many weights.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from tintype.plan import Plan
+from tintype.settings import FP8_MULTIPLE, ModelSettings, Settings
+from tintype.techniques.technique import Changes, Technique
+
+
+class Options(Settings):
+    matched: bool = Field(True, description="Widen the MLPs by what the modulation layers leave")
+
+
+def apply(plan: Plan, options: Options) -> Changes:
+    model = plan.model
+    update: dict[str, object] = {"shared_adaln": True}
+    if options.matched:
+        update["mlp_ratio"] = matched_ratio(model)
+    return {"model": model.model_copy(update=update)}
+
+
+def matched_ratio(model: ModelSettings) -> float:
+    """Return the ratio of the MLP with which the model has as many weights, to the nearest inner width."""
+    layer = 6 * model.width * (model.width + 1)
+    freed = (model.depth - 1) * layer - model.depth * 6 * model.width
+    multiple = FP8_MULTIPLE if model.hidden % FP8_MULTIPLE == 0 else 1
+    more = round(freed / (3 * model.width * model.depth) / multiple) * multiple
+    ratio = (model.hidden + max(0, more)) / model.width
+    return ratio if int(model.width * ratio) == model.hidden + max(0, more) else math.nextafter(ratio, math.inf)
+
+
+TECHNIQUE = Technique(
+    seam="model",
+    summary="one modulation layer for all blocks; wider MLPs with its weights",
+    apply=apply,
+    options=Options,
+    paper="arXiv:2310.00426",
+    trains=frozenset({"denoiser.shared_modulation.", "denoiser.blocks."}),
+)

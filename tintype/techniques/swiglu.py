@@ -1,0 +1,23 @@
+"""swiglu: the gate of the MLP is a SiLU instead of PRX's tanh-GELU (arXiv 2002.05202). The weights are as many."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+
+
+class Options(Settings):
+    gate: Literal["gelu", "silu"] = Field("silu", description="Activation of the gate")
+
+
+TECHNIQUE = Technique(
+    seam="model",
+    setting="gate",
+    summary="SiLU as the gate of the MLP, instead of GELU",
+    options=Options,
+    paper="arXiv:2002.05202",
+)
