@@ -138,7 +138,7 @@ class Block(nn.Module):
         gate = self.gate_proj(seen)
         gate = nn.functional.silu(gate) if self.gate == "silu" else nn.functional.gelu(gate, approximate="tanh")
         token_BLD = add_gated(token_BLD, gate_m, self.down_proj(gate * self.up_proj(seen)), self.position)
-        return (token_BLD, value) if self.gives_value else token_BLD
+        return (token_BLD, value.clone()) if self.gives_value else token_BLD  # FSDP2 wants no views
 
     def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
         """Return the attention among the image tokens that come into this block, before the softmax.

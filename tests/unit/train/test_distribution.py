@@ -53,6 +53,7 @@ ACCUMULATED = ["train.batch=24", "train.accumulate=2"]
 CASES: dict[str, tuple[list[str], float]] = {
     "adamw": (["ema:decay=0.8"], 2e-6),
     "muon": (["muon:lr=0.01,weight_decay=0.1", "power-ema:snapshots=2"], 1e-3),
+    "other blocks": (["registers:count=2", "value-residual", "shared-adaln", "no-qk-norm"], 2e-6),
     "contrastive sprint": (["contrastive", "sprint:share=0.5"], 2e-6),
 }
 """Techniques, and how far weights may be apart. The gradients of a tiny model have next to no rank, and the iteration
