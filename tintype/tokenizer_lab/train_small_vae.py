@@ -31,6 +31,7 @@ from tintype.runtime.locks import locked
 from tintype.runtime.machine import exact_fp32
 from tintype.runtime.transfer import send
 from tintype.settings import plain
+from tintype.tokenizer_lab.equivariance import draw_transform, smallest_side
 from tintype.tokenizer_lab.images import SCENES, ImageSettings, TrainingImages, TrainingScenes, TrainingSet
 from tintype.tokenizers.part import channel_statistics, to_floats
 from tintype.tokenizers.small_vae import Record, SmallVae, SmallVaeShape, Vae, is_trained, read_record, write_vae
@@ -54,6 +55,12 @@ class Training(ImageSettings):
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
     kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
+    equivariance: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="EQ-VAE: share of the steps in which latents and images are scaled and turned alike",
+    )
     perceptual: PerceptualSettings = PerceptualSettings()
     adversarial: DiscriminatorSettings = DiscriminatorSettings()
     seed: int = Field(0, ge=0)
@@ -74,8 +81,12 @@ class Training(ImageSettings):
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of vae.stride_px ({self.vae.stride_px})")
         if self.short_px is not None and self.short_px < self.size_px:
             raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}): no crop would fit")
-        self.perceptual.check(self.size_px, "size_px")
-        self.adversarial.check(self.size_px, self.steps, "size_px")
+        least_px, setting = self.size_px, "size_px"
+        if self.equivariance:  # makes images smaller
+            least_px = smallest_side(self.size_px // self.vae.stride_px) * self.vae.stride_px
+            setting = "with equivariance a quarter of size_px"
+        self.perceptual.check(least_px, setting)
+        self.adversarial.check(least_px, self.steps, setting)
         return self
 
     def lr_at(self, step: int) -> float:
@@ -172,7 +183,13 @@ def losses_of(
     )
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
         posterior = network.posterior(x_BCHW)
-        seen_BCHW = network.decode_raw(posterior.sample(noise_BCHW))
+        z_BCHW = posterior.sample(noise_BCHW)
+        if settings.equivariance:
+            transform = draw_transform(settings.seed, position_B, settings.equivariance, side)
+            if transform is not None:
+                z_BCHW = transform.latents(z_BCHW)
+                x_BCHW = transform.images(x_BCHW, settings.vae.stride_px)
+        seen_BCHW = network.decode_raw(z_BCHW)
     losses = {
         "reconstruction": reconstruction_loss(settings.reconstruction, seen_BCHW, x_BCHW),
         "kl": posterior.kl().mean(),
