@@ -67,6 +67,9 @@ class Immiscible:
     def x_weight(self, t_B: Tensor) -> Tensor:
         return self.objective.x_weight(t_B)
 
+    def noise_weight(self, t_B: Tensor) -> Tensor:
+        return self.objective.noise_weight(t_B)
+
 
 @dataclass(frozen=True)
 class ChosenNoise(Draws):
