@@ -97,7 +97,7 @@ class Plan(Settings):
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise ValueError(f"losses: '{kind}' is given twice")
-        unit = self.tokenizer.compression.stride_px * self.model.patch
+        unit = self.token_px
         if self.data.size_px % unit:
             raise ValueError(
                 f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
@@ -154,7 +154,6 @@ class Plan(Settings):
         """Raise ValueError where a part needs images of one shape, and this setting gives them several."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
-        stuck += ["tuning"] if self.tuning else []
         stuck += ["run.latents"] if self.run.latents == "disk" else []
         if stuck:
             raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or {setting} out")
@@ -190,7 +189,7 @@ class Plan(Settings):
     @property
     def token_grid(self) -> tuple[int, int]:
         """Rows and columns of the denoiser's tokens; in stages of smaller images there are fewer."""
-        side = self.data.size_px // (self.tokenizer.compression.stride_px * self.model.patch)
+        side = self.data.size_px // self.token_px
         return side, side
 
     @property
@@ -200,11 +199,24 @@ class Plan(Settings):
         return self.time.density(self.model.patch, rows * columns)
 
     @property
+    def token_px(self) -> int:
+        """Side of the square of pixels that a token of the denoiser covers."""
+        return self.tokenizer.compression.stride_px * self.model.patch
+
+    @property
+    def image_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Heights and widths of all training images: the shapes of the data, and the sizes of earlier stages."""
+        return (*self.data.shapes, *((stage.size_px, stage.size_px) for stage in self.train.stages))
+
+    @property
+    def token_grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of tokens of all training images."""
+        return tuple((height // self.token_px, width // self.token_px) for height, width in self.image_shapes)
+
+    @property
     def fewest_tokens(self) -> int:
         """Fewest tokens of an image in any shape and stage of the training."""
-        unit = self.tokenizer.compression.stride_px * self.model.patch
-        shapes = [*self.data.shapes, *((stage.size_px, stage.size_px) for stage in self.train.stages)]
-        return min((height // unit) * (width // unit) for height, width in shapes)
+        return min(rows * columns for rows, columns in self.token_grids)
 
     def size_px_at(self, step: int) -> int:
         """Return the size of the images of a step, counted from 0."""

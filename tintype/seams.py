@@ -140,11 +140,22 @@ class LossContext:
 
     width: int
     grid: tuple[int, int]
-    """Rows and columns of the denoiser's tokens."""
+    """Rows and columns of the denoiser's tokens, of the square images of the last stage."""
     device: torch.device
     source: ImageSource
     data_key: str
     """Names the data and all that decides its pixels."""
+    token_px: int | None = None
+    """Side of the square of pixels that a token covers; None where every image has the grid above."""
+    grids: tuple[tuple[int, int], ...] = ()
+    """Grids of the shapes that `source` has, where there are several."""
+
+    def grid_of(self, image_BCHW: Tensor) -> tuple[int, int]:
+        """Return the grid of tokens of a batch of images, which have one shape."""
+        if self.token_px is None:
+            return self.grid
+        height, width = image_BCHW.shape[-2:]
+        return height // self.token_px, width // self.token_px
 
 
 @dataclass(frozen=True)
@@ -455,8 +466,11 @@ class JointTraining(Protocol):
     def clipped_apart(self) -> Sequence[nn.Parameter]:
         """Parameters whose gradients it clips itself."""
 
-    def begin(self, source: ImageSource, order: Order, seed: int, images: int) -> None:
-        """Measure what it needs of the first of the run's `images` images."""
+    def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
+        """Measure what it needs of the first of the run's `images` images, which have the first stage's size.
+
+        `alike` is the number of them, in order, that are sure to have one shape; None where all have it.
+        """
 
     def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:
         """Take the loss terms, by name, and the parameters that its own backward pass must not reach."""

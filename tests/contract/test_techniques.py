@@ -42,13 +42,6 @@ REFUSED = {
     ("repa-e", "tokenizer"),
     ("haste", "repa-e"),
     ("haste", "resolution-stages"),
-    ("irepa", "resolution-stages"),
-    ("lpips", "resolution-stages"),
-    ("perceptual-dino", "resolution-stages"),
-    ("repa", "resolution-stages"),
-    ("repa-burn-in", "resolution-stages"),
-    ("repa-e", "resolution-stages"),
-    ("resolution-stages", "sprint"),
 }
 """Pairs of different seams that the parts themselves refuse, as they stand on the tiny plan."""
 TOGETHER = [

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -40,6 +40,8 @@ class SprintOptions(Settings):
 
 
 class SprintSettings(SprintOptions, RangePart):
+    any_shape: ClassVar[bool] = True
+
     kind: Literal["sprint"] = "sprint"
 
     def problems(self) -> Iterator[str]:
@@ -49,12 +51,12 @@ class SprintSettings(SprintOptions, RangePart):
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
-        rows, columns = plan.token_grid
-        if self.sampling == "grouped" and (rows % (side := group_side(self.share)) or columns % side):
-            raise ValueError(
-                f"sprint: {rows} × {columns} tokens cannot be divided into squares of {side} × {side}, as share "
-                f"{self.share:g} needs; change model.patch or data.size_px, or take sampling=random"
-            )
+        for rows, columns in plan.token_grids if self.sampling == "grouped" else ():
+            if rows % (side := group_side(self.share)) or columns % side:
+                raise ValueError(
+                    f"sprint: {rows} × {columns} tokens cannot be divided into squares of {side} × {side}, as share "
+                    f"{self.share:g} needs; change model.patch or the images' sizes, or take sampling=random"
+                )
 
     def build(self, model: ModelSettings) -> Sprint:
         return Sprint(self, model.width)

@@ -9,6 +9,7 @@ B: samples. L: tokens of the grid. K: those that the route kept. D: width of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,7 +21,7 @@ from tintype.seams import LossContext, LossInputs, LossTerm, Output, Tapped
 from tintype.settings import Plain, Settings
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.encoders import TeacherChoice
-from tintype.vision.part import Teacher
+from tintype.vision.part import Grid, Teacher
 from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
 
 
@@ -39,6 +40,8 @@ class AlignmentOptions(Settings):
 
 
 class AlignmentPart(AlignmentOptions, LossPart):
+    any_shape: ClassVar[bool] = True
+
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
@@ -69,42 +72,66 @@ class AlignmentTerm(nn.Module, LossTerm):
         self.projector = projector
         self.taps = frozenset({settings.block - 1})
         self._settings, self._context = settings, context
-        self._teacher: Teacher | None = None
-        self._cache: TeacherCache | None = None
+        self._teachers: dict[Grid, Teacher] = {}
+        self._caches: dict[Grid, TeacherCache] = {}
 
     def ready(self) -> str:
-        settings, context = self._settings, self._context
-        self._teacher = settings.teacher.build(context.grid, context.device)
-        if settings.cache != "none":
-            self._cache = open_teacher_cache(
-                settings.cache, self._teacher, context.source, context.data_key, context.device
-            )
-        return self._teacher.identity
+        context = self._context
+        first = self._settings.teacher.build(context.grid, context.device)
+        self._teachers = {context.grid: first}
+        if self._settings.cache != "none":
+            self._cache(context.grid)
+        return first.identity
 
     def release(self) -> None:
-        if self._cache is not None:
-            forget_teacher_cache(self._cache)
-        self._teacher = self._cache = None
+        for cache in self._caches.values():
+            forget_teacher_cache(cache)
+        self._teachers, self._caches = {}, {}
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        if self._teacher is None:
+        """Return the teacher's tokens, on the grid of these images."""
+        if not self._teachers:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before look()")
-        return self._cache(image_BCHW, ids) if self._cache else self._teacher.tokens(image_BCHW)
+        grid = self._context.grid_of(image_BCHW)
+        if self._settings.cache == "none":
+            return self._teacher(grid).tokens(image_BCHW)
+        return self._cache(grid)(image_BCHW, ids)
+
+    def _teacher(self, grid: Grid) -> Teacher:
+        """Return the teacher for a grid. All share one network."""
+        if grid not in self._teachers:
+            self._teachers[grid] = self._teachers[self._context.grid].at_grid(grid)
+        return self._teachers[grid]
+
+    def _cache(self, grid: Grid) -> TeacherCache:
+        """Return the cached tokens for a grid. The shapes of the data share their rows; a stage has its own."""
+        if grid in self._caches:
+            return self._caches[grid]
+        context, kind = self._context, self._settings.cache
+        assert kind != "none"
+        if grid in context.grids and grid != context.grid:
+            self._caches[grid] = self._cache(context.grid).at_grid(self._teacher(grid))
+        else:
+            grids = context.grids if grid == context.grid else ()
+            self._caches[grid] = open_teacher_cache(
+                kind, self._teacher(grid), context.source, context.data_key, context.device, grids
+            )
+        return self._caches[grid]
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        return self.aligned(inputs.output, inputs.seen)
+        return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
 
-    def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None) -> Tensor:
-        """Return the loss of each sample, from its tapped features and the result of `look`."""
+    def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None, image_BCHW: Tensor | None) -> Tensor:
+        """Return the loss of each sample, from its tapped features and the result of `look` at its image."""
         (block,) = self.taps
-        if seen_BLT is None:
+        if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
         token_BKD, kept_BK = output.features[block], output.tokens_at(block)
         with torch.autocast(token_BKD.device.type, enabled=False):
-            return self.compare(token_BKD.float(), seen_BLT, kept_BK)
+            return self.compare(token_BKD.float(), seen_BLT, kept_BK, self._context.grid_of(image_BCHW))
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
-        """Return the loss of each sample."""
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
+        """Return the loss of each sample. `grid` is that of all its tokens."""
         if kept_BK is not None:
             teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
         return minus_mean_cosine(self.projector(token_BKD), teacher_BLT)

@@ -19,6 +19,7 @@ from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
 from tintype.losses.part import PlanView, Scheduled
 from tintype.seams import LossContext
+from tintype.vision.part import Grid
 
 _EPSILON = 1e-6
 
@@ -35,6 +36,8 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
     def check(self, plan: PlanView) -> None:
         """Refuse a block that does not see all tokens at the step where the term begins."""
         super().check(plan)
+        if len(plan.token_grids) > 1 and plan.fewest_tokens == 1:
+            raise ValueError("irepa: images of a single token have no spatial structure; take larger sizes and shapes")
         if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
             raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))
 
@@ -47,12 +50,12 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
 class IrepaTerm(AlignmentTerm):
     def __init__(self, settings: IrepaSettings, context: LossContext) -> None:
         super().__init__(settings, context, nn.Conv2d(context.width, settings.teacher.width(), 3, padding=1))
-        self._alpha, self._grid, self._block = settings.alpha, context.grid, settings.block
+        self._alpha, self._block = settings.alpha, settings.block
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
         if kept_BK is not None:
             raise UserError(_routed(self._block, f"{kept_BK.shape[1]} of {teacher_BLT.shape[1]} tokens"))
-        map_BDHW = token_BKD.transpose(1, 2).unflatten(2, self._grid)
+        map_BDHW = token_BKD.transpose(1, 2).unflatten(2, grid)
         projected_BLT = self.projector(map_BDHW).flatten(2).transpose(1, 2)
         return minus_mean_cosine(projected_BLT, spatially_normalised(teacher_BLT, self._alpha))
 

@@ -30,7 +30,13 @@ class LpipsLossSettings(PerceptualPart):
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
-        for key, side_px in (("data.size_px", plan.data.size_px), (f"{self.kind}'s largest_px", self.largest_px)):
+        sides = {"data.size_px": plan.data.size_px, f"{self.kind}'s largest_px": self.largest_px}
+        for height, width in plan.image_shapes:
+            if (height, width) != (plan.data.size_px, plan.data.size_px):
+                sides[f"the shortest side of {height} × {width}, shrunk to at most {self.largest_px} px,"] = min(
+                    shrunk_sides(height, width, self.largest_px)
+                )
+        for key, side_px in sides.items():
             if side_px < SMALLEST_PX[self.net]:
                 raise ValueError(
                     f"'{self.kind}' with net '{self.net}' takes images of at least {SMALLEST_PX[self.net]} px, but "
@@ -55,10 +61,15 @@ class LpipsDistance:
     def _shrunk(self, image_BCHW: Tensor) -> Tensor:
         """Shrink the long side to at most `largest_px`, in proportion."""
         height, width = image_BCHW.shape[-2:]
-        longest = max(height, width)
-        if self.largest_px is None or longest <= self.largest_px:
+        if self.largest_px is None or max(height, width) <= self.largest_px:
             return image_BCHW
-        return resized(image_BCHW, *(round(side * self.largest_px / longest) for side in (height, width)))
+        return resized(image_BCHW, *shrunk_sides(height, width, self.largest_px))
+
+
+def shrunk_sides(height: int, width: int, largest_px: int) -> tuple[int, int]:
+    """Return height and width in proportion, with a long side of at most `largest_px`."""
+    longest = max(height, width, largest_px)
+    return round(height * largest_px / longest), round(width * largest_px / longest)
 
 
 def load_distance(net: Net, device: torch.device, weights: str | None, largest_px: int | None = None) -> LpipsDistance:

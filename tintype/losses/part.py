@@ -39,9 +39,10 @@ class PlanView(settings.PlanView, Protocol):
 
 
 class LossPart(Scheduled, Part):
+    """Settings of a loss term. A term's name in the logs is its kind, so a plan has at most one of each kind."""
+
     any_shape: ClassVar[bool] = False
-    """Whether it takes images of several shapes in one run; what compares with a teacher's grid does not."""
-    """A term's name in the logs is its kind, so a plan has at most one of each kind."""
+    """Whether it takes images of several shapes in one run."""
 
     weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")
 

@@ -9,7 +9,7 @@ B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from pydantic import Field
@@ -32,6 +32,8 @@ class Distance(Protocol):
 
 class PerceptualPart(LossPart):
     """Loss of the predicted image. PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
+
+    any_shape: ClassVar[bool] = True
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
 

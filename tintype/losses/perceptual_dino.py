@@ -1,13 +1,15 @@
 """perceptual-dino: the predicted image is to give DINOv2 the same patch tokens as the true one.
 
 PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole image at 224 px, one minus the mean
-cosine over the patches. Differs from PRX: in fp32 rather than bf16, and the resize is antialiased.
+cosine over the patches. Differs from PRX: in fp32 rather than bf16, the resize is antialiased, and an image that is not
+square keeps about its proportions, with about as many patches.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,6 +64,15 @@ class DinoDistance:
 
     def _patches(self, image_BCHW: Tensor) -> Tensor:
         """Return the last tokens: a class token and registers come before them."""
-        unit_BCHW = (resized(image_BCHW, self.size_px, self.size_px) + 1) / 2
+        patch_px: int = self.network.config.patch_size
+        height, width = image_BCHW.shape[-2:]
+        rows, columns = patch_grid(height, width, self.size_px // patch_px)
+        unit_BCHW = (resized(image_BCHW, rows * patch_px, columns * patch_px) + 1) / 2
         token_BLD: Tensor = self.network(pixel_values=(unit_BCHW - self.mean_C11) / self.std_C11).last_hidden_state
-        return token_BLD[:, -((self.size_px // self.network.config.patch_size) ** 2) :]
+        return token_BLD[:, -rows * columns :]
+
+
+def patch_grid(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return rows and columns of about side² patches, in about the proportions of an image; of a square side × side."""
+    ratio = math.sqrt(height / width)
+    return max(1, round(side * ratio)), max(1, round(side / ratio))

@@ -86,7 +86,7 @@ class DiskRows:
             mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
         first = len(head)
         rows = first + _SUM_BYTES * count
-        self.file, self._stamp = file, content.stamp
+        self.file, self.shape, self._stamp = file, content.shape, content.stamp
         self._sum_N = mapped[first:rows].view(torch.int64)
         self._row_N = mapped[rows:].view(content.dtype).view(content.shape)
         self._byte_NK = mapped[rows:].view(count, -1).numpy()

@@ -25,7 +25,7 @@ from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
 from tintype.tokenizers.part import channel_statistics
 from tintype.train.folder import RunFolder
-from tintype.train.session import Session
+from tintype.train.session import Session, one_shape
 
 MOST_IMAGES = 256
 """Number of first images whose latents are measured."""
@@ -125,8 +125,8 @@ def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
-    micro = plan.train.batch // plan.train.accumulate
-    most = _MEASURED_BATCH if len(plan.data.shapes) == 1 else gcd(_MEASURED_BATCH, micro)
+    alike = one_shape(plan)
+    most = _MEASURED_BATCH if alike is None else gcd(_MEASURED_BATCH, alike)
 
     def latents(first: int) -> torch.Tensor:
         """Return those of images of one shape."""

@@ -75,10 +75,7 @@ class Session(Model):
 
     def source_at(self, step: int) -> ImageSource:
         """Return the images in the size of this step; `source` has those of the last stage."""
-        size_px = self.plan.size_px_at(step)
-        if size_px == self.plan.data.size_px:
-            return self.source
-        return open_source(self.plan.data.at_size(size_px), "train", self.device)
+        return source_of_stage(self.plan, step, self.source, self.device)
 
     def terms_at(self, step: int) -> list[Term]:
         """Return the terms that have a weight at this step."""
@@ -158,7 +155,8 @@ def build_session(plan: Plan) -> Session:
         parameter.data = parameter.data.to(storage_dtype(plan, name))
     modules = modules.to(device)
     if joint:
-        joint.begin(source, order, plan.seed, plan.train.steps * plan.train.batch)
+        first_source = source_of_stage(plan, 0, source, device)
+        joint.begin(first_source, order, plan.seed, plan.train.steps * plan.train.batch, one_shape(plan))
     if layout.world.size > 1:
         layout.world.agree({"tokenizer": tokenizer.identity, "text": networks.text.identity, **of_data(source)})
     broadcast_weights(modules, layout.world)
@@ -184,9 +182,29 @@ def build_session(plan: Plan) -> Session:
     )
 
 
+def source_of_stage(plan: Plan, step: int, source: ImageSource, device: torch.device) -> ImageSource:
+    """Return the images in the size of a step; `source` has those of the last stage."""
+    size_px = plan.size_px_at(step)
+    return source if size_px == plan.data.size_px else open_source(plan.data.at_size(size_px), "train", device)
+
+
+def one_shape(plan: Plan) -> int | None:
+    """Return the number of images in order that are sure to have one shape: a micro-batch; None where all have it."""
+    return None if len(plan.data.shapes) == 1 else plan.train.batch // plan.train.accumulate
+
+
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
     """Build the plan's loss terms, and the one that trains a projector for the tuning where no other does."""
-    place = LossContext(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
+    unit, shapes = plan.token_px, plan.data.shapes
+    place = LossContext(
+        plan.model.width,
+        plan.token_grid,
+        device,
+        source,
+        _data_key(plan.data, source),
+        token_px=unit,
+        grids=tuple((height // unit, width // unit) for height, width in shapes) if len(shapes) > 1 else (),
+    )
     probe = plan.tuning.probe(plan) if plan.tuning is not None else None
     terms = []
     for settings in plan.losses if probe is None else (*plan.losses, probe):

@@ -116,6 +116,15 @@ class Teacher(FrozenEncoder):
         of_the_grid = f"{network.output}, a grid of {grid[0]} × {grid[1]},"
         super().__init__(kind, replace(network, output=of_the_grid), device)
         self.grid, self.width, self.words = grid, width, network.words
+        self._frozen = network
+
+    def at_grid(self, grid: Grid) -> Teacher:
+        """Return the same network as the teacher of another grid."""
+        preprocess = self._frozen.preprocess
+        if isinstance(preprocess, Preprocess):  # another preparation does not depend on the grid
+            patch_px = preprocess.sides[0] // self.grid[0]
+            preprocess = replace(preprocess, size_px=(grid[0] * patch_px, grid[1] * patch_px))
+        return type(self)(self.name, replace(self._frozen, preprocess=preprocess), self._device, grid, self.width)
 
     def tokens(self, image_BCHW: Tensor, network_batch: int | None = None) -> Tensor:
         """Encode uint8 images to float32 [B, L, D], row by row, without gradient.

@@ -12,19 +12,20 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
 from tintype.runtime.transfer import send
 from tintype.seams import ImageSource
-from tintype.vision.part import Teacher
+from tintype.vision.part import Grid, Teacher
 
 CacheKind = Literal["none", "memory", "disk"]
 
@@ -38,7 +39,7 @@ class TeacherCache:
 
     teacher: Teacher
     rows: MemoryRows | DiskRows
-    """Tokens of each image, fp16 [L, D]."""
+    """Tokens of each image, fp16 [L, D]. Where images have several shapes, L is the most; zeros fill up the others."""
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, of numbers that fp16 has."""
@@ -47,7 +48,12 @@ class TeacherCache:
         if place_of:
             missing_BCHW = image_BCHW[torch.tensor(list(place_of.values()), device=image_BCHW.device)]
             self.rows.write(torch.tensor(list(place_of)), self._computed(missing_BCHW, len(ids)))
-        return send(self.rows.read(id_B), image_BCHW.device).to(torch.float32)
+        tokens = self.teacher.grid[0] * self.teacher.grid[1]
+        return send(self.rows.read(id_B), image_BCHW.device)[:, :tokens].to(torch.float32)
+
+    def at_grid(self, teacher: Teacher) -> TeacherCache:
+        """Return the same rows with the teacher of another of the grids that they are for."""
+        return replace(self, teacher=teacher)
 
     def _computed(self, image_MCHW: Tensor, batch: int) -> Tensor:
         """Compute tokens in batches of one size: on a GPU those of the run."""
@@ -58,11 +64,12 @@ class TeacherCache:
                 f"the teacher {self.teacher.words} gave tokens up to {float(token_MLD.abs().max()):g}, which fp16 "
                 "cannot hold, and so no cache; set its cache to none"
             )
-        return row_MLD
+        return pad(row_MLD, (0, 0, 0, self.rows.shape[1] - row_MLD.shape[1]))
 
 
 class MemoryRows:
     def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.shape = shape
         self._row_NLD = torch.empty(shape, dtype=torch.float16, device=device)
         self._have_N = torch.zeros(shape[0], dtype=torch.bool)
 
@@ -82,12 +89,23 @@ _in_memory: dict[tuple[str, torch.device], MemoryRows] = {}
 
 
 def open_teacher_cache(
-    kind: Literal["memory", "disk"], teacher: Teacher, source: ImageSource, data_key: str, device: torch.device
+    kind: Literal["memory", "disk"],
+    teacher: Teacher,
+    source: ImageSource,
+    data_key: str,
+    device: torch.device,
+    grids: Sequence[Grid] = (),
 ) -> TeacherCache:
-    """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room."""
+    """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room.
+
+    `grids` are those of the source's images, where they have several shapes. An image has one of them, so the same rows
+    serve all: `TeacherCache.at_grid`.
+    """
     decides = [teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type]
+    decides += [list(grids)] if grids else []
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
-    shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
+    tokens = max(rows * columns for rows, columns in (teacher.grid, *grids))
+    shape = (len(source), tokens, teacher.width)
     stamp = bytes.fromhex(key)
     content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none", stamp)
     if kind == "disk":

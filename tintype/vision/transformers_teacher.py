@@ -109,6 +109,12 @@ class TransformersTeacherSettings(HubTeacherPart):
 
 
 class TransformersTeacher(Teacher):
+    def at_grid(self, grid: Grid) -> Teacher:
+        teacher = super().at_grid(grid)
+        assert isinstance(teacher, TransformersTeacher)
+        teacher.check()
+        return teacher
+
     def _features(self, input_BCHW: Tensor) -> Tensor:
         return self._output(input_BCHW)[:, -self.grid[0] * self.grid[1] :]
 

@@ -127,7 +127,6 @@ def test_a_run_trains_on_every_shape_and_resumes_where_it_stopped(store: Path, t
 
 def test_what_needs_one_shape_is_refused_by_name(store: Path) -> None:
     for more, techniques, words in (
-        ([], ["repa:teacher=scenes,hidden=8"], "repa needs images of one shape"),
         (["run.latents=disk"], [], "run.latents needs images of one shape"),
         (["model.patch=8"], [], "12 × 20 is no multiple of 8"),
         (["data.buckets=[[12,20]]"], [], "the square 16 × 16 must be one of them"),

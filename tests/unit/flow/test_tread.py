@@ -124,10 +124,10 @@ class Recorder(AlignmentTerm):
 
     shapes: tuple[int, int, int] = (0, 0, 0)
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: tuple[int, int]) -> Tensor:
         assert kept_BK is not None
         self.shapes = (token_BKD.shape[1], kept_BK.shape[1], teacher_BLT.shape[1])
-        return super().compare(token_BKD, teacher_BLT, kept_BK)
+        return super().compare(token_BKD, teacher_BLT, kept_BK, grid)
 
 
 def test_alignment_compares_the_kept_tokens() -> None:

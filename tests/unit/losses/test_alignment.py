@@ -153,10 +153,9 @@ def test_release_frees_the_teacher_and_what_is_kept_in_memory(cache: str) -> Non
     one = term(cache=cache)
     one.ready()
     one.look(place().source.images([3, 1]), [3, 1])
-    assert one._teacher is not None
-    held: list[weakref.ref[Any]] = [weakref.ref(one._teacher)]
-    if one._cache is not None:
-        held.append(weakref.ref(one._cache.rows))
+    held: list[weakref.ref[Any]] = [weakref.ref(teacher) for teacher in one._teachers.values()]
+    assert held
+    held += [weakref.ref(cache.rows) for cache in one._caches.values()]
     assert all(ref() is not None for ref in held)
     one.release()
     gc.collect()

@@ -179,8 +179,6 @@ def test_stages_that_cannot_be_had_are_refused(option: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("more", "technique", "words"),
     [
-        ([], "repa:teacher=scenes,hidden=8", "repa needs images of one shape; leave it or train.stages out"),
-        ([], "sprint", "sprint needs images of one shape; leave it or train.stages out"),
         ([], "tread:share=0.05", "tread: a share of 0.05 is less than one of 16 tokens"),
         (["run.latents=disk"], "ema", "run.latents needs images of one shape; leave it or train.stages out"),
         (

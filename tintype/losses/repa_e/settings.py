@@ -85,8 +85,11 @@ class TuningSettings(TuningOptions, Part):
                 "repa-e: run.distribution.kind is fsdp, whose pieces of the denoiser cannot hold still for the "
                 "autoencoder's step; take ddp"
             )
-        self.perceptual.check(plan.data.size_px, "data.size_px", "repa-e: ")
-        self.adversarial.check(plan.data.size_px, plan.train.steps, "data.size_px", "repa-e: ")
+        shortest_px = min(map(min, plan.image_shapes))
+        several = len(plan.image_shapes) > 1
+        setting = "the shortest side of all images (data.buckets, train.stages)" if several else "data.size_px"
+        self.perceptual.check(shortest_px, setting, "repa-e: ")
+        self.adversarial.check(shortest_px, plan.train.steps, setting, "repa-e: ")
         if (loss := aligned_loss(plan)) is not None:
             self._check_shared(loss)
 
@@ -160,4 +163,4 @@ class ProbeTerm(AlignmentTerm):
 
     def loss(self, inputs: LossInputs) -> Tensor:
         features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}
-        return self.aligned(Tapped(features, inputs.output.route), inputs.seen)
+        return self.aligned(Tapped(features, inputs.output.route), inputs.seen, inputs.image_BCHW)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import gcd
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,12 +53,13 @@ class RepaE:
             self.groups.append(JointGroup("adversary", "adversary.", settings.adversarial.lr))
         self._distance: Distance | None = None
 
-    def begin(self, source: ImageSource, order: Order, seed: int, images: int) -> None:
+    def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
         """Give the norm the statistics of the latents of the run's first images."""
         tokenizer, count = self.tokenizer, min(_BEGIN_IMAGES, len(source), images)
+        batch = _BEGIN_BATCH if alike is None else gcd(_BEGIN_BATCH, alike)
         sums, numbers = [], 0
-        for first in range(0, count, _BEGIN_BATCH):
-            position_B = torch.arange(first, min(first + _BEGIN_BATCH, count))
+        for first in range(0, count, batch):
+            position_B = torch.arange(first, min(first + batch, count))
             ids = order.ids(first, len(position_B))
             with torch.no_grad(), tokenizer.computing():
                 posterior = tokenizer.network.posterior(to_floats(source.images(ids).to(tokenizer.device)))
@@ -183,4 +185,4 @@ class RepaEStep:
         training = self._training
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)
-            return training.alignment.aligned(tapped, batch.seen[training.aligner])
+            return training.alignment.aligned(tapped, batch.seen[training.aligner], batch.image_BCHW)
