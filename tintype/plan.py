@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -167,6 +167,8 @@ class Plan(Settings):
             if name in content and isinstance(section, Settings):
                 own = section.in_hash() if isinstance(section, Part) else content[name]
                 content[name] = _without_later(type(section), own)
+            if name in content and name in _HASHED_INSIDE:
+                content[name] = _inside_without_later(section, content[name])
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -234,6 +236,20 @@ def _without_later(settings: type[Settings], content: Plain) -> Plain:
         if not is_housekeeping(settings, key)
         and ((mark := joined_later(settings).get(key)) is None or mark.value(content) != value)
     }
+
+
+_HASHED_INSIDE = ("losses", "train", "tuning")
+"""Sections of which also deeper settings that joined later keep the hash; of others, older versions hashed those."""
+
+
+def _inside_without_later(settings: object, content: Any) -> Any:
+    """Return plain content without what joined later in the settings within these settings, or in a list of them."""
+    if isinstance(settings, tuple):
+        return [_inside_without_later(one, inner) for one, inner in zip(settings, content, strict=True)]
+    if not isinstance(settings, Settings):
+        return content
+    inner = {key: _inside_without_later(getattr(settings, key), content[key]) for key in content}
+    return _without_later(type(settings), inner)
 
 
 def _ascend(numbers: Sequence[int]) -> bool:

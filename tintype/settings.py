@@ -311,9 +311,9 @@ class DataPart(Part):
         """
         return int(getattr(self, self.count_key))
 
-    def uses(self, steps: int, batch: int) -> dict[str, SourceUse]:
+    def uses(self, steps: int, train: TrainSettings) -> dict[str, SourceUse]:
         """Return the sources after so many steps, by name; the only source has none."""
-        return {"": SourceUse(self, steps * batch)}
+        return {"": SourceUse(self, train.images_before(steps))}
 
 
 class ModelSettings(Settings):
@@ -421,6 +421,9 @@ class StageSettings(Settings):
 
     size_px: int = Field(ge=16, le=1024, description="Width and height of the images")
     until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
+    batch: Annotated[int | None, Since(None)] = Field(
+        None, ge=1, description="Images per update in this stage; by default train.batch"
+    )
 
 
 SKIP_WINDOW_STEPS = 100
@@ -465,6 +468,33 @@ class TrainSettings(Settings):
     )
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """Images per update of each stage, the last one's at the end."""
+        return (*(stage.batch or self.batch for stage in self.stages), self.batch)
+
+    def batch_at(self, step: int) -> int:
+        """Return the images of a step, counted from 0."""
+        return next((stage.batch or self.batch for stage in self.stages if step < stage.until), self.batch)
+
+    def images_before(self, step: int) -> int:
+        """Return the number of images of all steps before this one."""
+        images, first = 0, 0
+        for stage, batch in zip(self.stages, self.batches, strict=False):
+            images += max(0, min(step, stage.until) - first) * batch
+            first = stage.until
+        return images + max(0, step - first) * self.batch
+
+    def step_at(self, image: int) -> int:
+        """Return the step that the image at this position of the order belongs to."""
+        first = 0
+        for stage, batch in zip(self.stages, self.batches, strict=False):
+            if image < (stage.until - first) * batch:
+                return first + image // batch
+            image -= (stage.until - first) * batch
+            first = stage.until
+        return first + image // self.batch
+
+    @property
     def warmup_warning(self) -> str | None:
         """Warn where the warm-up does not end before the training does."""
         if self.warmup_steps <= self.steps:
@@ -478,6 +508,9 @@ class TrainSettings(Settings):
     def problems(self) -> Iterator[str]:
         if self.batch % self.accumulate:
             yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
+        for stage in self.stages:
+            if stage.batch is not None and stage.batch % self.accumulate:
+                yield f"stages: batch ({stage.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.skip_spikes is not None and self.skip_spikes.window >= 2 * self.steps:
             yield (
                 f"skip_spikes.window is {self.skip_spikes.window}, but the run has {self.steps} steps, and no spike is "

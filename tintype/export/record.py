@@ -156,7 +156,7 @@ class RunRecord:
     @property
     def images(self) -> int:
         """Images that training has seen, repeats included."""
-        return self.step * self.plan.train.batch
+        return self.plan.train.images_before(self.step)
 
     @property
     def seconds(self) -> float:
@@ -174,7 +174,7 @@ class RunRecord:
     def sources(self) -> dict[str, Source]:
         """The sources of the data by name; the only source has the name ''."""
         found = {}
-        for name, use in self.plan.data.uses(self.step, self.plan.train.batch).items():
+        for name, use in self.plan.data.uses(self.step, self.plan.train).items():
             identity = self.identities.get(f"data/{name}" if name else "data")
             count = None if use.images is None else use.data.count_images(identity)
             found[name] = Source(use.data, use.share, use.images, identity or "", count)

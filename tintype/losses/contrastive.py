@@ -41,11 +41,11 @@ class ContrastiveSettings(LossPart):
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
-        train = plan.train
-        if train.batch // train.accumulate < 2:
+        train, batch = plan.train, min(plan.train.batches)
+        if batch // train.accumulate < 2:
             raise ValueError(
                 f"contrastive: a sample needs another one of its micro-batch as its negative, but train.batch "
-                f"{train.batch} in train.accumulate {train.accumulate} micro-batches leaves one sample in each; "
+                f"{batch} in train.accumulate {train.accumulate} micro-batches leaves one sample in each; "
                 "accumulate less or take a larger batch"
             )
 

@@ -52,7 +52,7 @@ def _first(parts: Model) -> int:
     """Return the position of the first image that the mean is taken over."""
     if not isinstance(parts.plan.data, MixtureSettings):
         return 0
-    return max(0, _trained_steps(parts) * parts.plan.train.batch - min(MOST_IMAGES, len(parts.source)))
+    return max(0, parts.plan.train.images_before(_trained_steps(parts)) - min(MOST_IMAGES, len(parts.source)))
 
 
 @torch.no_grad()

@@ -400,7 +400,7 @@ def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) ->
                 results.ScoreAt(
                     step=step,
                     seconds=seconds_until(lines, step),
-                    images=plan.train.batch * step,
+                    images=plan.train.images_before(step),
                     metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
                     errors=result.errors,
                 )

@@ -1,8 +1,8 @@
 """resolution-stages: the first steps train on smaller images, the last ones on those of `data.size_px`.
 
-A smaller image is what a run of that size would see of the same record, and a step has as many of them: so the early
-steps are cheaper by the tokens that they lack. Which record stands at a position does not depend on the stage. The
-times are drawn as before: `time.shift` is that of the last stage.
+A smaller image is what a run of that size would see of the same record. A step has as many of them, so the early steps
+are cheaper by the tokens that they lack, or as many as `batches` says. Which record stands at a position does not
+depend on the stage. The times are drawn as before: `time.shift` is that of the last stage.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ class Options(Settings):
     until: tuple[Moment, ...] | None = Field(
         None, description="When each of them ends: a step, or a share of the training; by default all are as long"
     )
+    batches: tuple[int, ...] | None = Field(
+        None, description="Images per update in each of them; by default train.batch, which is that of the last stage"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -33,8 +36,16 @@ def apply(plan: Plan, options: Options) -> Changes:
             f"technique 'resolution-stages': {len(sizes)} sizes and {len(ends)} ends (until); the last stage, of "
             "data.size_px, needs none, the others one each"
         )
+    if options.batches is not None and len(options.batches) != len(sizes):
+        raise UserError(
+            f"technique 'resolution-stages': {len(sizes)} sizes and {len(options.batches)} batches; the last stage, of "
+            "data.size_px, has train.batch, the others need one each"
+        )
     steps = [step_of(end, plan.train.steps) for end in ends]
-    stages = tuple(StageSettings(size_px=size, until=step) for size, step in zip(sizes, steps, strict=True))
+    stages = tuple(
+        StageSettings(size_px=size, until=step, batch=batch)
+        for size, step, batch in zip(sizes, steps, options.batches or [None] * len(sizes), strict=True)
+    )
     return {"train": plan.train.model_copy(update={"stages": stages})}
 
 

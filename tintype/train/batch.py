@@ -39,6 +39,17 @@ class Batch:
     """Samples whose image has no caption to pick; they read the null caption."""
 
 
+def _prefetch(parts: Session, first: int, count: int) -> None:
+    """Prefetch this rank's images of the next micro-batches, in the sizes and numbers of their stages."""
+    train, world = parts.plan.train, parts.world
+    begin = first - world.rank * count
+    for _ in range(PREFETCHED_BATCHES):
+        begin += count * world.size
+        step = train.step_at(begin)
+        count = train.batch_at(step) // train.accumulate // world.size
+        parts.source_at(step).expect(parts.order.ids(begin + world.rank * count, count))
+
+
 def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) -> Batch:
     """Read the samples at positions first … first + count - 1."""
     plan, device = parts.plan, parts.device
@@ -48,9 +59,7 @@ def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) 
         image_BCHW = None
         if parts.wants_images(terms):
             image_BCHW = send(parts.source_at(step).images(ids), device)
-            for later in range(1, PREFETCHED_BATCHES + 1):
-                position = first + later * count * parts.world.size
-                parts.source_at(position // plan.train.batch).expect(parts.order.ids(position, count))
+            _prefetch(parts, first, count)
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         drawn = Draws(plan.seed, position_B)

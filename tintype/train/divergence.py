@@ -36,7 +36,7 @@ def count_step(folder: RunFolder, parts: Session, state: TrainState, result: Ste
     state.skips_in_a_row += 1
     state.skips += 1
     state.recent_skips.append(result.step)
-    batch = parts.plan.train.batch
+    batch = parts.plan.train.batch_at(result.step - 1)
     folder.log_event(
         SPIKE if result.finite else NON_FINITE,
         result.step,

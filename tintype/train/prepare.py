@@ -62,13 +62,13 @@ def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
     """Yield the work in chunks: the images of each size that training will read from here on, then the captions."""
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
-        if first < until * train.batch:
-            source = parts.source_at(first // train.batch)
-            for ids in parts.order.once(first, until * train.batch, _chunk(parts, parts.kept is not None)):
+        if first < (end := train.images_before(until)):
+            source = parts.source_at(train.step_at(first))
+            for ids in parts.order.once(first, end, _chunk(parts, parts.kept is not None)):
                 yield partial(prepare_ids, parts, ids, source)
-            first = until * train.batch
+            first = end
     if isinstance(parts.text, CachedText):
-        chunk, end = _chunk(parts, True), min(train.steps * train.batch, images_seen + len(parts.source))
+        chunk, end = _chunk(parts, True), min(train.images_before(train.steps), images_seen + len(parts.source))
         for first in range(images_seen, end, chunk):
             yield partial(prepare_text, parts, first, min(chunk, end - first))
 
@@ -95,16 +95,16 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
     A policy may choose others for later epochs: a step encodes what it finds missing.
     """
     if isinstance(parts.text, CachedText):
-        batch = parts.plan.train.batch
-        steps = range(first // batch, (first + count - 1) // batch + 1)
+        train = parts.plan.train
+        steps = range(train.step_at(first), train.step_at(first + count - 1) + 1)
         texts = [text for step in steps for text in _texts_of_step(parts, step, first, first + count)]
         parts.text.fill(parts.world.shard(texts))
 
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
     """Return the captions of those samples of a step whose positions are in first … end - 1."""
-    plan, batch = parts.plan, parts.plan.train.batch
-    first, end = max(first, step * batch), min(end, (step + 1) * batch)
+    plan, train = parts.plan, parts.plan.train
+    first, end = max(first, train.images_before(step)), min(end, train.images_before(step + 1))
     records = parts.source.records(parts.order.ids(first, end - first))
     draws = Draws(plan.seed, torch.arange(first, end))
     return captions_of(records, plan.captions, draws, step, parts.text).texts
@@ -124,7 +124,7 @@ def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
 def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
     plan = parts.plan
-    count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
+    count = min(MOST_IMAGES, len(parts.source), plan.train.images_before(plan.train.steps))
     alike = one_shape(plan)
     most = _MEASURED_BATCH if alike is None else gcd(_MEASURED_BATCH, alike)
 

@@ -133,7 +133,7 @@ def build_session(plan: Plan) -> Session:
     ranks, how = world.current(), plan.run.distribution
     sharded = how.kind == "fsdp" and ranks.joined
     layout = sharded_layout(how.shards or ranks.size, ranks, device) if sharded else Layout(ranks)
-    share = share_of_batch(plan.train.batch, plan.train.accumulate, layout.world)  # refuses before anything is built
+    shares = [share_of_batch(batch, plan.train.accumulate, layout.world) for batch in plan.train.batches]  # may refuse
     if lacking := lacks_fp8(plan.precision, device):
         raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
     networks = build_networks(plan, device, plan.precision)
@@ -144,7 +144,7 @@ def build_session(plan: Plan) -> Session:
     kept: LatentCache | None = None
     if plan.run.latents == "disk" and why_uncacheable(plan.tokenizer, plan.tuning) is None:
         kept = open_latent_cache(
-            plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=share, folder=plan.run.latents_folder
+            plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=shares[-1], folder=plan.run.latents_folder
         )
     objective = build_objective(plan)
     terms = _build_terms(plan, source, device)
@@ -156,7 +156,7 @@ def build_session(plan: Plan) -> Session:
     modules = modules.to(device)
     if joint:
         first_source = source_of_stage(plan, 0, source, device)
-        joint.begin(first_source, order, plan.seed, plan.train.steps * plan.train.batch, one_shape(plan))
+        joint.begin(first_source, order, plan.seed, plan.train.images_before(plan.train.steps), one_shape(plan))
     if layout.world.size > 1:
         layout.world.agree({"tokenizer": tokenizer.identity, "text": networks.text.identity, **of_data(source)})
     broadcast_weights(modules, layout.world)

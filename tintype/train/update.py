@@ -71,8 +71,9 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     obeys it there (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
     """
     plan = parts.plan
-    micro = plan.train.batch // plan.train.accumulate
-    share = share_of_batch(plan.train.batch, plan.train.accumulate, parts.world)
+    batch = plan.train.batch_at(state.step)
+    micro = batch // plan.train.accumulate
+    share = share_of_batch(batch, plan.train.accumulate, parts.world)
     losses: dict[str, Tensor] = {}
     without_caption = 0
     by_time = torch.zeros(2, TIME_BINS, device=parts.device)
@@ -117,7 +118,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     numbers = PendingNumbers(torch.stack([grad_norm, skipped, loss.to(grad_norm)]))
     result = StepResult(losses, by_time, state.step + 1, first, without_caption, numbers)
     state.step += 1
-    state.images_seen += plan.train.batch
+    state.images_seen += batch
     return result
 
 

@@ -30,7 +30,7 @@ def window_line(parts: Session, state: TrainState, window: Sequence[StepResult],
         "flow_by_time": _by_time(taken, parts.world),
         "grad_norm": taken[-1].grad_norm if taken else None,
         "lr": state.optimizer.param_groups[0]["lr"],
-        "images_per_s": parts.plan.train.batch * len(window) / seconds,
+        "images_per_s": sum(parts.plan.train.batch_at(result.step - 1) for result in window) / seconds,
         "seconds": seconds,
         "parts": split,
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.bounds import distance
 from tests.ranks import run_ranks
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
 from tintype.bench.data import measure_data
@@ -121,6 +122,74 @@ def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
     assert begun == [False] + [True] * 11
 
 
+BATCHES = "resolution-stages:sizes=[16,24],until=[2,3],batches=[12,8]"
+SEEN = [0, 12, 24, 32, 36, 40, 44]
+"""Images before each step of the tiny plan with `BATCHES`, and after the last."""
+
+
+def test_positions_and_steps_follow_from_the_batches_of_the_stages() -> None:
+    train_settings = staged(techniques=[BATCHES]).train
+    assert train_settings.batches == (12, 8, 4)
+    assert [train_settings.images_before(step) for step in range(7)] == SEEN
+    assert train_settings.images_before(9) == 44 + 3 * 4
+    for image in range(60):
+        step = train_settings.step_at(image)
+        assert train_settings.images_before(step) <= image < train_settings.images_before(step + 1)
+        assert train_settings.batch_at(step) == train_settings.images_before(step + 1) - train_settings.images_before(
+            step
+        )
+    whole = staged(techniques=()).train
+    assert [whole.images_before(step) for step in (0, 3, 9)] == [0, 12, 36] and whole.step_at(13) == 3
+
+
+@pytest.mark.parametrize("kind", ["scenes", "store"])
+def test_each_stage_reads_batches_of_its_own_size_and_all_are_prefetched(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_source, "_MOST_CACHED_BYTES", {})
+    data = [] if kind == "scenes" else data_of(kind, tmp_path)
+    parts = build_session(staged(data, "train.accumulate=2", techniques=[BATCHES]))
+    begun, take = [], Prefetch.take
+
+    def watched(self: Prefetch, ids: Sequence[int]) -> Tensor:
+        begun.append((len(ids), tuple(ids) in self._begun))
+        return take(self, ids)
+
+    monkeypatch.setattr(Prefetch, "take", watched)
+    state, seen = new_state(parts), []
+    parts.denoiser.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape[::2])))
+    for step in range(6):
+        assert state.images_seen == SEEN[step]
+        assert update(parts, state, Clock(CPU)).finite
+    micro = [6, 6, 6, 6, 4, 4, 2, 2, 2, 2, 2, 2]
+    assert seen == list(zip(micro, [size for size in SIZES for _ in range(2)], strict=True))
+    if kind == "store":
+        assert [count for count, _ in begun] == micro and [there for _, there in begun] == [False] + [True] * 11
+
+
+def test_a_run_with_batches_of_stages_resumes_where_it_stopped(tmp_path: Path) -> None:
+    plan = staged(["run.text_embeddings=live"], techniques=[BATCHES, "ema"])
+    stop_and_go_on(plan, tmp_path / "stopped", 2)
+    assert train(plan, tmp_path / "whole", Interrupt()).finished
+    stopped, whole = (
+        checkpoint.read(checkpoint.folder_of(tmp_path / run / "checkpoints", 6))[0] for run in ("stopped", "whole")
+    )
+    assert stopped.keys() == whole.keys() and all(torch.equal(stopped[key], whole[key]) for key in whole)
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["images"] for line in lines] == SEEN[1:]
+    speeds = [line["images_per_s"] * line["seconds"] for line in lines]
+    assert speeds == pytest.approx([12, 12, 8, 4, 4, 4])
+
+
+def test_a_batch_of_a_stage_is_refused_where_it_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"stages: batch \(9\) must be a multiple of accumulate \(2\)"):
+        staged([], "train.accumulate=2", techniques=["resolution-stages:batches=[9]"])
+    mixture = data_of("mixture", tmp_path)
+    with pytest.raises(UserError, match="a mixture is dealt out in batches of one size"):
+        staged(mixture, techniques=["resolution-stages:batches=[8]"])
+    staged(mixture, techniques=["resolution-stages:batches=[4]"])
+
+
 def train_in(folder: str) -> None:
     """With an eps that keeps AdamW from making steps of what rounding left."""
     assert train(staged([], "train.batch=6", "optimizer.eps=1e-3"), Path(folder), Interrupt()).finished
@@ -149,7 +218,9 @@ def test_stages_are_a_value_of_the_plan_and_plans_without_keep_their_hash() -> N
     halves = staged(techniques=["resolution-stages"])
     assert halves.train.stages == (StageSettings(size_px=16, until=3),)
     assert halves.hash == tiny_plan(LARGE, "train.stages=[{size_px: 16, until: 3}]").hash != without.hash
-    assert diff(without, halves) == {"train.stages": ("none", [{"size_px": 16, "until": 3}])}
+    assert halves.hash == "4694183a018b440c"  # from before a stage could have a batch
+    assert halves.hash != tiny_plan(LARGE, "train.stages=[{size_px: 16, until: 3, batch: 8}]").hash
+    assert diff(without, halves) == {"train.stages": ("none", [{"size_px": 16, "until": 3, "batch": None}])}
     thirds = staged(techniques=["resolution-stages:sizes=[16,24]"])
     assert [stage.until for stage in thirds.train.stages] == [2, 4]
     shares = staged(techniques=["resolution-stages:sizes=[16,24],until=[0.5,5]"])
@@ -167,6 +238,8 @@ def test_stages_are_a_value_of_the_plan_and_plans_without_keep_their_hash() -> N
         ("until=[0]", "until: Input should be greater than or equal to 1"),
         ("sizes=[16,24],until=[3,3]", r"stages end \(3, 3\) must ascend"),
         ("sizes=[16,24],until=[3]", r"2 sizes and 1 ends"),
+        ("sizes=[16,24],batches=[8]", r"2 sizes and 1 batches"),
+        ("batches=[0]", "batch: Input should be greater than or equal to 1"),
         ("sizes=[]", "sizes"),
         ("until=[1.5]", "a share of the training"),
     ],

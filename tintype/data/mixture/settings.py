@@ -26,7 +26,7 @@ from torch import Tensor
 from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, OneOf, Plain, PlanView, Settings, SourceUse, kind_alone, plain
+from tintype.settings import DataPart, OneOf, Plain, PlanView, Settings, SourceUse, TrainSettings, kind_alone, plain
 
 SIZE = "size_px"
 _UNIT = 1 << 30
@@ -193,6 +193,10 @@ class MixtureSettings(DataPart):
 
     def check(self, plan: PlanView) -> None:
         steps, batch = plan.train.steps, plan.train.batch
+        if set(plan.train.batches) != {batch}:
+            raise ValueError(
+                "train.stages: a mixture is dealt out in batches of one size; leave `batch` out of the stages"
+            )
         for name, count in self._images(steps, batch).items():
             if not count:
                 source = self.sources[name]
@@ -207,8 +211,8 @@ class MixtureSettings(DataPart):
     def describe_held_out(self) -> str:
         return f"{self.scored.describe_held_out()} of the source {self.evaluate}"
 
-    def uses(self, steps: int, batch: int) -> dict[str, SourceUse]:
-        images = self._images(steps, batch)
+    def uses(self, steps: int, train: TrainSettings) -> dict[str, SourceUse]:
+        images = self._images(steps, train.batch)
         return {
             name: SourceUse(source.data, images.get(name), source.describe_share())
             for name, source in self.sources.items()
