@@ -168,6 +168,9 @@ class Protocol(Settings):
         content["sampler"].pop("batch")
         if not self.reads_training_images:
             del content["training_count"]
+        for encoder in content["encoders"]:
+            if encoder.get("compile") is False:
+                del encoder["compile"]  # it joined later, and older results have the same names
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["prompts"] == CAPTIONS[0]:

@@ -1,13 +1,13 @@
 """lpips: the predicted image is compared with the true one by LPIPS too (PixelGen, arXiv 2602.02493; PRX's speedrun).
 
-Differs from PRX: in fp32 rather than bf16, and larger images are shrunk with antialiasing.
+Differs from PRX: in fp32 by default rather than bf16, and larger images are shrunk with antialiasing.
 
 B: samples. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tintype.losses.part import PlanView
 from tintype.losses.perceptual import PerceptualPart, resized
+from tintype.pretrained.frozen import compile_network
 from tintype.pretrained.weights import digest
 from tintype.settings import PathText
 from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
@@ -44,7 +45,12 @@ class LpipsLossSettings(PerceptualPart):
                 )
 
     def load(self, device: torch.device) -> LpipsDistance:
-        return load_distance(self.net, device, self.weights, self.largest_px)
+        distance = load_distance(self.net, device, self.weights, self.largest_px)
+        if self.compute == "bf16":
+            distance.network.trunk.narrow()
+        if self.compile:
+            compile_network(distance.network.trunk)
+        return replace(distance, identity=self.identity(distance.identity))
 
 
 @dataclass(frozen=True)

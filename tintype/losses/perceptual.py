@@ -9,7 +9,7 @@ B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from torch import Tensor
 from tintype.losses.part import LossPart, PlanView
 from tintype.pretrained.preprocess import Resampling, resize
 from tintype.seams import LossContext, LossInputs, LossTerm
+from tintype.settings import Since
 
 
 class Distance(Protocol):
@@ -36,6 +37,17 @@ class PerceptualPart(LossPart):
     any_shape: ClassVar[bool] = True
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
+    compute: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
+        "fp32", description="Of the network; PRX has bf16. What is computed of its features is fp32 always"
+    )
+    compile: Annotated[bool, Since(False)] = Field(
+        False, description="torch.compile of the network, a graph for each shape"
+    )
+
+    def identity(self, weights: str) -> str:
+        """Return the identity of a network with weights of this digest, as these settings run it."""
+        how = [*(["bf16"] if self.compute == "bf16" else []), *(["compiled"] if self.compile else [])]
+        return " ".join([weights, *how])
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
@@ -62,7 +74,7 @@ class PerceptualPart(LossPart):
 
 
 class PerceptualTerm(LossTerm):
-    """Term whose two images pass through the network in fp32, whatever the precision of training.
+    """Term whose two images pass through the network in the settings' type, whatever the precision of training.
 
     It is not a module, so that the network is no part of what is trained and saved.
     """

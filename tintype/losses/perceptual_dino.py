@@ -1,8 +1,8 @@
 """perceptual-dino: the predicted image is to give DINOv2 the same patch tokens as the true one.
 
 PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole image at 224 px, one minus the mean
-cosine over the patches. Differs from PRX: in fp32 rather than bf16, the resize is antialiased, and an image that is not
-square keeps about its proportions, with about as many patches.
+cosine over the patches. Differs from PRX: in fp32 by default rather than bf16, the resize is antialiased, and an image
+that is not square keeps about its proportions, with about as many patches.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """
@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualPart, resized
+from tintype.pretrained.frozen import compile_network
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.settings import Revision, Source
@@ -46,8 +47,12 @@ class PerceptualDinoSettings(PerceptualPart):
         mean_C11, std_C11 = (
             torch.tensor(values, device=device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
         )
-        frozen = network.eval().requires_grad_(False).to(device)
-        return DinoDistance(frozen, self.size_px, mean_C11, std_C11, digest(network.parameters()))
+        identity = self.identity(digest(network.parameters()))
+        dtype = torch.bfloat16 if self.compute == "bf16" else torch.float32
+        frozen = network.eval().requires_grad_(False).to(device, dtype)
+        if self.compile:
+            compile_network(frozen)
+        return DinoDistance(frozen, self.size_px, mean_C11, std_C11, identity)
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ class DinoDistance:
         height, width = image_BCHW.shape[-2:]
         rows, columns = patch_grid(height, width, self.size_px // patch_px)
         unit_BCHW = (resized(image_BCHW, rows * patch_px, columns * patch_px) + 1) / 2
-        token_BLD: Tensor = self.network(pixel_values=(unit_BCHW - self.mean_C11) / self.std_C11).last_hidden_state
-        return token_BLD[:, -rows * columns :]
+        input_BCHW = ((unit_BCHW - self.mean_C11) / self.std_C11).to(self.network.dtype)
+        token_BLD: Tensor = self.network(pixel_values=input_BCHW).last_hidden_state
+        return token_BLD[:, -rows * columns :].to(unit_BCHW.dtype)
 
 
 def patch_grid(height: int, width: int, side: int) -> tuple[int, int]:

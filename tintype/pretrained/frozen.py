@@ -59,27 +59,52 @@ class FrozenNetwork:
     words: str
     output: str
     weights_digest: str
-    arithmetic: Arithmetic = "fp32"
+    arithmetic: Compute = "fp32"
+    compile: bool = False
+    """Whether torch.compile makes a graph of the network for each shape of its input."""
+
+
+_MOST_SHAPES = 64
+"""Compiled shapes of a network: those of the data, of stages, and of a last batch that is not full."""
+
+
+def compile_network(module: nn.Module) -> None:
+    """Compile a network in place, once; each shape of its input gets a graph of its own."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
+    if module._compiled_call_impl is None:
+        module.compile(dynamic=False)
 
 
 class FrozenEncoder:
-    """A frozen network as a source of features. Subclasses say how a feature is taken from one that returns others."""
+    """A frozen network as a source of features. Subclasses say how a feature is taken from one that returns others.
+
+    With bf16 the weights and all that the network computes are bf16, as PRX has its teachers; features are float32.
+    """
 
     def __init__(self, name: str, network: FrozenNetwork, device: torch.device) -> None:
         self.name = name
         self.preprocess, self.arithmetic = network.preprocess, network.arithmetic
-        self.definition = f"{network.output} of {network.words}; input {self.preprocess.definition}; {self.arithmetic}"
-        content = [network.weights_digest, self.preprocess.hash_input, network.output, self.arithmetic]
+        how = [self.arithmetic, *(["compiled"] if network.compile else [])]
+        self.definition = f"{network.output} of {network.words}; input {self.preprocess.definition}; {', '.join(how)}"
+        content = [network.weights_digest, self.preprocess.hash_input, network.output, *how]
         self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         self._device = device
-        self._network: Untyped = network.module.eval().requires_grad_(False).to(device)
+        self._dtype = torch.bfloat16 if self.arithmetic == "bf16" else torch.float32
+        self._network: Untyped = network.module.eval().requires_grad_(False).to(device, self._dtype)
+        if network.compile:
+            compile_network(self._image_network())
+
+    def _image_network(self) -> nn.Module:
+        """Return the network that images pass through, of one that may have several."""
+        module: nn.Module = self._network
+        return module
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
         return self.preprocess(image_BCHW.to(self._device))
 
     def encode(self, input_BCHW: Tensor) -> Tensor:
         with frozen_arithmetic(self._device, self.arithmetic):
-            return self._features(input_BCHW.to(self._device)).to(torch.float32)
+            return self._features(input_BCHW.to(self._device, self._dtype)).to(torch.float32)
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network(input_BCHW)

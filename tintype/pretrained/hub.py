@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from tintype.config.strict import first_problem
 from tintype.errors import UserError, as_user_error
 from tintype.pretrained import first_use
-from tintype.pretrained.frozen import Arithmetic
+from tintype.pretrained.frozen import Compute
 from tintype.pretrained.packages import Untyped, diffusers_package, quiet, transformers_package
 from tintype.pretrained.preprocess import ImageProcessor
 from tintype.pretrained.weights import digest
@@ -57,11 +57,12 @@ class Checkpoint:
 
     source: str
     revision: str | None = None
-    arithmetic: Arithmetic = "fp32"
+    arithmetic: Compute = "fp32"
     subfolder: str = ""
     """Folder of the repository, where the model is one of several in it."""
     commit: str | None = None
     """Commit with safetensors that is loaded where no revision is given."""
+    compile_network: bool = False
 
     @property
     def folder(self) -> Path | None:

