@@ -19,6 +19,8 @@ from pydantic_core import CoreSchema
 
 Plain: TypeAlias = dict[str, Any]
 """Settings as plain data: dictionaries, lists and scalars."""
+LARGEST_PX = 4096
+"""Largest width and height of images."""
 FP8_MULTIPLE = 16
 """Sizes of FP8 products are multiples of this."""
 
@@ -218,7 +220,7 @@ class DataPart(Part):
     has_sources: ClassVar[bool] = False
     """Whether it is made of other data, which a diff against data that is not shows as a line each."""
 
-    size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
+    size_px: int = Field(32, ge=16, le=LARGEST_PX, description="Width and height of the images")
 
     @property
     def words(self) -> str:
@@ -419,7 +421,7 @@ class SamplingSettings(Settings):
 class StageSettings(Settings):
     """Steps that train on smaller images than those of `data.size_px`."""
 
-    size_px: int = Field(ge=16, le=1024, description="Width and height of the images")
+    size_px: int = Field(ge=16, le=LARGEST_PX, description="Width and height of the images")
     until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
     batch: Annotated[int | None, Since(None)] = Field(
         None, ge=1, description="Images per update in this stage; by default train.batch"

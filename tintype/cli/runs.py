@@ -46,7 +46,10 @@ def sample(
     arm: options.Arm = None,
     arm_seed: options.ArmSeed = None,
     seed: Annotated[int, Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
-    size: Annotated[int | None, Option(min=1, help="Width and height in pixels; by default as in training")] = None,
+    size: Annotated[
+        str | None,
+        Option(metavar="PX|WIDTHxHEIGHT", help="Side of squares in pixels, or 832x1248; by default as in training"),
+    ] = None,
     batch: Annotated[int, Option(min=1, help="Images per batch")] = 16,
     ema_length: options.EmaLength = None,
     device: options.Device = None,
@@ -54,7 +57,7 @@ def sample(
     """Generate images from prompts: PNGs that contain their settings, and a contact sheet."""
     from tintype.config.strict import Document, KeyPath, parse
     from tintype.sampling.generate import SamplerSettings
-    from tintype.sampling.sample import sample_run
+    from tintype.sampling.sample import read_size, sample_run
     from tintype.terminal.progress import Progress
 
     from_t, to_t = guidance_interval
@@ -71,7 +74,7 @@ def sample(
             settings,
             count=count,
             seed=seed,
-            size_px=size,
+            size_px=None if size is None else read_size(size),
             device=device,
             ema_length=ema_length,
             on_images=lambda done, total: bars.show("sampling", done, total),

@@ -26,6 +26,14 @@ from tintype.seams import Draws, Route, TextTokens, VelocityFn
 from tintype.settings import Settings
 from tintype.train.parts import Model
 
+Size = int | tuple[int, int]
+"""Side of square images in pixels, or their height and width."""
+
+
+def sides(size_px: Size) -> tuple[int, int]:
+    """Return height and width."""
+    return (size_px, size_px) if isinstance(size_px, int) else size_px
+
 
 class SamplerSettings(Settings):
     method: Method = "euler"
@@ -41,11 +49,11 @@ def generate(
     settings: SamplerSettings,
     *,
     seed: int,
-    size_px: int,
+    size_px: Size,
     first_index: int = 0,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
-    """Return one image for each caption: uint8 [N, 3, size, size]. `on_step` gets each batch's size at each step."""
+    """Return one image for each caption: uint8 [N, 3, height, width]. `on_step` gets each batch's size at each step."""
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
         index_B = torch.arange(first, last, device=parts.device) + first_index
@@ -66,16 +74,16 @@ def sample_latents(
     captions: Sequence[str],
     settings: SamplerSettings,
     draws: Draws,
-    size_px: int,
+    size_px: Size,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
     """Return the latents of the images of one batch."""
     noise_BCHW = first_noise(parts, draws, size_px)
-    side = noise_BCHW.shape[-1]
+    rows, columns = (side // parts.plan.model.patch for side in noise_BCHW.shape[-2:])
     with parts.compute():
         caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
-        tokens = (side // parts.plan.model.patch) ** 2
+        tokens = rows * columns
         branches = TextBranches(parts, draws, tokens, caption, null)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
@@ -83,10 +91,10 @@ def sample_latents(
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
 
 
-def first_noise(parts: Model, draws: Draws, size_px: int) -> Tensor:
+def first_noise(parts: Model, draws: Draws, size_px: Size) -> Tensor:
     """Return the noise that sampling starts from."""
-    side = size_px // parts.tokenizer.stride_px
-    return scaled(draws.normal("sample", (parts.tokenizer.channels, side, side)), parts.objective.noise_scale)
+    height, width = (side // parts.tokenizer.stride_px for side in sides(size_px))
+    return scaled(draws.normal("sample", (parts.tokenizer.channels, height, width)), parts.objective.noise_scale)
 
 
 @dataclass(frozen=True)

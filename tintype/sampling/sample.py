@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_bytes
 from tintype.runtime.watchdog import watch_ranks
-from tintype.sampling.generate import SamplerSettings, generate, spans
+from tintype.sampling.generate import SamplerSettings, Size, generate, sides, spans
 from tintype.settings import plain
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
@@ -35,7 +36,7 @@ def sample_run(
     *,
     count: int,
     seed: int,
-    size_px: int | None,
+    size_px: Size | None,
     device: str | None = None,
     ema_length: float | None = None,
     on_images: Callable[[float, int], None] = lambda done, total: None,
@@ -58,15 +59,20 @@ def sample_run(
         RunFolder(run).check_identity("data", parts.source.identity)
     size_px = size_px or parts.plan.data.size_px
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
-    if size_px % unit:
-        raise UserError(f"--size {size_px}: this model makes sizes that are multiples of {unit}")
+    height, width = sides(size_px)
+    if height % unit or width % unit:
+        shown = f"{size_px}" if isinstance(size_px, int) else f"{width}x{height}"
+        raise UserError(f"--size {shown}: this model makes sizes that are multiples of {unit}")
+    if height == width:
+        size_px = height
     with as_user_error(OSError, f"cannot write to {out}", "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
     repeated = [prompt for prompt in prompts for _ in range(count)]
     ending = f"-ema-{average.length!r}.png" if average else ".png"
     details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
     details |= {"ema_length": average.length} if average else {}
-    abouts = [{**details, "index": index, "size_px": size_px, **plain(settings)} for index in range(len(repeated))]
+    size = size_px if isinstance(size_px, int) else list(size_px)
+    abouts = [{**details, "index": index, "size_px": size, **plain(settings)} for index in range(len(repeated))]
     first_number = current().broadcast(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
     written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
 
@@ -79,8 +85,8 @@ def sample_run(
 
     def make(batch: tuple[int, int]) -> Tensor:
         first, last = batch
-        noise = {"seed": seed, "size_px": size_px, "first_index": first}
-        images = generate(parts, repeated[first:last], settings, **noise, on_step=count_step)
+        some = repeated[first:last]
+        images = generate(parts, some, settings, seed=seed, size_px=size_px, first_index=first, on_step=count_step)
         for index, image in enumerate(images, first):
             save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images
@@ -91,6 +97,17 @@ def sample_run(
     if images is not None:
         save_png(contact_sheet(images), sheet)
     return [*written, sheet]
+
+
+_SIZE = re.compile(r"([1-9][0-9]*)(?:[x×]([1-9][0-9]*))?")
+
+
+def read_size(text: str) -> Size:
+    """Return the size that `--size` gives: the side of squares, or WIDTHxHEIGHT."""
+    if (found := _SIZE.fullmatch(text.strip())) is None:
+        raise UserError(f"--size {text}: give the side of squares in pixels (512), or WIDTHxHEIGHT (832x1248)")
+    first, second = found.groups()
+    return int(first) if second is None else (int(second), int(first))
 
 
 Made = tuple[str, dict[str, object]]

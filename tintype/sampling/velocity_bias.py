@@ -23,16 +23,17 @@ _cached: dict[tuple[str, int, torch.device], Tensor] = {}
 """Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
 
 
-def velocity_bias(parts: Model, size_px: int) -> VelocityBias | None:
+def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias | None:
     """Return the bias that guidance must undo for this run, or None. Scheduled weights are those of the last step."""
     plan = parts.plan
     strength = sum(loss.velocity_bias(_trained_steps(parts) - 1) for loss in plan.losses)
     if not strength:
         return None
-    if size_px != plan.data.size_px:
+    if size_px not in (plan.data.size_px, (plan.data.size_px, plan.data.size_px)):
+        shown = f"{size_px} px" if isinstance(size_px, int) else f"{size_px[0]} × {size_px[1]} px"
         raise UserError(
             f"guidance.unbias: the mean velocity is known at the size of the training images, {plan.data.size_px} px, "
-            f"and not at {size_px} px; sample at that size, or without unbias"
+            f"and not at {shown}; sample at that size, or without unbias"
         )
     if len(plan.data.shapes) > 1:
         raise UserError("guidance.unbias: data.buckets has no mean velocity of one shape; sample without unbias")

@@ -18,6 +18,7 @@ from tintype.data.image_sets import decode
 from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.source import StoreSource
+from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
@@ -147,3 +148,21 @@ def test_the_command_prints_shapes_that_a_plan_takes(store: Path) -> None:
     printed = CliRunner().invoke(app, ["data", "shapes", "--size", "16", "--unit", "4", "--ratio", "2"]).output.strip()
     assert printed == "data.buckets=[[12,20],[16,16],[20,12]]"
     assert bucketed(store, printed).data.shapes == ((12, 20), (16, 16), (20, 12))
+
+
+def test_images_above_1024_px_are_cut_and_trained_on(tmp_path: Path) -> None:
+    table = parquet_of(
+        tmp_path / "a.parquet", [image_file(index, (1400, 1200)) for index in range(4)], caption=["a"] * 4
+    )
+    imported(table, tmp_path / "store", ImportOptions(eval_share=0))
+    forget_sources()
+    buckets = "[[1152,1152],[1056,1248]]"
+    data = f'data={{"kind":"store","path":"{tmp_path / "store"}","size_px":1152,"buckets":{buckets}}}'
+    parts = build_session(
+        tiny_plan(data, "model.patch=96", "train.batch=2", techniques=["repa:teacher=scenes,hidden=8"])
+    )
+    parts.ready()
+    assert parts.source.images([0]).shape == (1, 3, 1056, 1248)
+    assert update(parts, new_state(parts), Clock(CPU)).finite
+    with pytest.raises(UserError, match="size_px: input should be less than or equal to 4096"):
+        tiny_plan(f'data={{"kind":"store","path":"{tmp_path / "store"}","size_px":4128}}')

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
+from tintype.cli import app
 from tintype.errors import UserError
-from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.guidance import ClassifierFreeSettings, PathDropSettings, SelfSettings
 from tintype.model.attention import Attention
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
-from tintype.sampling.sample import sample_run
+from tintype.sampling.sample import read_size, sample_run
+from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
 from tintype.train.loop import train
 from tintype.train.session import Session, build_session
@@ -136,3 +140,46 @@ def test_bad_sampling_requests(run: Path, tmp_path: Path) -> None:
         ask(["x"], size_px=18)
     with pytest.raises(UserError, match=r"is not a run: it has no plan\.yaml"):
         ask(["x"], folder=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["832x1248", " 832×1248 "])
+def test_a_size_is_read_as_width_and_height(text: str) -> None:
+    assert read_size(text) == (1248, 832) and read_size("512") == 512
+    for wrong in ("", "0", "832x", "x832", "832x0", "8.5", "1x2x3", "-4"):
+        with pytest.raises(UserError, match="give the side of squares in pixels"):
+            read_size(wrong)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(16, 24), (24, 8), (2080, 8)])
+def test_oblong_images_are_euler_steps_of_oblong_noise(parts: Session, size: tuple[int, int]) -> None:
+    """Written out, without guidance: x ← x + (t' - t) v(x, t) from the noise of (seed, index)."""
+    plain = SamplerSettings(steps=2, guidance=ClassifierFreeSettings(scale=1.0))
+    found = generate(parts, PROMPTS[:2], plain, seed=3, size_px=size, first_index=5)
+    x_BCHW = Draws(3, torch.tensor([5, 6])).normal("sample", (3, *size))
+    text = parts.text.encode(PROMPTS[:2])
+    for t, later in ((1.0, 0.5), (0.5, 0.0)):
+        x_BCHW = x_BCHW + (later - t) * parts.velocity(x_BCHW, torch.full((2,), t), text)
+    assert found.shape == (2, 3, *size)
+    assert int((found.int() - Pixels().decode(x_BCHW).int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("kind", ["self", "path-drop"])
+def test_guidances_that_leave_tokens_out_take_oblong_images(parts: Session, kind: str) -> None:
+    guidance = {"self": SelfSettings, "path-drop": PathDropSettings}[kind](scale=2.0)
+    if kind == "path-drop":
+        parts = build_session(tiny_plan(techniques=["sprint"]))
+    settings = SamplerSettings(steps=2, guidance=guidance)
+    assert generate(parts, PROMPTS[:2], settings, seed=3, size_px=(8, 24)).shape == (2, 3, 8, 24)
+
+
+def test_the_command_makes_images_of_width_and_height(run: Path, tmp_path: Path) -> None:
+    command = ["sample", str(run), "a ball", "--steps", "1", "--out", str(tmp_path), "--size"]
+    assert CliRunner().invoke(app, [*command, "24x8"]).exit_code == 0
+    with Image.open(tmp_path / "0000.png") as image:
+        assert image.size == (24, 8) and json.loads(image.info["tintype"])["size_px"] == [8, 24]
+    assert CliRunner().invoke(app, [*command, "16x16"]).exit_code == 0
+    with Image.open(tmp_path / "0001.png") as image:
+        assert image.size == (16, 16) and json.loads(image.info["tintype"])["size_px"] == 16
+    refused = CliRunner().invoke(app, [*command, "24x9"])
+    assert "--size 24x9: this model makes sizes that are multiples of 4" in str(refused.exception or refused.output)

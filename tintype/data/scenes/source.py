@@ -58,6 +58,7 @@ class ScenesSettings(DataPart):
     count_key: ClassVar[str] = "count"
 
     kind: Literal["scenes"] = "scenes"
+    size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
     count: int = Field(8192, ge=1, description="Number of training images")
     style: Literal["render", "photo", "both"] = "render"
     min_objects: int = Field(1, ge=1, le=4)

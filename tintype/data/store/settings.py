@@ -12,7 +12,7 @@ from tintype.data.store.layout import Store, is_store, open_store
 from tintype.data.store.selection import Selection, select
 from tintype.errors import UserError
 from tintype.runtime.identity import Pin
-from tintype.settings import DataPart, PathText, Since, plain
+from tintype.settings import LARGEST_PX, DataPart, PathText, Since, plain
 
 
 def _tuples(value: object) -> object:
@@ -32,7 +32,7 @@ class StoreSettings(DataPart):
     said_by_identity: ClassVar[frozenset[str]] = frozenset({"path", "sha256", "skip", "skip_sha256", "where"})
 
     kind: Literal["store"] = "store"
-    size_px: int = Field(64, ge=16, le=1024, description="Width and height of the images")
+    size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Width and height of the images")
     path: PathText = Field(min_length=1, description="The folder of the store")
     limit: int | None = Field(None, ge=1, description="Only the first so many training images")
     sha256: Pin = Field(None, description="The first digits of the store's identity: refuse any other")
