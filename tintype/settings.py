@@ -264,8 +264,8 @@ class DataPart(Part):
         """Return the same images, by the same ids, in another size."""
         return self.model_copy(update={"size_px": size_px})
 
-    def held_out(self, count: int) -> DataPart:
-        """Return the settings of held-out images, of which `count` are needed."""
+    def held_out(self, count: int, shaped: bool = False) -> DataPart:
+        """Return the settings of held-out images, of which `count` are needed: squares, or `shaped` as in training."""
         raise NotImplementedError
 
     def content(self) -> Plain:

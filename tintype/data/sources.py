@@ -10,7 +10,7 @@ from itertools import chain
 
 import torch
 
-from tintype.data.buckets import Bucketed
+from tintype.data.buckets import Bucketed, Shape
 from tintype.data.mixture.settings import SIZE, MixtureSettings
 from tintype.data.mixture.source import Mixed, MixtureSource, identity_of_parts
 from tintype.data.order import Shuffled
@@ -43,10 +43,23 @@ def forget_sources() -> None:
     open_source.cache_clear()
 
 
-def open_held_out(data: DataPart, count: int, device: torch.device) -> ImageSource:
-    """Open the held-out images that a run is scored against; those of one source of a mixture."""
+def open_held_out(data: DataPart, count: int, device: torch.device, shaped: bool = False) -> ImageSource:
+    """Open the held-out images that a run is scored against; those of one source of a mixture.
+
+    They are square, or where `shaped` of the shapes that training has.
+    """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
-        return open_source(data.held_out(count), "eval", device)
+        return open_source(data.held_out(count, shaped), "eval", device)
+
+
+def ids_by_shape(source: ImageSource, count: int) -> dict[Shape | None, list[int]]:
+    """Return the first `count` ids of a source, those of one shape together; where all have one, under None."""
+    if not isinstance(source, StoreSource) or source.bucket_N is None:
+        return {None: list(range(count))}
+    found: dict[Shape | None, list[int]] = {}
+    for id_ in range(count):
+        found.setdefault(source.shape(id_), []).append(id_)
+    return dict(sorted(found.items(), key=lambda one: one[0] or (0, 0)))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import SceneEncoderSettings
 
 FEWEST_SAMPLES = 2
+_SQUARE = ("shapes=square",)
 _LARGER_SPLIT = (
     "import into a new folder with a larger share (for example --eval-share 0.3), or leave fewer images out "
     "(data.where, data.skip)"
@@ -106,7 +107,10 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 
     `source` is the evaluation split.
     """
-    return list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
+    found = list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
+    if protocol.shaped and len(data.scored.shapes) == 1:
+        found.append(Problem("shapes: buckets, but the data has no data.buckets: its images are square", _SQUARE))
+    return found
 
 
 def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:

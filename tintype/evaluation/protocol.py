@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -88,6 +88,11 @@ class Protocol(Settings):
     training_count: int = Field(
         10_000, ge=2, description="Training images, the first of them, that `memorised` looks for copies of"
     )
+    shapes: Literal["square", "buckets"] = Field(
+        "square",
+        description="Held-out images and samples are squares of data.size_px, or have the shapes of data.buckets, "
+        "each sample that of its caption's image; the distances and the validation loss are given per shape too",
+    )
     seed: int = Field(0, ge=0, description="Seeds the noise; apart from the seed of training")
     encoders: tuple[EncoderChoice, ...] = Field(
         (SceneEncoderSettings(),), description="What the distances are taken on"
@@ -143,6 +148,11 @@ class Protocol(Settings):
         return any(kind in TRAINING_METRICS for kind in self.metrics)
 
     @property
+    def shaped(self) -> bool:
+        """Whether held-out images and samples have the shapes of the data's buckets."""
+        return self.shapes == "buckets"
+
+    @property
     def held_out_count(self) -> int:
         """The number of held-out images that it needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
@@ -173,6 +183,8 @@ class Protocol(Settings):
                 del encoder["compile"]  # it joined later, and older results have the same names
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
+        if content["shapes"] == "square":
+            del content["shapes"]  # it joined later
         if content["prompts"] == CAPTIONS[0]:
             del content["prompts"]  # so that older results have the same names
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):

@@ -21,9 +21,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 import tintype
+from tintype.data.buckets import Shape
 from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
-from tintype.data.sources import open_held_out, open_source
+from tintype.data.sources import ids_by_shape, open_held_out, open_source
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.fit import data_problems, refuse
 from tintype.evaluation.protocol import Protocol
@@ -66,7 +67,7 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
 
     Refuse data that the protocol does not fit.
     """
-    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
+    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"), protocol.shaped)
     refuse(data_problems(data, source, protocol))
     return source
 
@@ -76,7 +77,7 @@ def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device:
     """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, data = held_out(data, protocol), data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
-    fingerprint = _data_fingerprint(data, source)
+    fingerprint = _data_fingerprint(data, source, protocol.shaped)
     return _source_reference(source, words, fingerprint, protocol.reference_count, encoder, device)
 
 
@@ -91,7 +92,7 @@ def training_reference(
     data = data.scored.squared
     source = open_source(data, "train", torch.device("cpu"))
     words = "training scenes" if data.of_scenes else f"training images of the store {str(source.identity)[:12]}"
-    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source)}")
+    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source, False)}")
     count = min(len(source), protocol.training_count)
     found = _source_reference(source, words, fingerprint, count, encoder, device)
     return None if found is None else (found, len(source))
@@ -104,12 +105,31 @@ def _source_reference(
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
     world, file = current(), _file(about)
     if world.any(world.leads and not file.exists()):
-        features = shared_features(
-            encoder, spans(0, count, BLOCK), lambda first, last: source.images(range(first, last))
-        )
+        ids, blocks = in_blocks(source, count)
+        features = shared_features(encoder, blocks, lambda first, last: source.images(ids[first:last]))
         if features is not None:
             write_reference(file, ImageFeatures(features, about, None))
     return Reference(_cached(file, encoder, about).feature_MF, device) if world.leads else None
+
+
+def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the first ids of a source, those of one shape together, and spans of them, each of one shape."""
+    ids: list[int] = []
+    blocks: list[tuple[int, int]] = []
+    for alike in ids_by_shape(source, count).values():
+        blocks += spans(len(ids), len(ids) + len(alike), BLOCK)
+        ids += alike
+    return ids, blocks
+
+
+def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
+    """Return the rows of each shape in a table of the first images in the order of `in_blocks`; {} for one shape."""
+    found, first = {}, 0
+    for shape, alike in ids_by_shape(source, count).items():
+        if shape is not None:
+            found[shape] = torch.arange(first, first + len(alike))
+        first += len(alike)
+    return found
 
 
 def shared_features(
@@ -222,12 +242,14 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
-def _data_fingerprint(data: DataPart, source: ImageSource) -> str:
+def _data_fingerprint(data: DataPart, source: ImageSource, shaped: bool = False) -> str:
     """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
     renderer or resize makes another reference."""
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity
+    if shaped:
+        settings["shapes"] = data.shapes
     probes = source.images(range(min(_PROBES, len(source))))
     return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 

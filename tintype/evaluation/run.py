@@ -20,7 +20,7 @@ from tintype.evaluation.progress import Counter, OnScoring, Scoring
 from tintype.evaluation.protocol import Protocol, nonfinite
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import AverageInfo, EvaluationResult, result_file, result_of
-from tintype.evaluation.samples import Samples, samples_of, sampling_prompts
+from tintype.evaluation.samples import Samples, samples_of, sampling_prompts, sampling_shapes
 from tintype.evaluation.score import Scorecard, encoder_info, score
 from tintype.metrics import throughput
 from tintype.metrics.table import LOG_METRICS
@@ -180,10 +180,11 @@ def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: 
 
 def _samples(path: Path, step: int, plan: Plan, protocol: Protocol, average: Reconstruction | None) -> list[Samples]:
     folder, size_px, weights = path / "evaluation" / "samples", plan.data.size_px, average.name if average else ""
-    return [
-        samples_of(folder, step, one, sampling_prompts(plan.data, protocol, one), protocol.seed, size_px, weights)
-        for one in protocol.conditions
-    ]
+    found = []
+    for one in protocol.conditions:
+        prompts, shapes = sampling_prompts(plan.data, protocol, one), sampling_shapes(plan.data, protocol, one)
+        found.append(samples_of(folder, step, one, prompts, protocol.seed, size_px, weights, shapes))
+    return found
 
 
 def _sample_and_score(

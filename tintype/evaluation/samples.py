@@ -10,15 +10,18 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Shape
 from tintype.data.sample_shards import digests, prompt_digests, read_shard, read_unchecked, write_shard
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, Sampling
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import held_out, in_blocks, rows_by_shape
 from tintype.runtime.dist import current
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_json
@@ -38,6 +41,8 @@ class Samples:
     prompts: tuple[str, ...]
     seed: int
     size_px: int
+    shapes: tuple[Shape, ...] = ()
+    """Height and width of each image, those of one shape together; empty where all are squares of `size_px`."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -46,7 +51,7 @@ class Samples:
         """Return the spans (first image, one past the last) of which no shard has images of these prompts."""
         return [
             (first, last)
-            for first, last in spans(0, len(self), SHARD_IMAGES)
+            for first, last in self._shard_spans
             if prompt_digests(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
@@ -65,7 +70,7 @@ class Samples:
         batches = [batch for span in missing for batch in spans(*span, sampler.batch)]
         starts = {last: first for first, last in missing}
         made: list[Tensor] = []
-        for some in (batches[at : at + world.size] for at in range(0, len(batches), world.size)):
+        for some in self._turns(batches, world.size):
             images = world.share(some, lambda batch: self._generate(parts, *batch, on_step))
             if images is None:
                 continue
@@ -79,23 +84,42 @@ class Samples:
         world.barrier()
 
     def _generate(self, parts: Model, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
-        noise = {"seed": self.seed, "size_px": self.size_px, "first_index": first}
-        return generate(parts, self.prompts[first:last], self.sampling.sampler, **noise, on_step=on_step)
+        size_px = self.shapes[first] if self.shapes else self.size_px
+        prompts, sampler = self.prompts[first:last], self.sampling.sampler
+        return generate(parts, prompts, sampler, seed=self.seed, size_px=size_px, first_index=first, on_step=on_step)
+
+    @cached_property
+    def _shard_spans(self) -> list[tuple[int, int]]:
+        """The spans of the shards' images, which have one shape each."""
+        if not self.shapes:
+            return spans(0, len(self), SHARD_IMAGES)
+        found, first = [], 0
+        for _, alike in groupby(self.shapes):
+            last = first + len(list(alike))
+            found += spans(first, last, SHARD_IMAGES)
+            first = last
+        return found
+
+    def _turns(self, batches: Sequence[tuple[int, int]], ranks: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield batches that the ranks make at a time: as many as there are ranks, all of one shape."""
+        for _, alike in groupby(batches, lambda batch: self.shapes[batch[0]] if self.shapes else None):
+            some = list(alike)
+            yield from (some[at : at + ranks] for at in range(0, len(some), ranks))
 
     def shards(self) -> Iterator[Tensor]:
         """Yield the images in order: uint8 [n, 3, H, W]. Checksums are checked."""
         self._refuse_gaps()
-        for first, last in spans(0, len(self), SHARD_IMAGES):
+        for first, last in self._shard_spans:
             yield read_shard(_shard(self.folder, first))[: last - first]
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
         """Return spans of at most `size` images, each in one shard, that together are all images."""
         self._refuse_gaps()
-        return [block for span in spans(0, len(self), SHARD_IMAGES) for block in spans(*span, size)]
+        return [block for span in self._shard_spans for block in spans(*span, size)]
 
     def read(self, first: int, last: int) -> Tensor:
         """Return the images of a block, whose shard an earlier pass has checked."""
-        start = first - first % SHARD_IMAGES
+        start = max(start for start, _ in self._shard_spans if start <= first)
         return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
     def _refuse_gaps(self) -> None:
@@ -104,14 +128,21 @@ class Samples:
 
 
 def samples_of(
-    folder: Path, step: int, sampling: Sampling, prompts: Sequence[str], seed: int, size_px: int, weights: str = ""
+    folder: Path,
+    step: int,
+    sampling: Sampling,
+    prompts: Sequence[str],
+    seed: int,
+    size_px: int,
+    weights: str = "",
+    shapes: Sequence[Shape] = (),
 ) -> Samples:
     """Return the samples of a run's step under a condition; `folder` holds those of all conditions.
 
     `weights` names those that are not the run's usual ones.
     """
-    name = f"{samples_hash(sampling, seed, size_px)}-{step_name(step, weights)}"
-    return Samples(folder / name, sampling, tuple(prompts), seed, size_px)
+    name = f"{samples_hash(sampling, seed, size_px, shapes)}-{step_name(step, weights)}"
+    return Samples(folder / name, sampling, tuple(prompts), seed, size_px, tuple(shapes))
 
 
 def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
@@ -119,8 +150,20 @@ def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> 
     if (file := sampling.prompt_file) is not None:
         return repeat(file.prompts, sampling.per_prompt)
     assert sampling.count is not None
-    records = held_out(data, protocol).records(range(sampling.count))
-    return [record.captions[sampling.prompts] for record in records]
+    source = held_out(data, protocol)
+    ids, _ = in_blocks(source, sampling.count)
+    return [record.captions[sampling.prompts] for record in source.records(ids)]
+
+
+def sampling_shapes(data: DataPart, protocol: Protocol, sampling: Sampling) -> list[Shape]:
+    """Return the shape of each image of a condition, in the order of its prompts; [] where all are square.
+
+    Prompts of a file have no image whose shape they could have.
+    """
+    if sampling.count is None or not protocol.shaped:
+        return []
+    rows = rows_by_shape(held_out(data, protocol), sampling.count)
+    return [shape for shape, row_N in rows.items() for _ in row_N]
 
 
 def repeat(values: Sequence[str], times: int) -> list[str]:
@@ -132,11 +175,15 @@ def step_name(step: int, weights: str = "") -> str:
     return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 
-def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:
-    """Return a hash of how images are made. The prompts of each are in its shard."""
+def samples_hash(sampling: Sampling, seed: int, size_px: int, shapes: Sequence[Shape] = ()) -> str:
+    """Return a hash of how images are made. The prompts of each are in its shard.
+
+    Where they have several shapes, it is of all of them: another number of images puts them into other places.
+    """
     sampler = plain(sampling.sampler)
     sampler.pop("batch")
-    content = [sampling.prompts_sha256, sampling.per_prompt, seed, size_px, sampler]
+    content: list[object] = [sampling.prompts_sha256, sampling.per_prompt, seed, size_px, sampler]
+    content += [list(shapes)] if shapes else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -5,7 +5,7 @@ N: images, F: size of a feature vector, T: times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
@@ -13,17 +13,25 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Shape
 from tintype.data.sample_shards import digest
 from tintype.evaluation.progress import Counter
-from tintype.evaluation.protocol import Protocol, definitions, warnings_of
-from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features, training_reference
+from tintype.evaluation.protocol import FEWEST, Protocol, definitions, warnings_of
+from tintype.evaluation.reference import (
+    BLOCK,
+    data_reference,
+    held_out,
+    rows_by_shape,
+    shared_features,
+    training_reference,
+)
 from tintype.evaluation.results import EncoderInfo
 from tintype.evaluation.samples import Samples, repeat
 from tintype.metrics import validation
 from tintype.metrics.clip_score import TextFeatures
 from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import Measured
-from tintype.metrics.pair import FeaturePair
+from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.scene_accuracy import ReadScenes
 from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS, TRAINING_METRICS
 from tintype.runtime.dist import current
@@ -86,16 +94,47 @@ def _score_features(
         return
     if reference is not None:
         pair = FeaturePair(fake_NF, reference)
+        shaped = _pairs_by_shape(parts.plan.data, protocol, samples, fake_NF, reference)
         for kind in protocol.metrics:
             name = sampling.metric(f"{kind}_{encoder.name}")
             if kind in FEATURE_METRICS:
-                card.measured[name] = FEATURE_METRICS[kind].measure(pair)
+                measure = FEATURE_METRICS[kind].measure
+                by_shape = {shape: measure(one).value for shape, one in shaped.items()}
+                card.measured[name] = _with_parts(measure(pair), by_shape)
             elif training is not None:
                 card.measured[name] = TRAINING_METRICS[kind].measure(Seen(pair, *training))
     if settings.reads_text:
         features = _text_features(cast(TextImageEncoder, encoder), fake_NF, samples)
         for metric in TEXT_METRICS:
             card.measured[sampling.metric(f"{metric.name}_{encoder.name}")] = metric.measure(features)
+
+
+def _pairs_by_shape(
+    data: DataPart, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
+) -> dict[str, FeaturePair]:
+    """Return the features of each shape against real ones of that shape; {} for one shape.
+
+    Shapes with fewer images than a distance needs are left out.
+    """
+    if not samples.shapes:
+        return {}
+    real_MF = reference.points.offset_NF + reference.mean_F
+    found = {}
+    for shape, row_M in rows_by_shape(held_out(data, protocol), protocol.reference_count).items():
+        row_N = torch.tensor([row for row, one in enumerate(samples.shapes) if one == shape], dtype=torch.int64)
+        if min(len(row_M), len(row_N)) >= FEWEST:
+            real = Reference(real_MF[row_M.to(real_MF.device)], reference.device)
+            found[shape_name(shape)] = FeaturePair(fake_NF[row_N], real)
+    return found
+
+
+def shape_name(shape: Shape) -> str:
+    """Return the name of a shape in results: width x height."""
+    return f"{shape[1]}x{shape[0]}"
+
+
+def _with_parts(measured: Measured, more: Mapping[str, float]) -> Measured:
+    return replace(measured, parts={**measured.parts, **more}) if more else measured
 
 
 def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> TextFeatures:
@@ -142,13 +181,16 @@ def _read(
 
 def _score_held_out(card: Scorecard, parts: Model, protocol: Protocol) -> None:
     source = held_out(parts.plan.data, protocol)
-    batches = [range(*span) for span in spans(0, protocol.validation_count, protocol.sampler.batch)]
+    batches = validation.batches_of_one_shape(source, protocol.validation_count, protocol.sampler.batch)
     error_NT = current().share(
         batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed, protocol.prompts).T
     )
     if error_NT is not None:
         error_TN = error_NT.T.contiguous()
-        card.measured |= {metric.name: metric.measure(error_TN) for metric in HELD_OUT_METRICS}
+        rows = rows_by_shape(source, protocol.validation_count)
+        for metric in HELD_OUT_METRICS:
+            by_shape = {shape_name(shape): metric.measure(error_TN[:, row_N]).value for shape, row_N in rows.items()}
+            card.measured[metric.name] = _with_parts(metric.measure(error_TN), by_shape)
 
 
 def _duplicates(samples: Samples) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tintype.data.sources import ids_by_shape
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, scaled, velocity
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
@@ -52,8 +53,14 @@ def velocity_errors(
     parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
     """Return the squared error of each image's velocity at each time: [T, N]. Its mean is the validation loss."""
-    batches = [range(*span) for span in spans(0, count, batch)]
-    return torch.cat([batch_errors(parts, source, ids, seed, caption) for ids in batches], dim=1)
+    return torch.cat(
+        [batch_errors(parts, source, ids, seed, caption) for ids in batches_of_one_shape(source, count, batch)], dim=1
+    )
+
+
+def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[list[int]]:
+    """Return the ids of the first images in batches, those of one shape together."""
+    return [ids[slice(*span)] for ids in ids_by_shape(source, count).values() for span in spans(0, len(ids), batch)]
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import held_out, in_blocks
 from tintype.evaluation.results import EvaluationResult, read_per_image, read_result, result_file
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
@@ -731,7 +731,8 @@ def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
 
 def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:
     source = held_out(baseline.plans[0].data, protocol)
-    images = source.images(range(min(PREVIEWS, protocol.count)))
+    ids, _ = in_blocks(source, protocol.count)
+    images = [source.images([id_])[0] for id_ in ids[:PREVIEWS]]
     folder = real_folder(baseline.resolution)
     (out / folder).mkdir(parents=True, exist_ok=True)
     names = [f"{folder}/preview-{index}.png" for index in range(len(images))]

@@ -511,7 +511,17 @@ def _data_problems(study: Study) -> list[Problem]:
         return []
     sources = [(one, open_held_out(one, protocol.held_out_count, torch.device("cpu"))) for one in data]
     found = [problem for one, source in sources for problem in data_problems(one, source, protocol)]
+    found += _shape_problems(study) if protocol.shaped else []
     return [*dict.fromkeys(one.within("evaluation") for one in found), *_caption_problems(study)]
+
+
+def _shape_problems(study: Study) -> list[Problem]:
+    """List arms whose held-out images would have other shapes than their baseline's."""
+    return [
+        Problem(f"shapes: buckets, but arm '{arm.label}' has other data.buckets than the baseline", ("shapes=square",))
+        for arm in study.arms
+        if arm.plans[0].data.scored.shapes != study.baselines[arm.resolution].data.scored.shapes
+    ]
 
 
 def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Problem]:

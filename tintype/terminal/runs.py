@@ -101,8 +101,9 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
         row = [meaning.label, f"{result.metrics[name]:.4g}", number(result.errors.get(name), ".2g")]
         of_real = real.get(name, {})
         table.add_row(*row, *([number(of_real.get("overall"))] if real else []), meaning.direction)
-        if of_run and meaning.metric.shows_parts:
-            for part, value in of_run.details.get(name, {}).items():
+        details = of_run.details.get(name, {}) if of_run else {}
+        if meaning.metric.shows_parts or (of_run and of_run.protocol.shaped):
+            for part, value in details.items():
                 known = [number(of_real.get(part))] if real else []
                 table.add_row(f"  {escape(part)}", f"{value:.4g}", "", *known, "", style="dim")
     console.print(table)

@@ -170,8 +170,8 @@ class MixtureSettings(DataPart):
         }
         return self.model_copy(update={SIZE: size_px, "sources": sources})
 
-    def held_out(self, count: int) -> DataPart:
-        return self.scored.held_out(count)
+    def held_out(self, count: int, shaped: bool = False) -> DataPart:
+        return self.scored.held_out(count, shaped)
 
     def at_most(self, count: int) -> dict[str, int]:
         return {

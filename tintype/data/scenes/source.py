@@ -81,7 +81,7 @@ class ScenesSettings(DataPart):
     def of_scenes(self) -> bool:
         return True
 
-    def held_out(self, count: int) -> ScenesSettings:
+    def held_out(self, count: int, shaped: bool = False) -> ScenesSettings:
         return self.model_copy(update={"count": count})
 
     def describe(self) -> str:

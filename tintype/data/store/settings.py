@@ -73,9 +73,9 @@ class StoreSettings(DataPart):
     def squared(self) -> StoreSettings:
         return self.model_copy(update={"buckets": ()})
 
-    def held_out(self, count: int) -> StoreSettings:
-        """Return the whole evaluation split, always square."""
-        return self.model_copy(update={"limit": None, "buckets": ()})
+    def held_out(self, count: int, shaped: bool = False) -> StoreSettings:
+        """Return the whole evaluation split: square, or each image in the shape of its bucket."""
+        return self.model_copy(update={"limit": None, "buckets": self.buckets if shaped else ()})
 
     @property
     def at_hand(self) -> bool:

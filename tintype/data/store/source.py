@@ -84,7 +84,7 @@ class StoreSource:
         threads = threads or usual_threads()
         beside_gpu = device.type == "cuda" and not self.resident
         self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
-        self.prefetch = Prefetch(self._write, self._shape, threads, pinned=device.type == "cuda")
+        self.prefetch = Prefetch(self._write, self.shape, threads, pinned=device.type == "cuda")
 
     def _refuse_small(self, width_N: Tensor, height_N: Tensor, size_px: int) -> None:
         """Raise where an image would have to be enlarged. Sizes are known without decoding."""
@@ -121,7 +121,8 @@ class StoreSource:
     def _taken(self, ids: Sequence[int]) -> Tensor:
         return send(self.prefetch.take(ids), self._device)
 
-    def _shape(self, id_: int) -> Shape:
+    def shape(self, id_: int) -> Shape:
+        """Return height and width of an image as it is cut."""
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
     def _write(self, id_: int, out_CHW: Tensor) -> None:
