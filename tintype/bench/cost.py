@@ -512,7 +512,10 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
         for term in terms:
             (block,) = term.taps
             teacher = torch.empty(1, rows * columns, _teacher_width(term), device=META)
-            total = total + term.compare(output.features[block].float(), teacher, output.tokens_at(block)).sum()
+            total = (
+                total
+                + term.compare(output.features[block].float(), teacher, output.tokens_at(block), (rows, columns)).sum()
+            )
         total.backward()
 
     _known[key] = flops_of(work)
