@@ -5,7 +5,8 @@ small studies from its runs and sends them through the code that real ones go th
 
 - studies whose arms are all runs of the baseline: any verdict of better or worse is false;
 - the same with one arm moved by a known size: how often it is found;
-- studies of the bank's arms: how many comparisons are decided, and what the runs that were not drawn say of them.
+- studies of the bank's arms: how many comparisons are decided, and what the runs that were not drawn say of them;
+- studies with planned looks, which stop an arm when it is decided: the same for them, and the seeds that they take.
 
 Runs are drawn without replacement, so a study has as many arms as the bank has runs for.
 """
@@ -25,8 +26,10 @@ from tintype.errors import UserError
 from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json
+from tintype.study.adaptive import why_stop
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.groups import metric_groups
+from tintype.study.looks import Look, SeedPlan, planned_looks, replay
 from tintype.study.pairs import Key, pair_runs
 from tintype.study.results import SPEED, Comparison, MetricInfo, Role, Run, StudyResults, read_results_file
 from tintype.study.verdicts import compare
@@ -93,9 +96,9 @@ def _distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def verdicts(
-    bank: Bank, sets: Sets, analysis: AnalysisSettings, planned: Collection[Key] | None = None
+    bank: Bank, sets: Sets, analysis: AnalysisSettings, planned: Collection[Key] | None = None, share: float = 1.0
 ) -> dict[Key, Comparison]:
-    """Compare the arms of a drawn study as a real one's are."""
+    """Compare the arms of a drawn study as a real one's are, at a look with this `share` of the error."""
     roles: dict[str, Role] = {label: "control" if label == "control" else "arm" for label in sets}
     roles["baseline"] = "baseline"
     groups = {
@@ -109,7 +112,7 @@ def verdicts(
         for name in bank.metrics
         if planned is None or (label, name) in planned
     }
-    return compare(pairs, bank.metrics, bank.primary, analysis, planned)
+    return compare(pairs, bank.metrics, bank.primary, analysis, planned, share)
 
 
 def null_studies(bank: Bank, seeds: int, studies: int, effect: float = 0.0) -> Iterator[dict[str, list[Run]]]:
@@ -220,10 +223,77 @@ def _outcome(row: Comparison, fresh: Comparison) -> str:
     return "holds" if fresh.verdict == row.verdict else "opposite"
 
 
+@dataclass(frozen=True)
+class Adaptive:
+    """Studies read at planned looks, beside those with all of the seeds and one look."""
+
+    seeds: tuple[int, ...]
+    """The seeds at each look; one look where the study is fixed."""
+    false_verdicts: float
+    """The share of studies of the baseline's runs alone, with one arm, that have a verdict of better or worse."""
+    found: dict[str, float]
+    """How often a change for the worse is found, by its size in deviations."""
+    seeds_of: dict[str, float]
+    """The mean number of seeds that the arm takes, by the change; 0 where there is none."""
+    decided: float
+    """The share of comparisons of the bank's arms on primary metrics that are decided in the end."""
+    seeds_of_arms: float
+    """The mean number of seeds that the bank's arms take."""
+
+
+def adaptive(bank: Bank, looks: Sequence[Look], studies: int) -> Adaptive:
+    counts, generator = tuple(len(look.seeds) for look in looks), np.random.default_rng(0)
+    most, found, spent, wrong = counts[-1], dict[str, float](), dict[str, float](), 0
+    for effect in (0.0, *EFFECTS):
+        hits = seeds = 0
+        for sets in null_studies(bank, most, studies, effect):
+            pair = {name: sets[name] for name in ("baseline", "arm 0")}
+            rows, used = _follow(bank, pair, looks)
+            hits += rows["arm 0", bank.primary[0]].verdict == "worse"
+            wrong += effect == 0 and any(row.verdict in _CLAIMED for row in rows.values())
+            seeds += used["arm 0"]
+        spent[f"{effect:g}"] = seeds / studies
+        if effect:
+            found[f"{effect:g}"] = hits / studies
+    decided: list[bool] = []
+    taken: list[int] = []
+    seeds_of_arms = {run.seed for runs in bank.arms.values() for run in runs}
+    whole = {"baseline": [run for run in bank.baseline if run.seed in seeds_of_arms], **bank.arms}
+    for _ in range(studies):
+        order = generator.permutation(len(seeds_of_arms))[:most]
+        rows, used = _follow(bank, {name: [runs[i] for i in order] for name, runs in whole.items()}, looks)
+        decided += [row.verdict not in ("undecided", "not shown") for (_, m), row in rows.items() if m in bank.primary]
+        taken += list(used.values())
+    return Adaptive(counts, wrong / studies, found, spent, fmean(decided), fmean(taken))
+
+
+def _follow(bank: Bank, sets: Sets, looks: Sequence[Look]) -> tuple[dict[Key, Comparison], dict[str, int]]:
+    """Follow the arms through their looks; return the last verdicts, and the seeds that each arm took."""
+    rows: dict[Key, Comparison] = {}
+    used: dict[str, int] = {}
+    open_arms = [name for name in sets if name != "baseline"]
+    of_looks: list[dict[Key, Comparison]] = []
+    for look in looks:
+        count = len(look.seeds)
+        read = {name: _numbered(list(sets[name])[:count]) for name in ("baseline", *open_arms)}
+        planned = [(arm, metric) for arm in sets if arm != "baseline" for metric in bank.metrics]
+        found = verdicts(bank, read, AnalysisSettings(), planned, look.share)
+        of_looks.append(found)
+        rows = replay(of_looks)
+        used |= dict.fromkeys(open_arms, count)
+        most = len(looks[-1].seeds)
+        open_arms = [arm for arm in open_arms if not why_stop([rows[arm, one] for one in bank.primary], most)]
+        if not open_arms:
+            break
+    return rows, used
+
+
 def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
     """Return the numbers of docs/bank.json."""
     methods = [AnalysisSettings(method=method) for method in ("paired", "shared")]
     fewest = min(len({run.seed for run in runs}) for runs in bank.arms.values())
+    plan = SeedPlan(first=3, most=min(fewest, len(bank.baseline) // 2))
+    designs = ([Look(plan.seeds, (), 1.0)], planned_looks(plan))
     return {
         "studies": studies,
         "runs": {"baseline": len(bank.baseline), **{name: len(runs) for name, runs in bank.arms.items()}},
@@ -238,6 +308,7 @@ def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
         "real": [
             asdict(real(bank, method, seeds, studies)) for seeds in SEEDS if 2 * seeds <= fewest for method in methods
         ],
+        "adaptive": [asdict(adaptive(bank, looks, studies)) for looks in designs],
     }
 
 

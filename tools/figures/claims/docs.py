@@ -138,6 +138,7 @@ def statistics_page() -> Iterator[Claim]:
     yield Block("methods", _methods())
     yield Block("falls", _falls())
     yield Block("bank", _bank())
+    yield Block("bank-adaptive", _bank_adaptive())
     yield Quote(f"each row is of {data('docs/bank.json')['studies']:,} drawn studies")
     yield _correlations()
     yield from _permutations()
@@ -208,6 +209,25 @@ def _bank() -> list[str]:
             *(_percent(real.get((row["method"], row["seeds"])), key) for key in ("decided", "holds", "opposite")),
         ]
         for row in found["null"]
+    ]
+    return table(header, rows)
+
+
+def _bank_adaptive() -> list[str]:
+    """Planned looks on real runs, beside one look at all seeds."""
+    sizes = ("1", "1.5", "2")
+    header = ["Looks at", "False verdict", *(f"Finds {size} sd, seeds" for size in sizes), "Seeds, no change"]
+    header += ["Decided, real arms", "Seeds, real arms"]
+    rows = [
+        [
+            ", ".join(map(str, row["seeds"])),
+            f"{100 * row['false_verdicts']:.1f}%",
+            *(f"{100 * row['found'][size]:.0f}%, {row['seeds_of'][size]:.1f}" for size in sizes),
+            f"{row['seeds_of']['0']:.1f}",
+            f"{100 * row['decided']:.0f}%",
+            f"{row['seeds_of_arms']:.1f}",
+        ]
+        for row in data("docs/bank.json")["adaptive"]
     ]
     return table(header, rows)
 

@@ -30,7 +30,7 @@ from tools.figures.claims.studies import (
     tokenizers,
     tokenizers_photos,
 )
-from tools.figures.data import BASELINE, interval
+from tools.figures.data import BASELINE, interval, study
 from tools.figures.pages import Block, Claim, Quote
 
 
@@ -81,8 +81,13 @@ def finds_of_optimizers() -> Iterator[Claim]:
         f"[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md) ({interval(fast, 2)})",
         holds=len(again.results.seeds) == 10 and again.verdicts(["muon 3e-3"], again.primary) == UNDECIDED,
     )
+    bank = study("2026-11-17_bank-mini").compared("muon 3e-3", FRECHET)
     yield Quote(
-        "Those ten show two things: its validation loss is better, and at AdamW's 1e-3 Muon is worse in both primary "
+        f"[twelve later ones](studies/2026-11-17_bank-mini/README.md) call it better ({interval(bank, 2)})",
+        holds=bank.verdict == "better",
+    )
+    yield Quote(
+        "The ten show two things: its validation loss is better, and at AdamW's 1e-3 Muon is worse in both primary "
         f"metrics (Fréchet distance {interval(slow, 2)})",
         holds=one.verdicts(["muon 3e-3"], [LOSS]) == again.verdicts(["muon 3e-3"], [LOSS]) == {"better"}
         and again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
