@@ -1,4 +1,4 @@
-"""Commands on one run: train, sample, evaluate."""
+"""Commands on runs: train, sample, evaluate, compare."""
 
 from __future__ import annotations
 
@@ -187,3 +187,16 @@ def ema(
     finally:
         if curve.points:  # those of an interrupted command too
             print_json(curve.as_json()) if json_ else show_ema_curve(curve, console)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], Argument(help="Folders of two or more runs; STUDY:ARM:SEED names a run of a study")],
+    json_: options.Json = False,
+) -> None:
+    """Put runs of any studies or folders side by side: what differs in their plans, scores, losses, speed and time."""
+    from tintype.study.side_by_side import as_json, compare_runs
+    from tintype.terminal.compare import show_side_by_side
+
+    compared = compare_runs(runs)
+    print_json(as_json(compared)) if json_ else show_side_by_side(compared, console)

@@ -43,6 +43,7 @@ from tintype.train.loop import train
 
 AT_ONCE = {
     "card",
+    "compare",
     "data shapes",
     "launch",
     "plan cost",

@@ -1,0 +1,156 @@
+"""Two runs side by side show what their folders have, and refuse what is no run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.tiny import TINY, tiny_plan
+from tintype.cli import app
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import EvaluationResult, result_file, write_result
+from tintype.metrics.throughput import images_per_s, seconds_until
+from tintype.runtime.interrupt import Interrupt
+from tintype.study.lab import _claim
+from tintype.study.runner import tasks_of
+from tintype.study.side_by_side import as_json, compare_runs
+from tintype.study.study import load_study
+from tintype.terminal.compare import _spread, show_side_by_side
+from tintype.train.folder import RunFolder
+from tintype.train.loop import train
+
+PROTOCOL, OTHER = Protocol(count=8, also=()), Protocol(count=9, also=())
+METRIC = "scene_accuracy"
+
+
+def write_score(run: Path, protocol: Protocol, step: int, value: float) -> None:
+    """Score a run without sampling it."""
+    file = result_file(run, protocol, step)
+    file.parent.mkdir(parents=True)
+    result = EvaluationResult(
+        metrics={METRIC: value},
+        errors={METRIC: 0.01},
+        encoders={},
+        warnings=(),
+        seconds=1.0,
+        step=step,
+        weights="raw",
+        protocol=protocol,
+        protocol_hash=protocol.hash,
+        details={},
+        samples={},
+        real={},
+        time_split={},
+        previews=(),
+    )
+    write_result(file, result)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make three runs, two of them scored alike, and a study of one arm."""
+    place = tmp_path_factory.mktemp("runs")
+    train(tiny_plan(), place / "a", Interrupt())
+    train(tiny_plan("seed=1", "run.log_every_steps=2", techniques=["muon"]), place / "b", Interrupt())
+    train(tiny_plan("train.steps=3", "data.max_objects=1"), place / "c", Interrupt())
+    write_score(place / "a", PROTOCOL, 4, 0.1)
+    write_score(place / "a", PROTOCOL, 6, 0.25)
+    write_score(place / "b", PROTOCOL, 6, 0.5)
+    write_score(place / "c", OTHER, 3, 0.75)
+    (place / "plan.yaml").write_text(TINY)
+    (place / "study.yaml").write_text(
+        f"question: q\nrecipe: {place / 'plan.yaml'}\nseeds: [0]\nset: [train.steps=1]\n"
+        "arms: [{name: muon, techniques: [muon]}]\n"
+    )
+    study = load_study(str(place / "study.yaml"))
+    (place / "study").mkdir()
+    _claim(study, place / "study")
+    for task in tasks_of(study, place / "study"):
+        train(task.plan, task.folder, Interrupt())
+    return place
+
+
+def test_two_runs_show_their_diff_scores_and_losses_at_shared_steps(place: Path) -> None:
+    found = compare_runs([str(place / "a"), str(place / "b")])
+    assert found.changes[0] == {}
+    assert next(iter(found.changes[1])) == "seed" and "optimizer" in found.changes[1]
+    lines = [RunFolder(run.folder).metrics() for run in found.runs]
+    losses = [{line["step"]: line["loss"] for line in some} for some in lines]
+    assert found.curves["loss"].step == [2, 4, 6], "the steps that both logged"
+    assert found.curves["loss"].values == [[known[step] for step in (2, 4, 6)] for known in losses]
+    (row,) = found.scores
+    assert row.metric == METRIC and row.images == 8
+    assert [score and (score.value, score.step) for score in row.scores] == [(0.25, 6), (0.5, 6)], "the newest scores"
+    assert [run.images_per_s for run in found.runs] == [images_per_s(some) for some in lines]
+    assert [run.training_s for run in found.runs] == [seconds_until(some, 6) for some in lines]
+    assert found.notes == []
+
+
+def test_scores_of_two_protocols_are_never_in_one_row(place: Path) -> None:
+    found = compare_runs([str(place / "a"), str(place / "b"), str(place / "c")])
+    rows = {(row.metric, row.protocol): [score is not None for score in row.scores] for row in found.scores}
+    assert rows[METRIC, PROTOCOL.hash] == [True, True, False]
+    assert rows[METRIC, OTHER.hash] == [False, False, True]
+    assert any("no evaluation is common to all runs" in text for text in found.notes)
+    assert any("other data" in text for text in found.notes)
+
+
+def test_a_run_of_a_study_is_named_by_arm_and_seed(place: Path) -> None:
+    study = place / "study"
+    found = compare_runs([f"{study}:baseline:0", f"{study}:muon", str(place / "a")])
+    assert [run.plan.optimizer.kind for run in found.runs] == ["adamw", "muon", "adamw"]
+    assert all(run.folder.parent == study / "runs" for run in found.runs[:2])
+
+
+def test_a_run_that_was_stopped_says_so(place: Path, tmp_path: Path) -> None:
+    stopped = Interrupt()
+    train(tiny_plan(), tmp_path / "run", stopped, lambda now: setattr(stopped, "signal", 2 if now.step > 2 else None))
+    write_score(tmp_path / "run", PROTOCOL, 3, 0.5)
+    found = compare_runs([str(place / "a"), str(tmp_path / "run")])
+    assert found.runs[1].state == "unfinished"
+    assert found.notes == [f"{tmp_path / 'run'} is unfinished: at step 3 of 6"]
+
+
+def test_the_command_prints_tables_and_the_same_numbers_as_json(place: Path) -> None:
+    names = [str(place / "a"), str(place / "b")]
+    printed = CliRunner().invoke(app, ["compare", *names, "--json"])
+    assert printed.exit_code == 0, printed.output
+    assert json.loads(printed.output) == json.loads(json.dumps(as_json(compare_runs(names))))
+    out = io.StringIO()
+    show_side_by_side(compare_runs(names), Console(file=out, width=140))
+    shown = out.getvalue()
+    for words in ("B differs from A", "seed: 0 -> 1", METRIC, "training images/s", "loss"):
+        assert words in shown
+
+
+def test_what_is_no_run_is_refused_with_the_reason(place: Path, tmp_path: Path) -> None:
+    good, study = str(place / "a"), place / "study"
+    (tmp_path / "empty").mkdir()
+    cases = {
+        str(tmp_path / "nowhere"): "does not exist; give the folder of a run",
+        str(tmp_path / "empty"): "is not a run: it has no plan.yaml",
+        str(place / "plan.yaml"): "is a file; give the folder of a run",
+        str(study): f"is a study; name one of its runs:\n  {study}:baseline:0\n  {study}:muon:0",
+        f"{study}:muno": "has no such arm; did you mean 'muon'?",
+        f"{study}:muon:7": "--arm-seed 7: arm 'muon'",
+        str(place / "b" / ".." / "a"): "is the same run as",
+    }
+    for name, words in cases.items():
+        with pytest.raises(UserError) as refused:
+            compare_runs([good, name])
+        assert words in str(refused.value)
+    with pytest.raises(UserError, match="give two or more runs"):
+        compare_runs([good])
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 1000])
+def test_shown_steps_are_few_and_end_with_the_last(count: int) -> None:
+    shown = _spread(count)
+    assert len(shown) == len(set(shown)) == min(count, 10)
+    assert shown[-1] == count - 1

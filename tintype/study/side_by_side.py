@@ -1,0 +1,316 @@
+"""Runs of any studies or folders side by side, from their files alone: what differs in their plans, and their numbers.
+
+Nothing here trains, prints or writes: the command `tintype compare` and pages show the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tintype.errors import UserError
+from tintype.evaluation.results import EvaluationResult, read_result
+from tintype.metrics.throughput import images_per_s, seconds_until, time_split
+from tintype.plan import Change, Plan, plan_from_folder, short_diff
+from tintype.study.lab import choose_run, stored_study
+from tintype.study.results import Curve
+from tintype.study.runner import FAILURES, tasks_of
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, read_about
+
+State = Literal["done", "unfinished", "diverged", "failed", "exported"]
+_STUDY = "study.yaml"
+_NO_CURVES = frozenset({"step", "images", "seconds"})
+"""Numbers of a log line that say where it stands, not how well the run does."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run as its folder has it."""
+
+    name: str
+    """How it was asked for: its folder, or STUDY:ARM:SEED."""
+    folder: Path
+    plan: Plan
+    lines: Sequence[Mapping[str, Any]]
+    """Lines of `metrics.jsonl`."""
+    results: Sequence[EvaluationResult]
+    """The newest scores by each protocol, of the weights that training ended with."""
+    environment: Mapping[str, Any]
+    state: State
+
+    @property
+    def step(self) -> int:
+        """Return the last step that was logged, or of which weights are there."""
+        kept = checkpoint.steps(RunFolder(self.folder).checkpoints)
+        logged = [int(line["step"]) for line in self.lines[-1:]]
+        return max([0, *kept, *logged])
+
+    @property
+    def parameters(self) -> int | None:
+        return self.environment.get("parameters")
+
+    @property
+    def images_per_s(self) -> float | None:
+        return images_per_s(self.lines) if self.lines else None
+
+    @property
+    def training_s(self) -> float | None:
+        """Return the seconds of the training's steps, without data loading, saves and compilations."""
+        return seconds_until(self.lines, self.lines[-1]["step"]) if self.lines else None
+
+    @property
+    def logged_s(self) -> float | None:
+        """Return the seconds of all logged windows: with data loading and compilations, without saves."""
+        return sum(line["seconds"] for line in self.lines) if self.lines else None
+
+    @property
+    def time_split(self) -> dict[str, float]:
+        return time_split(self.lines) if self.lines else {}
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """Return every number that was logged over steps, by its name."""
+        found: dict[str, Curve] = {}
+        for line in self.lines:
+            for name, value in line.items():
+                if name not in _NO_CURVES and isinstance(value, int | float) and math.isfinite(value):
+                    curve = found.setdefault(name, Curve(step=[], value=[]))
+                    curve.step.append(line["step"])
+                    curve.value.append(value)
+        return found
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of a run."""
+
+    value: float
+    error: float | None
+    """Standard error over the sampling noise."""
+    step: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """A metric by one protocol; None for a run that was not scored by it."""
+
+    metric: str
+    protocol: str
+    """Its hash. Values of two protocols are never in one row."""
+    images: int
+    scores: list[Score | None]
+
+
+@dataclass(frozen=True)
+class SharedCurve:
+    """A logged number at the steps that all runs logged."""
+
+    name: str
+    step: list[int]
+    values: list[list[float]]
+    """One list for each run."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two or more runs, and what differs."""
+
+    runs: list[RunData]
+    changes: list[dict[str, Change]]
+    """Settings in which each run differs from the first, the seed too; empty for the first itself."""
+    scores: list[ScoreRow]
+    curves: dict[str, SharedCurve]
+    notes: list[str]
+    """Reasons why numbers of these runs should not be held against each other."""
+
+
+def compare_runs(names: Sequence[str]) -> SideBySide:
+    """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
+    if len(names) < 2:
+        raise UserError("give two or more runs to compare")
+    return side_by_side([read_run_data(name) for name in names])
+
+
+def side_by_side(runs: Sequence[RunData]) -> SideBySide:
+    """Put runs side by side; the others are compared with the first."""
+    _refuse_twins(runs)
+    changes = [_changes(runs[0].plan, run.plan) for run in runs]
+    return SideBySide(list(runs), changes, _scores(runs), _shared_curves(runs), _notes(runs, changes))
+
+
+def read_run_data(name: str) -> RunData:
+    """Read a run from its files; refuse what is no run with the reason."""
+    folder = _folder_of(name)
+    plan = plan_from_folder(folder)
+    files = RunFolder(folder)
+    return RunData(
+        name=name,
+        folder=folder,
+        plan=plan,
+        lines=files.metrics(),
+        results=_newest_results(folder),
+        environment=files.read_record("environment.json"),
+        state=_state(folder, plan),
+    )
+
+
+def _folder_of(name: str) -> Path:
+    path = Path(name)
+    if (path / _STUDY).is_file():
+        raise UserError(f"{path} is a study; name one of its runs:\n{_runs_of(path)}")
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{path} is a file; give the folder of a run")
+    for index in [place for place, letter in enumerate(name) if letter == ":"]:
+        study, chosen = Path(name[:index]), name[index + 1 :]
+        if (study / _STUDY).is_file():
+            return _run_of_study(study, chosen)
+    raise UserError(f"{path} does not exist; give the folder of a run, or STUDY:ARM:SEED for a run of a study")
+
+
+def _run_of_study(study: Path, chosen: str) -> Path:
+    """Return the folder of ARM or ARM:SEED. An arm may have colons in its name."""
+    labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
+    arm, _, seed = chosen.rpartition(":")
+    if chosen not in labels and seed.isdigit():
+        return choose_run(study, arm, int(seed)).trained_folder()
+    return choose_run(study, chosen, None).trained_folder()
+
+
+def _runs_of(study: Path) -> str:
+    tasks = tasks_of(stored_study(study), study)
+    return "\n".join(f"  {study}:{task.arm}:{task.plan.seed}" for task in tasks)
+
+
+def _state(folder: Path, plan: Plan) -> State:
+    for state, name in FAILURES.items():
+        if (folder / name).exists():
+            return state
+    if read_about(folder):
+        return "exported"
+    steps = checkpoint.steps(RunFolder(folder).checkpoints)
+    return "done" if max(steps, default=0) >= plan.train.steps else "unfinished"
+
+
+def _newest_results(folder: Path) -> list[EvaluationResult]:
+    """Return the newest result of each protocol. Averages that were made of snapshots are left out."""
+    newest: dict[str, EvaluationResult] = {}
+    for file in sorted((folder / "evaluation").glob("*/result.json")):
+        result = read_result(file)
+        before = newest.get(result.protocol_hash)
+        if result.ema is None and (before is None or before.step < result.step):
+            newest[result.protocol_hash] = result
+    return list(newest.values())
+
+
+def _refuse_twins(runs: Sequence[RunData]) -> None:
+    seen: dict[Path, str] = {}
+    for run in runs:
+        place = run.folder.resolve()
+        if place in seen:
+            raise UserError(f"{run.name} is the same run as {seen[place]}; give two or more different ones")
+        seen[place] = run.name
+
+
+def _changes(first: Plan, other: Plan) -> dict[str, Change]:
+    changes = short_diff(first, other)
+    return changes if first.seed == other.seed else {"seed": (first.seed, other.seed), **changes}
+
+
+def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
+    """Return a row for each metric of each protocol; those that more runs have come first."""
+    by_protocol = [{result.protocol_hash: result for result in run.results} for run in runs]
+    protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
+    protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
+    rows = []
+    for protocol in protocols:
+        results = [found.get(protocol) for found in by_protocol]
+        there = [result for result in results if result is not None]
+        for metric in dict.fromkeys(name for result in there for name in result.metrics):
+            scores = [_score(result, metric) for result in results]
+            rows.append(ScoreRow(metric, protocol, there[0].protocol.count, scores))
+    return rows
+
+
+def _score(result: EvaluationResult | None, metric: str) -> Score | None:
+    if result is None or metric not in result.metrics:
+        return None
+    return Score(result.metrics[metric], result.errors.get(metric), result.step, result.weights)
+
+
+def _shared_curves(runs: Sequence[RunData]) -> dict[str, SharedCurve]:
+    """Return the numbers that all runs logged, at the steps that all runs logged."""
+    shared: dict[str, SharedCurve] = {}
+    for name in runs[0].curves:
+        curves = [run.curves.get(name, Curve(step=[], value=[])) for run in runs]
+        values = [dict(zip(curve.step, curve.value, strict=True)) for curve in curves]
+        steps = sorted(set(values[0]).intersection(*values[1:]))
+        if steps:
+            shared[name] = SharedCurve(name, steps, [[known[step] for step in steps] for known in values])
+    return shared
+
+
+def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> list[str]:
+    notes = []
+    for run in runs:
+        if run.state != "done":
+            notes.append(f"{run.name} is {run.state}: at step {run.step:,} of {run.plan.train.steps:,}")
+    protocols = [frozenset(result.protocol_hash for result in run.results) for run in runs]
+    if any(protocols) and not frozenset.intersection(*protocols):
+        notes.append(
+            "no evaluation is common to all runs, so their scores cannot be compared; "
+            "`tintype evaluate` with the same settings scores each alike"
+        )
+    if any(key.partition(".")[0] == "data" for changed in changes for key in changed):
+        notes.append("the runs have other data: losses, and scores against held-out images, are not of one thing")
+    if any(key.partition(".")[0] in ("tokenizer", "objective", "weighting") for one in changes for key in one):
+        notes.append("tokenizer, objective or weighting differ, so losses are not of one thing")
+    machines = {str(run.environment.get("device", "")) for run in runs if run.environment}
+    if len(machines) > 1:
+        notes.append(f"the speeds are of different machines: {'; '.join(sorted(machines))}")
+    return notes
+
+
+def as_json(compared: SideBySide) -> dict[str, Any]:
+    """Return the comparison as plain data."""
+    runs = zip(compared.runs, compared.changes, strict=True)
+    return {
+        "runs": [_run_json(run) | {"changes": {key: list(change) for key, change in one.items()}} for run, one in runs],
+        "scores": [_row_json(row) for row in compared.scores],
+        "curves": {name: {"step": curve.step, "values": curve.values} for name, curve in compared.curves.items()},
+        "notes": compared.notes,
+    }
+
+
+def _row_json(row: ScoreRow) -> dict[str, Any]:
+    found = [None if score is None else vars(score) | {"value": _finite(score.value)} for score in row.scores]
+    return {"metric": row.metric, "protocol": row.protocol, "images": row.images, "runs": found}
+
+
+def _run_json(run: RunData) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "hash": run.plan.hash,
+        "seed": run.plan.seed,
+        "state": run.state,
+        "step": run.step,
+        "steps": run.plan.train.steps,
+        "parameters": run.parameters,
+        "images_per_s": run.images_per_s,
+        "training_s": run.training_s,
+        "logged_s": run.logged_s,
+        "time_split": run.time_split,
+        "device": run.environment.get("device"),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
