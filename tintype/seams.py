@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -481,10 +482,23 @@ class JointTraining(Protocol):
     def begin_step(self, host: JointHost, clock: Clock, loss_scale: float, accumulate: int) -> JointStep: ...
 
 
-class Tracker(Protocol):
-    """Mirrors `metrics.jsonl` elsewhere. The file stays what reports read."""
+TrackerStatus = Literal["finished", "stopped", "failed"]
+VerdictRow = Mapping[str, str | float | None]
+"""A comparison of a study in plain words and numbers. All rows have the same keys."""
 
-    def log(self, step: int, line: Mapping[str, object]) -> None: ...
+
+class Tracker(Protocol):
+    """Mirrors a run or a study elsewhere. Its files stay what reports read. Any method may raise: the run goes on."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def log_images(self, step: int, files: Mapping[str, Path]) -> None:
+        """Log image files by name."""
+
+    def log_verdicts(self, rows: Sequence[VerdictRow]) -> None:
+        """Log the verdicts of a study, at least one."""
+
+    def close(self, status: TrackerStatus) -> None:
+        """Send what is left. The same run may be opened again."""
 
 
 VelocityFn = Callable[[Tensor, float], Tensor]

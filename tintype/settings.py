@@ -622,6 +622,9 @@ class WatchdogSettings(Settings):
     )
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
+
 class RunSettings(Settings):
     """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
 
@@ -646,7 +649,15 @@ class RunSettings(Settings):
     )
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
     log_every_steps: int = Field(10, ge=1)
-    tensorboard: bool = False
+    trackers: tuple[TrackerName, ...] = Field(
+        (),
+        description="Where the run is mirrored to: numbers, scores, images and plan; each is an extra of the package. "
+        "A tracker that fails does not stop the run",
+    )
+    tracker_project: str = Field(
+        "tintype", min_length=1, description="Project of wandb and trackio, and experiment of mlflow"
+    )
+    tensorboard: bool = Field(False, description="The older way to say trackers: [tensorboard]")
     distribution: DistributionSettings = DistributionSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     latents: Literal["none", "disk"] = Field(
@@ -667,6 +678,9 @@ class RunSettings(Settings):
     def problems(self) -> Iterator[str]:
         if self.latents_folder is not None and self.latents == "none":
             yield "latents_folder is where latents are cached, but run.latents is none; set it to disk"
+        for name in dict.fromkeys(self.trackers):
+            if self.trackers.count(name) > 1:
+                yield f"trackers: '{name}' is given twice"
 
 
 def plain(settings: Settings) -> Plain:

@@ -99,6 +99,7 @@ CONDITIONAL = {
     ("MixtureSettings", "evaluate"): "the source that runs are scored against",
     ("PrecisionSettings", "gather"): "with several ranks",
     ("RunSettings", "latents_folder"): "with latents on disk",
+    ("RunSettings", "tracker_project"): "with a tracker",
     ("Plan", "sampling"): "where images are sampled",
     ("SamplingSettings", "shift"): "where images are sampled",
     ("Schedule", "start"): "of a term that begins later",

@@ -22,6 +22,7 @@ from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import AverageInfo, EvaluationResult, result_file, result_of
 from tintype.evaluation.samples import Samples, samples_of, sampling_prompts, sampling_shapes
 from tintype.evaluation.score import Scorecard, encoder_info, score
+from tintype.evaluation.tracking import track_result
 from tintype.metrics import throughput
 from tintype.metrics.table import LOG_METRICS
 from tintype.plan import Plan, plan_from_folder
@@ -111,6 +112,7 @@ def evaluate(
             previews_sha256=tuple(sha256_of(path / name) for name in previews),
         )
         results.write_result(file, result, {name: one.per_image for name, one in measured.items()}, fence)
+        track_result(path, plan, file, result, fence)
         world.broadcast(result.dump())
         return result
 

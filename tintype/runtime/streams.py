@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import unicodedata
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import TextIO, cast
 
 from tintype.runtime.printable import visible
@@ -85,3 +86,8 @@ def _plain(letter: str) -> str:
         return "*"
     without_accents = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode("ascii")
     return _PLAIN.get(letter) or without_accents or letter.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def stdout_to_stderr() -> AbstractContextManager[object]:
+    """Send to stderr what a package prints: stdout is for results."""
+    return redirect_stdout(sys.stderr)

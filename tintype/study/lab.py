@@ -69,6 +69,7 @@ from tintype.study.report import write_report
 from tintype.study.results import Command, Replication, SeedSet, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
+from tintype.study.tracking import track_verdicts
 from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
@@ -76,6 +77,7 @@ from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.start import find_parent
+from tintype.train.trackers import check_trackers
 
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
@@ -183,6 +185,8 @@ def run_study(
             total += len(next_runs(study, out, tried).tasks)
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
+        if report is not None:
+            track_verdicts(study, out, report.results)
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
 
 
@@ -284,6 +288,7 @@ def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
     for task in untrained:
         if task.plan.start is not None and task.parent is None:
             find_parent(task.plan, task.plan.start, task.folder)
+        check_trackers(task.plan.run)
     _fetch_weights([task.plan for task in untrained])
 
 
@@ -388,7 +393,10 @@ def report_study(
     study = _compared_by(stored_study(out), method)
     if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
         raise UserError(loss)
-    return _report(study, out, progress, without_data)
+    report = _report(study, out, progress, without_data)
+    if method is None:  # verdicts by another method are a reader's second opinion
+        track_verdicts(study, out, report.results)
+    return report
 
 
 def _report_stored(out: Path, progress: StudyProgress, without_data: bool, method: Method | None) -> StudyReport:

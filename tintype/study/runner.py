@@ -148,7 +148,8 @@ def _run(
     try:
         keep_at = task.along.steps if task.along else ()
         probe = partial(_probe, protocol)
-        outcome = train(task.plan, task.folder, interrupt, on_progress, probe, on_wait, keep_at, fence)
+        label = f"{task.arm}, seed {task.plan.seed}"
+        outcome = train(task.plan, task.folder, interrupt, on_progress, probe, on_wait, keep_at, fence, label)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         trained_s = time.perf_counter()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
@@ -48,8 +48,12 @@ _COPIES, _LENGTHS = "files", "lines"
 class RunFolder:
     """Only the rank that leads writes to it; the others read. The `fence` stops a writer that lost its lease."""
 
-    def __init__(self, path: Path, world: World = ALONE, fence: Fence = OPEN) -> None:
+    def __init__(self, path: Path, world: World = ALONE, fence: Fence = OPEN, label: str = "") -> None:
         self.path, self.world, self.fence, self.writes = path, world, fence, world.leads
+        self.label = label
+        """The name of the run for people; empty where the folder's name is all that is known."""
+        self.on_line: Callable[[Mapping[str, Any]], None] = lambda line: None
+        """Called with each line of `metrics.jsonl` after it is written (`train.trackers`)."""
         self.checkpoints = path / "checkpoints"
         self.snapshots = path / "snapshots"
         self.kept = path / "kept"
@@ -269,6 +273,7 @@ class RunFolder:
         fault.point("log.write")
         if self.writes:
             _append(self.metrics_file, line, self.fence)
+            self.on_line(line)
 
     def log_event(self, kind: str, step: int, **details: Any) -> None:
         if self.writes:

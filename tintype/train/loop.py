@@ -29,7 +29,7 @@ from tintype.train.session import Session, build_session
 from tintype.train.start import begin, resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.steps import Cadence, Progress, run_steps
-from tintype.train.tracker import open_tracker
+from tintype.train.trackers.mirror import mirror_run
 from tintype.train.update import StepResult
 from tintype.train.window import window_line
 
@@ -56,13 +56,15 @@ def train(
     on_wait: Callable[[str], None] = lambda text: None,
     keep_at: KeepAt = (),
     fence: Fence = OPEN,
+    label: str = "",
 ) -> Outcome:
     """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
 
     While another process works in the folder it waits, and `on_wait` gets a sentence. The `fence` stops late writes.
+    Trackers name the run by its `label`.
     """
     world = current()
-    folder = RunFolder(path, world, fence)
+    folder = RunFolder(path, world, fence, label)
     agree_on_plan(plan, world)
     free = not folder.writes or wait_for_lock(path, lambda: interrupt.signal is not None, on_wait, fence.passed)
     if world.any(not free):
@@ -72,6 +74,7 @@ def train(
         folder.note_divergence(),
         exact_steps(plan, world),
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
+        mirror_run(folder, plan),
     ):
         if checkpoint.tidy(folder.checkpoints, world, fence) == plan.train.steps:
             with world.fail_together():
@@ -106,8 +109,7 @@ class RunTraining:
 
     def run(self, on_progress: Callable[[Progress], None], begin_step: Callable[[], None]) -> Outcome:
         run, folder = self.parts.plan.run, self.folder
-        tracker = open_tracker(folder.path, run.tensorboard and folder.writes)
-        with tracker as self.tracker, Saver(run.save, folder.world, folder.fence) as self.saver:
+        with Saver(run.save, folder.world, folder.fence) as self.saver:
             run_steps(self, on_progress, begin_step)
         return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
 
@@ -135,10 +137,8 @@ class RunTraining:
         if saving:
             activity.mark("evaluation")
             line |= self.probe(self.parts)
-        self.clock.read()
         self.folder.log_metrics(line)
-        if self.tracker is not None:
-            self.tracker.log(self.state.step, line)
+        self.clock.read()
         self.saver.check()
         return line
 

@@ -1,0 +1,48 @@
+"""The trackers that a run can be mirrored to, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from tintype.errors import UserError
+from tintype.seams import Tracker
+from tintype.settings import RunSettings, TrackerName
+from tintype.train.trackers.mlflow import MLflow
+from tintype.train.trackers.tensorboard import TensorBoard
+from tintype.train.trackers.tracked import Tracked
+from tintype.train.trackers.trackio import Trackio
+from tintype.train.trackers.wandb import Wandb
+
+
+@dataclass(frozen=True)
+class TrackerKind:
+    package: str
+    """The package that it needs; the extra of tintype has the tracker's name."""
+    open: Callable[[Tracked], Tracker]
+
+
+TRACKERS: Mapping[TrackerName, TrackerKind] = {
+    "tensorboard": TrackerKind("tensorboard", TensorBoard),
+    "wandb": TrackerKind("wandb", Wandb),
+    "trackio": TrackerKind("trackio", Trackio),
+    "mlflow": TrackerKind("mlflow", MLflow),
+}
+
+
+def chosen_trackers(run: RunSettings) -> list[TrackerName]:
+    """Return the trackers of the settings; `run.tensorboard` is the older way to name one."""
+    older: Sequence[TrackerName] = ("tensorboard",) if run.tensorboard else ()
+    return list(dict.fromkeys([*run.trackers, *older]))
+
+
+def check_trackers(run: RunSettings) -> None:
+    """Raise UserError where the package of a tracker is not installed."""
+    missing = [name for name in chosen_trackers(run) if find_spec(TRACKERS[name].package) is None]
+    if missing:
+        names = ", ".join(missing)
+        raise UserError(
+            f"run.trackers: {names} {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"pip install 'tintype[{','.join(missing)}]', or leave {'it' if len(missing) == 1 else 'them'} out"
+        )

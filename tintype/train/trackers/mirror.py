@@ -1,0 +1,228 @@
+"""Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes its numbers.
+
+Each tracker works in a thread of its own, so training does not wait for a network. The first error ends the tracker for
+this process, with an event and a note; the next process that works on the run sends what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from tintype.errors import UserError
+from tintype.plan import Plan, settings_by_key
+from tintype.runtime.fence import OPEN, Fence
+from tintype.runtime.notes import note
+from tintype.seams import Tracker, TrackerStatus, VerdictRow
+from tintype.settings import TrackerName
+from tintype.train.folder import RunFolder
+from tintype.train.trackers import TRACKERS, check_trackers, chosen_trackers
+from tintype.train.trackers.tracked import Tracked, TrackerState
+
+CLOSE_S = 60.0
+"""Seconds that the end of a run waits for a tracker."""
+Action = Callable[[Tracker], None]
+OnFailure = Callable[[str, str], None]
+"""Called with the name of a tracker and the reason why it failed."""
+
+
+class Feed:
+    """The queue and the thread of one tracker. It is opened when there is something to send."""
+
+    def __init__(self, name: TrackerName, state: TrackerState, about: Tracked) -> None:
+        self.name, self.failure = name, ""
+        self._state, self._about = state, about
+        self._queue: SimpleQueue[tuple[int | str, Action] | TrackerStatus] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def send(self, key: int | str, action: Action) -> None:
+        """Send a step or a named record, unless the tracker has it."""
+        if self.failure or self._state.has(key):
+            return
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
+            self._thread.start()
+        self._queue.put((key, action))
+
+    def close(self, status: TrackerStatus) -> None:
+        if self._thread is None:
+            return
+        self._queue.put(status)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self.failure = f"it did not end within {CLOSE_S:g} s"
+
+    def _work(self) -> None:
+        try:
+            tracker = TRACKERS[self.name].open(self._about)
+            while not isinstance(item := self._queue.get(), str):
+                self._send(tracker, *item)
+            tracker.close(item)
+        except Exception as error:  # of any package, for any reason: the run must go on, and says so
+            self.failure = " ".join(f"{type(error).__name__}: {error}".split())
+
+    def _send(self, tracker: Tracker, key: int | str, action: Action) -> None:
+        if self._state.has(key):
+            return
+        before = self._state.step, self._state.records
+        self._state.note(key)
+        try:
+            action(tracker)
+        except BaseException:
+            self._state.undo(before)
+            raise
+
+
+class Mirror:
+    """All trackers of a run or a study; without any it does nothing."""
+
+    def __init__(self, feeds: Sequence[Feed], on_failure: OnFailure) -> None:
+        self._feeds, self._on_failure = list(feeds), on_failure
+
+    def __bool__(self) -> bool:
+        return bool(self._feeds)
+
+    def log(self, step: int, line: Mapping[str, Any]) -> None:
+        """Log the numbers of a line of `metrics.jsonl`."""
+        numbers = numbers_in(line)
+        self._send(step, lambda tracker: tracker.log(step, numbers))
+
+    def log_scores(self, name: str, step: int, numbers: Mapping[str, float], images: Mapping[str, Path]) -> None:
+        """Log numbers and images of a step once, under a name."""
+
+        def send(tracker: Tracker) -> None:
+            tracker.log(step, numbers)
+            if images:
+                tracker.log_images(step, images)
+
+        self._send(name, send)
+
+    def log_verdicts(self, name: str, rows: Sequence[VerdictRow]) -> None:
+        """Log a table of verdicts once, under a name."""
+        if rows:
+            self._send(name, lambda tracker: tracker.log_verdicts(rows))
+
+    def close(self, status: TrackerStatus) -> None:
+        for feed in self._feeds:
+            feed.close(status)
+        self._report()
+
+    def _send(self, key: int | str, action: Action) -> None:
+        for feed in self._feeds:
+            feed.send(key, action)
+        self._report()
+
+    def _report(self) -> None:
+        """Report trackers that failed, and let them go."""
+        failed = [feed for feed in self._feeds if feed.failure]
+        self._feeds = [feed for feed in self._feeds if not feed.failure]
+        for feed in failed:
+            note(f"the tracker {feed.name} failed ({feed.failure}) and gets nothing more; the run is not affected")
+            self._on_failure(feed.name, feed.failure)
+
+
+class RunMirror:
+    """Mirrors the log of a run while it trains, from wherever the trackers stopped."""
+
+    def __init__(self, folder: RunFolder, mirror: Mirror) -> None:
+        self._folder, self._mirror, self._is_caught_up, self.step = folder, mirror, False, 0
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Log a line that `metrics.jsonl` has; the first time also all before it."""
+        self.step = line["step"]
+        if self._is_caught_up:
+            self._mirror.log(self.step, line)
+        else:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Send the lines that are there, once."""
+        if self._mirror and not self._is_caught_up:
+            self._is_caught_up = True
+            for line in self._folder.metrics():
+                self.step = line["step"]
+                self._mirror.log(self.step, line)
+
+
+@contextmanager
+def mirror_run(folder: RunFolder, plan: Plan) -> Iterator[None]:
+    """Mirror a run that trains to its trackers. Raise UserError where a package is missing."""
+    with folder.world.fail_together():
+        if folder.writes:
+            check_trackers(plan.run)
+
+    def on_failure(tracker: str, reason: str) -> None:
+        folder.log_event("tracker-failed", run.step, tracker=tracker, reason=reason)
+
+    mirror = Mirror((), on_failure)
+    if folder.writes:
+        mirror = _mirror(plan, folder.path, folder.label, "", on_failure, folder.fence)
+    run = RunMirror(folder, mirror)
+    folder.on_line = run.log
+    try:
+        yield
+        run.catch_up()
+    except BaseException:
+        mirror.close("failed")
+        raise
+    mirror.close("finished" if run.step >= plan.train.steps else "stopped")
+
+
+@contextmanager
+def mirror_more(
+    plan: Plan,
+    path: Path,
+    label: str = "",
+    group: str = "",
+    on_failure: OnFailure = lambda tracker, reason: None,
+    fence: Fence = OPEN,
+) -> Iterator[Mirror]:
+    """Mirror what is known after the training. A missing package is a note here: the work is done already."""
+    try:
+        check_trackers(plan.run)
+    except UserError as error:
+        note(str(error))
+        yield Mirror((), on_failure)
+        return
+    mirror = _mirror(plan, path, label, group, on_failure, fence)
+    try:
+        yield mirror
+    finally:
+        mirror.close("finished")
+
+
+def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailure, fence: Fence) -> Mirror:
+    """Return the trackers of a plan for a folder. A run of a study is in the group of the study's folder."""
+    place = path.resolve()
+    if not group and place.parent.name == "runs":
+        group = place.parent.parent.name
+    feeds = []
+    for tracker in chosen_trackers(plan.run):
+        state = TrackerState(path, tracker, label or place.name, group, fence)
+        about = Tracked(
+            id=state.id,
+            name=state.name,
+            group=state.group,
+            project=plan.run.tracker_project,
+            folder=path,
+            settings=settings_by_key(plan),
+            text=plan.to_yaml(),
+            is_new=state.is_new,
+        )
+        feeds.append(Feed(tracker, state, about))
+    return Mirror(feeds, on_failure)
+
+
+def numbers_in(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a log line, nested ones as `parts/forward`; the step is none of them."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            found |= numbers_in(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name != "step"):
+            found[f"{prefix}{name}"] = value
+    return found

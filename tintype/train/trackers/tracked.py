@@ -1,0 +1,84 @@
+"""A run or a study as trackers name it, and what a tracker already has of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tintype.errors import DamagedFileError
+from tintype.runtime import files
+from tintype.runtime.fence import OPEN, Fence
+from tintype.runtime.notes import note
+
+FOLDER = "trackers"
+"""The folder, in that of a run or a study, of what trackers have of it and of their own local files."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run or a study."""
+
+    id: str
+    """It stays the same, however often the run is resumed."""
+    name: str
+    group: str
+    """The study that a run belongs to; empty where there is none."""
+    project: str
+    folder: Path
+    settings: Mapping[str, Any]
+    """The plan by dotted key."""
+    text: str
+    """The plan as YAML."""
+    is_new: bool
+    """Whether the tracker has nothing of it yet."""
+
+    @property
+    def place(self) -> Path:
+        """Return the folder for local files of a tracker."""
+        return self.folder / FOLDER
+
+
+class TrackerState:
+    """Record of all that one tracker was sent of a run: its id there, the last step, and single records by name.
+
+    A line is noted before it is sent: a process that is killed in between loses a line there, and never doubles one.
+    """
+
+    def __init__(self, folder: Path, tracker: str, name: str, group: str, fence: Fence = OPEN) -> None:
+        self._file, self._fence = folder / FOLDER / f"{tracker}.json", fence
+        found = self._read()
+        self.is_new = not found
+        self.id: str = found.get("id", uuid.uuid4().hex[:16])
+        self.name: str = found.get("name", name)
+        self.group: str = found.get("group", group)
+        self.step: int = found.get("step", 0)
+        self.records: list[str] = found.get("records", [])
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return files.read_checked(self._file, "the tracker begins a new run")
+        except DamagedFileError as error:
+            files.set_aside(self._file)
+            note(f"{error}; the tracker begins a new run")
+            return {}
+
+    def has(self, key: int | str) -> bool:
+        """Return whether a step, or a record of this name, was sent."""
+        return key <= self.step if isinstance(key, int) else key in self.records
+
+    def note(self, key: int | str) -> None:
+        """Note that a step or a record is sent."""
+        self._keep(*((key, self.records) if isinstance(key, int) else (self.step, [*self.records, key])))
+
+    def _keep(self, step: int, records: list[str]) -> None:
+        self.step, self.records = step, records
+        self._file.parent.mkdir(exist_ok=True)
+        content = {"id": self.id, "name": self.name, "group": self.group, "step": step, "records": records}
+        files.write_checked(self._file, content, fence=self._fence)
+
+    def undo(self, before: tuple[int, list[str]]) -> None:
+        """Forget what could not be sent: the next process tries again."""
+        self._keep(*before)

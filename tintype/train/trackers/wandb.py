@@ -1,0 +1,47 @@
+"""Weights & Biases. Its own variables choose how it works: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tintype.seams import Tracker, TrackerStatus, VerdictRow
+from tintype.train.trackers.tracked import Tracked
+
+_STEP = "step"
+"""The axis of all numbers. The tracker's own counter cannot go back, and scores of earlier steps come late."""
+
+
+class Wandb(Tracker):
+    def __init__(self, about: Tracked) -> None:
+        import wandb
+
+        about.place.mkdir(exist_ok=True)
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=about.project,
+            id=about.id,
+            name=about.name,
+            group=about.group or None,
+            config=dict(about.settings),
+            dir=str(about.place),
+            resume="allow",
+            reinit="create_new",  # beside a run of the caller's own
+            settings=wandb.Settings(console="off", silent=True),  # it would take over stdout
+        )
+        self._run.define_metric(_STEP)
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({_STEP: step, **numbers})
+
+    def log_images(self, step: int, files: Mapping[str, Path]) -> None:
+        self._run.log({_STEP: step, **{name: self._wandb.Image(str(file)) for name, file in files.items()}})
+
+    def log_verdicts(self, rows: Sequence[VerdictRow]) -> None:
+        keys = list(rows[0])
+        data = [[row[key] for key in keys] for row in rows]
+        self._run.log({"verdicts": self._wandb.Table(columns=keys, data=data)})
+
+    def close(self, status: TrackerStatus) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)
