@@ -17,7 +17,7 @@ from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.plan import Change, Plan, plan_from_folder, short_diff
 from tintype.study.lab import choose_run, stored_study
-from tintype.study.results import Curve
+from tintype.study.results import SPEED, Curve
 from tintype.study.runner import FAILURES, tasks_of
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, read_about
@@ -177,6 +177,8 @@ def _folder_of(name: str) -> Path:
 
 def _run_of_study(study: Path, chosen: str) -> Path:
     """Return the folder of ARM or ARM:SEED. An arm may have colons in its name."""
+    if not (study / "runs").is_dir():
+        raise UserError(f"{study} has no runs, only their results; compare runs where the study was run")
     labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
     arm, _, seed = chosen.rpartition(":")
     if chosen not in labels and seed.isdigit():
@@ -225,7 +227,7 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
 
 
 def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
-    """Return a row for each metric of each protocol; those that more runs have come first."""
+    """Return a row for each metric of each protocol; those that more runs have come first. Speed is of the run."""
     by_protocol = [{result.protocol_hash: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
     protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
@@ -233,7 +235,7 @@ def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
     for protocol in protocols:
         results = [found.get(protocol) for found in by_protocol]
         there = [result for result in results if result is not None]
-        for metric in dict.fromkeys(name for result in there for name in result.metrics):
+        for metric in dict.fromkeys(name for result in there for name in result.metrics if name != SPEED):
             scores = [_score(result, metric) for result in results]
             rows.append(ScoreRow(metric, protocol, there[0].protocol.count, scores))
     return rows

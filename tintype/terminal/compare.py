@@ -15,7 +15,7 @@ from tintype.study.side_by_side import RunData, Score, ScoreRow, SharedCurve, Si
 from tintype.terminal.lines import number, say, say_note
 from tintype.terminal.progress import duration, short
 
-_SHOWN_CURVES = ("loss", "flow", "validation_loss", "grad_norm")
+_SHOWN_CURVES = ("loss", "flow", "validation_loss")
 _SHOWN_STEPS = 10
 
 
@@ -31,7 +31,7 @@ def show_side_by_side(compared: SideBySide, console: Console) -> None:
         console.print(_scores_table(compared.scores, letters))
     else:
         say(console, "no run was scored: `tintype evaluate` does it")
-    shown = [compared.curves[name] for name in _SHOWN_CURVES if name in compared.curves]
+    shown = _shown_curves(compared)
     if shown:
         console.print(_curves_table(shown, letters))
     else:
@@ -39,6 +39,12 @@ def show_side_by_side(compared: SideBySide, console: Console) -> None:
     for text in compared.notes:
         say_note(console, text)
     say(console, "one run each: seeds alone make runs differ; `tintype ablate` tells an effect from that", "dim")
+
+
+def _shown_curves(compared: SideBySide) -> list[SharedCurve]:
+    """Return the losses; the flow's where it is not the whole loss."""
+    curves = [compared.curves[name] for name in _SHOWN_CURVES if name in compared.curves]
+    return [curve for curve in curves if curve is curves[0] or curve.values != curves[0].values]
 
 
 def _letter(index: int) -> str:

@@ -34,7 +34,7 @@ def write_score(run: Path, protocol: Protocol, step: int, value: float) -> None:
     file = result_file(run, protocol, step)
     file.parent.mkdir(parents=True)
     result = EvaluationResult(
-        metrics={METRIC: value},
+        metrics={METRIC: value, "images_per_s": 3.0},
         errors={METRIC: 0.01},
         encoders={},
         warnings=(),
@@ -132,6 +132,8 @@ def test_the_command_prints_tables_and_the_same_numbers_as_json(place: Path) -> 
 def test_what_is_no_run_is_refused_with_the_reason(place: Path, tmp_path: Path) -> None:
     good, study = str(place / "a"), place / "study"
     (tmp_path / "empty").mkdir()
+    (tmp_path / "passed-on").mkdir()
+    (tmp_path / "passed-on" / "study.yaml").write_text("name: passed-on\n")
     cases = {
         str(tmp_path / "nowhere"): "does not exist; give the folder of a run",
         str(tmp_path / "empty"): "is not a run: it has no plan.yaml",
@@ -140,6 +142,7 @@ def test_what_is_no_run_is_refused_with_the_reason(place: Path, tmp_path: Path) 
         f"{study}:muno": "has no such arm; did you mean 'muon'?",
         f"{study}:muon:7": "--arm-seed 7: arm 'muon'",
         str(place / "b" / ".." / "a"): "is the same run as",
+        f"{tmp_path / 'passed-on'}:muon": "has no runs, only their results",
     }
     for name, words in cases.items():
         with pytest.raises(UserError) as refused:
