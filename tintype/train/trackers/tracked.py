@@ -45,6 +45,7 @@ class TrackerState:
     """Record of all that one tracker was sent of a run: its id there, the last step, and single records by name.
 
     A line is noted before it is sent: a process that is killed in between loses a line there, and never doubles one.
+    Trackers that write later lose what they had not written yet.
     """
 
     def __init__(self, folder: Path, tracker: str, name: str, group: str, fence: Fence = OPEN) -> None:
