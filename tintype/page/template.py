@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 from PIL import Image
 
@@ -21,9 +21,17 @@ _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "si
 def template(
     package: str, name: str, *, finalize: Callable[[object], object] | None = None, **filters: Callable[..., object]
 ) -> Template:
-    """Return a template of a package. It escapes everything, has `style`, and filters for numbers beside its own."""
+    """Return a template of a package. It escapes everything, has `style`, and filters for numbers beside its own.
+
+    It may import others by their paths in tintype, as `study/report/parts.html.j2`.
+    """
     environment = Environment(
-        autoescape=True, finalize=finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(lambda path: files("tintype").joinpath(path).read_text(encoding="utf-8")),
     )
     environment.globals["style"] = Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8"))
     environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, **filters)

@@ -71,14 +71,18 @@ COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
 
 
-def collect(study: Study, out: Path) -> results.StudyResults:
-    """Read the runs of a study from its folder, and compare them."""
+def collect(study: Study, out: Path, known: Runs | None = None) -> results.StudyResults:
+    """Read the runs of a study from its folder, and compare them.
+
+    Where the runs are `known`, only what is beside them is read, and nothing is written: for a page that looks at a
+    study while others work on it.
+    """
     protocol, settings = study.settings.evaluation, study.settings
-    every = read_runs(study, out)
+    every = read_runs(study, out) if known is None else known
     _check_identities(every)
     reading = read_at_looks(study, every, metric_infos(study), made_looks(out), _per_image(study, out))
     study, runs = reading.study, reading.runs
-    resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
+    resolutions = [_resolution(arms, protocol, out, write=known is None) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     along = study.along(study.arms[0].plans[0])
     found = results.StudyResults(
@@ -311,11 +315,12 @@ def last_results(out: Path) -> results.StudyResults | None:
 _NO_RESOLUTION = results.Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
 
 
-def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> results.Resolution:
+def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write: bool) -> results.Resolution:
+    """Describe a resolution; `write` the real images that its samples are shown beside."""
     plan = arms[0].plans[0]
     if plan.data.at_hand:
         prompts = list(sampling_prompts(plan.data, protocol, protocol.conditions[0])[:PREVIEWS])
-        real_previews = _real_previews(arms[0], protocol, out)
+        real_previews = _real_previews(arms[0], protocol, out) if write else _written_previews(arms[0], out)
     else:
         prompts, real_previews = _shown_before(arms[0].resolution, out)
     return results.Resolution(
@@ -327,8 +332,13 @@ def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> resul
     )
 
 
-def read_run(plan: Plan, protocol: Protocol, out: Path, along: Along | None = None) -> results.Run:
-    """Read a run from its files, with its scores along training where `along` says when they were taken."""
+def read_run(
+    plan: Plan, protocol: Protocol, out: Path, along: Along | None = None, *, logs: bool = True
+) -> results.Run:
+    """Read a run from its files, with its scores along training where `along` says when they were taken.
+
+    Without `logs` its curves, events and training time are left out, and its speed is that of its scoring.
+    """
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
     stored = result_file(path, protocol, plan.train.steps)
@@ -348,14 +358,14 @@ def read_run(plan: Plan, protocol: Protocol, out: Path, along: Along | None = No
     if result.plan not in ("", plan.hash):
         raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     try:
-        run = _finished_run(plan, folder, result, RunFolder(path))
+        run = _finished_run(plan, folder, result, RunFolder(path), logs)
         return _with_along(run, plan, along, RunFolder(path)) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 
-def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder) -> results.Run:
-    lines, environment = files.metrics(), files.read_record("environment.json")
+def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder, logs: bool) -> results.Run:
+    lines, environment = files.metrics() if logs else [], files.read_record("environment.json")
     loaded = files.read_record("loaded.json")
     metrics = dict(result.metrics)
     if lines:  # by today's definition, so that runs of several versions can be compared
@@ -371,12 +381,12 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,
-        curves={name: _curve(lines, name) for name in ("flow", validation.METRIC.name, "grad_norm")},
+        curves={name: _curve(lines, name) for name in ("flow", validation.METRIC.name, "grad_norm") if logs},
         time_split=result.time_split,
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),
         evaluate_s=result.seconds,
-        events=files.events(),
+        events=files.events() if logs else [],
         environment=environment,
         tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record("latents.json")),
         text=_text(plan, loaded.get("text", "")),
@@ -739,6 +749,12 @@ def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str
     for name, image in zip(names, images, strict=True):
         save_png(image, out / name)
     return names
+
+
+def _written_previews(baseline: ArmPlan, out: Path) -> list[str]:
+    """Return the real images that an earlier report has written."""
+    names = [f"{real_folder(baseline.resolution)}/preview-{index}.png" for index in range(PREVIEWS)]
+    return [name for name in names if (out / name).is_file()]
 
 
 def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ The hours of a run are those of all its claims, also of workers that died in the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Literal
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import result_file
 from tintype.runtime.files import Json, read_sealed, without_seal
 from tintype.runtime.leases import Claim, Leases
 from tintype.study.lab import next_runs, stored_study
@@ -78,15 +80,95 @@ class StudyStatus:
 
 def status_of(out: Path) -> StudyStatus:
     """Read how far a study is."""
-    if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study (no study.yaml); `tintype ablate STUDY --out DIR` makes one")
-    study = stored_study(out)
-    leases, protocol = Leases(out / LEASES), study.settings.evaluation
-    perhaps = _perhaps(study, out)
-    runs = [
-        _run(task, leases.history(task.plan.hash), protocol, out, task.plan.hash in perhaps)
-        for task in _tasks(study, out)
-    ]
+    return StatusReader(out).read()
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A run as it was last seen, and the state of its files then."""
+
+    files: tuple[int, ...]
+    status: RunStatus
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A run that the study has or may get. Names are kept because a plan computes its hash each time."""
+
+    task: Task
+    hash: str
+    result: Path
+
+
+class StatusReader:
+    """Reads how far a study is, again and again: of runs that have ended, nothing is read twice."""
+
+    def __init__(self, out: Path) -> None:
+        if not (out / "study.yaml").is_file():
+            raise UserError(f"{out} holds no study (no study.yaml); `tintype ablate STUDY --out DIR` makes one")
+        self.out = out
+        self._leases = Leases(out / LEASES)
+        self._read_at: tuple[int, ...] = ()
+        self._known: dict[str, _Known] = {}
+        self._states: dict[str, RunState] = {}
+        self._changing = False
+        """Whether runs that end decide which runs come next."""
+
+    @property
+    def study(self) -> Study:
+        """Return the study as it was at the last reading."""
+        return self._study
+
+    def read(self) -> StudyStatus:
+        """Return how far the study is now."""
+        if (stamp := _stamps([self.out / "study.yaml"])) != self._read_at:
+            self._begin()
+            self._read_at = stamp
+        runs = self._runs()
+        if self._changing and self._states and any(run.state != self._states.get(run.hash) for run in runs):
+            self._begin()  # a run that ended may decide which runs come next
+            runs = self._runs()
+        self._states = {run.hash: run.state for run in runs}
+        return _summary(self._study, self.out, runs)
+
+    def _begin(self) -> None:
+        self._study, self._states = stored_study(self.out), {}
+        protocol = self._study.settings.evaluation
+        named = [(task, task.plan.hash) for task in _tasks(self._study, self.out)]
+        self._wanted = [
+            _Wanted(task, name, result_file(task.folder, protocol, task.plan.train.steps)) for task, name in named
+        ]
+        self._perhaps = _perhaps(self._study, self.out)
+        self._changing = isinstance(self._study.settings.seeds, SeedPlan) or bool(self._study.settings.tune)
+        self._known = {}
+
+    def _runs(self) -> list[RunStatus]:
+        return [self._run(one) for one in self._wanted]
+
+    def _run(self, wanted: _Wanted) -> RunStatus:
+        folder = wanted.task.folder
+        files = _stamps([self.out / LEASES / wanted.hash, folder, wanted.result])
+        known = self._known.get(wanted.hash)
+        if known is not None and known.files == files and known.status.state not in ("running", "silent", "died"):
+            return known.status
+        claims = self._leases.history(wanted.hash)
+        found = _run(wanted, claims, self._study.settings.evaluation, self.out, wanted.hash in self._perhaps)
+        self._known[wanted.hash] = _Known(files, found)
+        return found
+
+
+def _stamps(paths: Sequence[Path]) -> tuple[int, ...]:
+    """Return when each was last changed; 0 where it is not there."""
+    found = []
+    for path in paths:
+        try:
+            found.append(os.stat(path).st_mtime_ns)  # noqa: PTH116 (a path's own stat is slower)
+        except OSError:
+            found.append(0)
+    return tuple(found)
+
+
+def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
     costs = {arm: [run.spent_s for run in runs if (run.arm, run.state) == (arm, "done")] for arm in _arms(runs)}
     means = {arm: fmean(spent) for arm, spent in costs.items() if any(spent)}
     left = [_left_s(run, means) for run in runs if run.state in LEFT]
@@ -134,17 +216,17 @@ def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
     return means.get(run.arm, fmean(means.values()) if means else None)
 
 
-def _run(task: Task, claims: Sequence[Claim], protocol: Protocol, out: Path, perhaps: bool) -> RunStatus:
-    newest = claims[-1] if claims else None
+def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path, perhaps: bool) -> RunStatus:
+    task, newest = wanted.task, claims[-1] if claims else None
     held = newest is not None and newest.ended is None
     lost = [one for one in claims if (one.ended or {"state": "died"})["state"] == "died"]
-    state = _state(task, newest, protocol, out, perhaps)
+    state = _state(wanted, newest, protocol, out, perhaps)
     now, steps = dict(newest.now) if newest else {}, task.plan.train.steps
     step = _number(now.get("step")) if held else _number((newest.ended or {}).get("step")) if newest else None
     return RunStatus(
         arm=task.arm,
         seed=task.plan.seed,
-        hash=task.plan.hash,
+        hash=wanted.hash,
         state=state,
         step=int(steps if state == "done" else step or 0),
         steps=steps,
@@ -160,9 +242,10 @@ def _run(task: Task, claims: Sequence[Claim], protocol: Protocol, out: Path, per
     )
 
 
-def _state(task: Task, newest: Claim | None, protocol: Protocol, out: Path, perhaps: bool) -> RunState:
+def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path, perhaps: bool) -> RunState:
+    task = wanted.task
     if newest is not None and newest.ended is None:
-        file = Leases(out / LEASES).path(task.plan.hash, newest.number)
+        file = Leases(out / LEASES).path(wanted.hash, newest.number)
         with suppress(OSError):
             age_s = time.time() - file.stat().st_mtime  # of two clocks perhaps: it is shown, and decides nothing
             return "died" if newest.is_dead else "silent" if age_s > newest.expiry_s else "running"

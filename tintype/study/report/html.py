@@ -45,7 +45,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
         part_colours=charts.PART_COLOURS,
-        views=[_HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
+        views=[HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
         factors=factors,
@@ -54,7 +54,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         speed_name=SPEED,
         trust_lead=LEAD,
         trust_heads=TRUST_HEADS,
-        link=_link,
+        link=paper_link,
     )
 
 
@@ -76,7 +76,7 @@ class _Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _HtmlView(View):
+class HtmlView(View):
     """The results at one resolution, with their figures and samples."""
 
     folder: Path
@@ -253,6 +253,7 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
     return _Image(image_uri(image, _LARGEST_PREVIEW_PX, optimize=True), small)
 
 
-def _link(paper: str) -> str | None:
+def paper_link(paper: str) -> str | None:
+    """Return the address of a paper that arXiv has; None of others."""
     found = _ARXIV.search(paper)
     return f"https://arxiv.org/abs/{found[1]}" if found else None
