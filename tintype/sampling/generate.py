@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from pydantic import Field
@@ -25,6 +26,9 @@ from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws, Route, TextTokens, VelocityFn
 from tintype.settings import Settings
 from tintype.train.parts import Model
+
+OnEstimate: TypeAlias = Callable[[Callable[[], Tensor]], None]
+"""Receives a function that decodes the images under way, which costs as much as decoding the last ones."""
 
 Size = int | tuple[int, int]
 """Side of square images in pixels, or their height and width."""
@@ -52,12 +56,17 @@ def generate(
     size_px: Size,
     first_index: int = 0,
     on_step: Callable[[int], None] = lambda images: None,
+    on_estimate: OnEstimate | None = None,
 ) -> Tensor:
-    """Return one image for each caption: uint8 [N, 3, height, width]. `on_step` gets each batch's size at each step."""
+    """Return one image for each caption: uint8 [N, 3, height, width]. `on_step` gets each batch's size at each step.
+
+    `on_estimate` gets, at each velocity, a function that decodes the batch as it is expected to come out.
+    """
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
         index_B = torch.arange(first, last, device=parts.device) + first_index
-        z_BCHW = sample_latents(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step)
+        draws = Draws(seed, index_B)
+        z_BCHW = sample_latents(parts, captions[first:last], settings, draws, size_px, on_step, on_estimate)
         with parts.compute():
             batches.append(parts.tokenizer.decode(z_BCHW).cpu())
     return torch.cat(batches)
@@ -76,6 +85,7 @@ def sample_latents(
     draws: Draws,
     size_px: Size,
     on_step: Callable[[int], None] = lambda images: None,
+    on_estimate: OnEstimate | None = None,
 ) -> Tensor:
     """Return the latents of the images of one batch."""
     noise_BCHW = first_noise(parts, draws, size_px)
@@ -87,8 +97,20 @@ def sample_latents(
         branches = TextBranches(parts, draws, tokens, caption, null)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
+        guided = guided if on_estimate is None else _watched(guided, parts, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens))
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
+
+
+def _watched(velocity: VelocityFn, parts: Model, on_estimate: OnEstimate) -> VelocityFn:
+    """Return the same velocity; each value is also shown as the data that it points to, x_t - t v."""
+
+    def watched(x_t_BCHW: Tensor, t: float) -> Tensor:
+        v_BCHW = velocity(x_t_BCHW, t)
+        on_estimate(lambda: parts.tokenizer.decode(x_t_BCHW - t * v_BCHW).cpu())
+        return v_BCHW
+
+    return watched
 
 
 def first_noise(parts: Model, draws: Draws, size_px: Size) -> Tensor:
