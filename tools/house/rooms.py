@@ -41,6 +41,7 @@ ORDER = (
     "audit",
     "bench",
     "tokenizer_lab",
+    "serve",
     "terminal",
     "cli",
     "__main__",

@@ -1,0 +1,129 @@
+"""Curves of many runs, for a page: the mean over the seeds of each arm, and their range, in bins of steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tintype.serve.tail import EventsLog, MetricsLog, Series
+from tintype.study.results import Curve
+
+BINS = 120
+FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
+"""The curves that are listed first, in this order."""
+Band: TypeAlias = list[tuple[float, float, float, float, float]]
+"""(step, seconds, mean, lowest, highest) of each bin that has values."""
+_Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """A run that a page shows, and where its files are. The folder may not be there yet."""
+
+    arm: str
+    seed: int
+    hash: str
+    folder: Path
+    steps: int
+
+
+class Curves:
+    """The logs of all runs of a page."""
+
+    def __init__(self, runs: Sequence[RunPlace]) -> None:
+        self.runs = list(runs)
+        self.metrics = {run.hash: MetricsLog(run.folder / "metrics.jsonl") for run in runs}
+        self.events = {run.hash: EventsLog(run.folder / "events.jsonl") for run in runs}
+        self.steps = max((run.steps for run in runs), default=1)
+        self.versions = {run.arm: 0 for run in runs}
+        """How often each arm has changed."""
+        self.events_version = 0
+        self._next = 0
+        self._lock = threading.Lock()
+        """One thread reads the files, others ask for bands."""
+        self._binned: dict[tuple[str, str], tuple[int, _Bins]] = {}
+
+    def read(self, budget_s: float = 0.25) -> bool:
+        """Read what is new, in turn, until all runs are read or the budget is spent; return whether all were read."""
+        end = time.monotonic() + budget_s
+        for _ in range(len(self.runs)):
+            run = self.runs[self._next % len(self.runs)]
+            self._next += 1
+            with self._lock:
+                self.versions[run.arm] += self.metrics[run.hash].read()
+                self.events_version += self.events[run.hash].read()
+            if time.monotonic() > end:
+                return False
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names of all curves, the usual ones first."""
+        with self._lock:
+            found = dict.fromkeys(name for log in self.metrics.values() for name in log.series)
+        return [*(name for name in FIRST if name in found), *sorted(set(found) - set(FIRST))]
+
+    def band(self, arm: str, name: str) -> Band:
+        """Return the mean and the range over an arm's seeds."""
+        with self._lock:
+            rows = [bins for run in self.runs if run.arm == arm and (bins := self._bins(run.hash, name)) is not None]
+        return _band(rows, self.steps) if rows else []
+
+    def _bins(self, run: str, name: str) -> _Bins | None:
+        """Return the values and seconds of a run's curve in each bin, NaN where it has none; kept until it grows."""
+        log = self.metrics[run]
+        if name not in log.series:
+            return None
+        known = self._binned.get((run, name))
+        if known is None or known[0] != log.version:
+            known = log.version, _bins(log.series[name], self.steps)
+            self._binned[run, name] = known
+        return known[1]
+
+    def event_steps(self) -> list[tuple[float, str, str]]:
+        """Return (step, kind, arm) of the events that belong on the axis, at most a hundred."""
+        with self._lock:
+            found = [
+                (float(event["step"]), str(event["event"]), run.arm)
+                for run in self.runs
+                for event in self.events[run.hash].events
+                if isinstance(event.get("step"), int | float) and event["step"] > 0
+            ]
+        return sorted(dict.fromkeys(found))[:100]
+
+
+class StoredCurves(Curves):
+    """Curves of a study whose runs are gone, as its results keep them."""
+
+    def __init__(self, runs: Mapping[RunPlace, Mapping[str, Curve]]) -> None:
+        super().__init__(list(runs))
+        self.steps = max((curve.step[-1] for of in runs.values() for curve in of.values() if curve.step), default=1)
+        for run, curves in runs.items():
+            for name, curve in curves.items():
+                series = self.metrics[run.hash].series.setdefault(name, Series())
+                for step, value in zip(curve.step, curve.value, strict=False):
+                    series.add(step, float("nan"), value)
+
+
+def _bins(series: Series, steps: int) -> _Bins:
+    step, seconds, value, weight = (np.frombuffer(column) for column in series.columns)
+    place = np.clip(((step - 1) * BINS / max(steps, 1)).astype(int), 0, BINS - 1)
+    whole = np.bincount(place, weight, BINS)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.bincount(place, weight * value, BINS) / whole, np.bincount(place, weight * seconds, BINS) / whole
+
+
+def _band(rows: Iterable[_Bins], steps: int) -> Band:
+    values, seconds = (np.stack(columns) for columns in zip(*rows, strict=True))
+    there = ~np.isnan(values).all(0)
+    values, seconds = values[:, there], seconds[:, there]
+    middle = (np.flatnonzero(there) + 1) * steps / BINS
+    count = np.maximum(1, (~np.isnan(seconds)).sum(0))
+    columns = middle, np.nansum(seconds, 0) / count, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+    return [tuple(float(f"{number:.6g}") for number in point) for point in zip(*columns, strict=True)]  # type: ignore[misc]

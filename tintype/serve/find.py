@@ -1,0 +1,95 @@
+"""The runs and studies in a folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tintype.config.strict import read_yaml
+from tintype.errors import UserError
+
+_DEEPEST = 6
+_MOST_FOLDERS = 20_000
+_INNER = ("checkpoints", "evaluation", "snapshots", "kept", "leases", "runs", "replication")
+"""Folders of runs and studies that hold no others, or those of a study, which its own page shows."""
+
+
+@dataclass(frozen=True)
+class FoundStudy:
+    """A study in the served folder."""
+
+    path: str
+    """Relative to the served folder; empty for the folder itself."""
+    name: str
+    question: str
+    begun: int
+    """Runs that have a folder."""
+    has_report: bool
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run that belongs to no study in the served folder."""
+
+    path: str
+    has_weights: bool
+
+
+def is_study(folder: Path) -> bool:
+    return (folder / "study.yaml").is_file()
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "plan.yaml").is_file()
+
+
+def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
+    """Return the studies and the loose runs below a folder, without following links out of it."""
+    studies, runs, waiting, seen = list[FoundStudy](), list[FoundRun](), [(root, 0)], 0
+    while waiting and seen < _MOST_FOLDERS:
+        folder, depth = waiting.pop(0)
+        seen += 1
+        path = "" if folder == root else folder.relative_to(root).as_posix()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        inner = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        names = {one.name for one in entries}
+        if "study.yaml" in names:
+            studies.append(describe(folder, path))
+        elif "plan.yaml" in names:
+            runs.append(FoundRun(path, "checkpoints" in inner))
+        if depth < _DEEPEST:
+            kept = [name for name in inner if not name.startswith(".") and (name not in _INNER or not _owns(names))]
+            waiting += [(folder / name, depth + 1) for name in kept]
+    return studies, runs
+
+
+def _owns(names: set[str]) -> bool:
+    """Return whether the inner folders of a folder with these names are a study's or a run's."""
+    return bool({"study.yaml", "plan.yaml"} & names)
+
+
+def describe(folder: Path, path: str) -> FoundStudy:
+    """Return a study with the name and the question of its file, where that can be read."""
+    name, question = folder.name, ""
+    try:
+        content = read_yaml((folder / "study.yaml").read_text(encoding="utf-8"), "study.yaml").data
+        if isinstance(content, dict):
+            name, question = str(content.get("name", name)), str(content.get("question", ""))
+    except (UserError, OSError, UnicodeDecodeError):
+        question = "its study.yaml cannot be read"
+    runs = folder / "runs"
+    begun = len(os.listdir(runs)) if runs.is_dir() else 0  # noqa: PTH208 (names, no paths)
+    return FoundStudy(path, name, question, begun, (folder / "report.html").is_file())
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Return the runs of a study that have weights to sample from."""
+    runs = folder / "runs"
+    found = sorted(runs.iterdir()) if runs.is_dir() else []
+    return [
+        run for run in found if is_run(run) and (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
+    ]

@@ -1,0 +1,223 @@
+"""The parts of a page that change: rendered on the server, sent when they differ from what a reader has."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from shlex import quote
+from typing import Any
+from urllib.parse import quote as url_quote
+
+from jinja2 import Template
+
+from tintype.evaluation.results import result_file
+from tintype.page.template import template
+from tintype.plan import Plan
+from tintype.serve.curves import Curves
+from tintype.study.report import charts, findings
+from tintype.study.report.html import HtmlView, arm_colours, paper_link
+from tintype.study.report.view import columns_of
+from tintype.study.results import Arm, StudyResults
+from tintype.study.status import RunState, RunStatus, StudyStatus
+from tintype.study.study import Study
+
+Fragments = dict[str, str]
+"""HTML by the id of the element that it fills."""
+_MOST_ROWS = 60
+_MOST_EVENTS = 60
+_WORDS: dict[RunState, str] = {
+    "done": "done",
+    "running": "running",
+    "silent": "silent",
+    "died": "died, to be resumed",
+    "waiting": "waiting",
+    "perhaps": "for later looks",
+    "failed": "failed",
+    "diverged": "diverged",
+}
+
+
+def page(name: str) -> Template:
+    """Return a template of this room, with the filters of reports."""
+    filters = {
+        "plain": findings.plain,
+        "glyph": findings.glyph,
+        "verdict_class": charts.verdict_class,
+        "url": url_quote,
+    }
+    return template("tintype.serve", name, **filters)
+
+
+def _rendered(block: str, **values: object) -> str:
+    return page("fragments.html.j2").render(block=block, **values)
+
+
+def study_fragments(
+    path: str,
+    colours: Mapping[str, str],
+    *,
+    status: StudyStatus | None = None,
+    curves: Curves | None = None,
+    results: StudyResults | None = None,
+    folder: Path | None = None,
+    study: Study | None = None,
+    refused: str = "",
+) -> Fragments:
+    """Render the parts of a study's page whose content is given."""
+    found: Fragments = {}
+    if status is not None:
+        found["queue"] = _queue(path, colours, status)
+    if curves is not None:
+        found["events"] = _rendered("events", events=_events(curves), colours=colours)
+    if refused:
+        found["verdicts"] = _rendered("refused", reason=refused)
+    elif results is not None and folder is not None:
+        by_name = arm_colours(results)
+        views = [HtmlView(one, columns, folder, {}, by_name) for one, columns in columns_of(results)]
+        values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
+        values |= {"link": paper_link, "several": bool(results.resolutions)}
+        found["verdicts"] = _rendered("verdicts", **values)
+        found["arms"] = _rendered("arms", **values)
+        figures = [(view, view.time_figure) for view in views if view.time_figure is not None]
+        parts = findings.time_parts(results)
+        found["time"] = _rendered("time", figures=figures, parts=parts, part_colours=charts.PART_COLOURS, **values)
+        found["images"] = _rendered("images", grids=[_grid(path, view, folder, study) for view in views], **values)
+    return found
+
+
+def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:
+    """Render the parts of a run's page."""
+    log = next(iter(curves.metrics.values()))
+    diverged = (folder / "diverged.txt").is_file()
+    steps, step = plan.train.steps, int(log.last.get("step", 0))
+    facts = {"step": step, "steps": steps, "seconds": log.seconds, "diverged": diverged}
+    rate = (log.seconds / step) if step and log.seconds else 0.0
+    return {
+        "queue": _rendered("run", facts=facts, left_s=rate * (steps - step), last=log.last, path=path),
+        "events": _rendered("events", events=_events(curves), colours=dict.fromkeys(curves.versions, "arm-0")),
+    }
+
+
+def _queue(path: str, colours: Mapping[str, str], status: StudyStatus) -> str:
+    counts = [(state, words, len(status.of(state))) for state, words in _WORDS.items()]
+    active = status.of("running", "silent", "died")
+    lost = status.of("failed", "diverged")
+    arms: dict[str, list[RunStatus]] = {}
+    for run in status.runs:
+        arms.setdefault(run.arm, []).append(run)
+    return _rendered(
+        "queue",
+        status=status,
+        counts=[(state, words, count) for state, words, count in counts if count],
+        active=active[:_MOST_ROWS],
+        more=max(0, len(active) - _MOST_ROWS),
+        lost=[(run, f"tintype work {quote(status.folder)} --run {run.hash}") for run in lost[:_MOST_ROWS]],
+        retries=sum(run.deaths for run in status.runs),
+        arms=arms,
+        colours=colours,
+        path=path,
+    )
+
+
+def _events(curves: Curves) -> list[dict[str, str]]:
+    """Return the newest events, newest first: when, whose, and what, as text."""
+    found = [
+        (float(event.get("time") or 0.0), run, event) for run in curves.runs for event in curves.events[run.hash].events
+    ]
+    found.sort(key=lambda one: -one[0])
+    return [
+        {
+            "arm": run.arm,
+            "seed": str(run.seed),
+            "kind": str(event.get("event", "")),
+            "step": findings.plain(event.get("step", "")),
+            "details": ", ".join(
+                f"{key} {findings.plain(value)}"
+                for key, value in event.items()
+                if key not in ("event", "step", "time", "line", "checksum")
+            )[:400],
+        }
+        for _, run, event in found[:_MOST_EVENTS]
+    ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An image of the grid at each step that has one: the address by the step, the last one at the end."""
+
+    at: Mapping[int, str]
+
+    @property
+    def last(self) -> str:
+        return self.at[max(self.at)] if self.at else ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Images of all arms at one resolution: same prompts, same noise."""
+
+    title: str
+    prompts: list[str]
+    arms: list[tuple[str, str, str]]
+    """(name, class of its colour, run) of each column."""
+    cells: list[list[Cell]]
+    """A row for each prompt, a cell for each arm."""
+    steps: list[int] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(cell.at for row in self.cells for cell in row)
+
+
+def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
+    arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
+    count, steps = len(view.results.prompts), set[int]()
+    for arm in view.everyone:
+        at = _images(arm, folder, study, count)
+        steps |= {step for of in at for step in of}
+        seed = next((run.seed for run in arm.runs if run.previews), None)
+        arms.append((arm.name, view.colours[arm.name], "no run yet" if seed is None else f"seed {seed}"))
+        columns.append([Cell({step: _address(path, name) for step, name in of.items()}) for of in at])
+    if view.results.real_previews:
+        real = [{max(steps, default=0): name} for name in view.results.real_previews[:count]]
+        arms.append(("real images", "arm-control", "held out"))
+        real += [{}] * (count - len(real))
+        columns.append([Cell({step: _address(path, name) for step, name in of.items()}) for of in real])
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return Grid(view.baseline.resolution, view.results.prompts, arms, rows, sorted(steps))
+
+
+def _images(arm: Arm, folder: Path, study: Study | None, count: int) -> list[dict[int, str]]:
+    """Return the paths of the samples of an arm's first run that has any, for each prompt by step."""
+    found: list[dict[int, str]] = [{} for _ in range(count)]
+    run = next((run for run in arm.runs if run.previews), None)
+    if run is None:
+        return found
+    plans = {one.label: one.plans for one in study.arms}.get(arm.label, ()) if study else ()
+    plan = next((plan for plan in plans if plan.seed == run.seed), None)
+    last = plan.train.steps if plan else 0
+    for index, name in enumerate(run.previews[:count]):
+        if (folder / name).is_file():
+            found[index][last] = name
+    along = study.along(plan) if study and plan else None
+    for step in along.steps if along else ():
+        images = result_file(folder / run.folder, along.protocol, step).parent if along else folder
+        for index in range(count):
+            if (file := images / f"preview-{index}.png").is_file():
+                found[index][step] = file.relative_to(folder).as_posix()
+    return found
+
+
+def _address(path: str, name: str) -> str:
+    return "/image/" + url_quote(f"{path}/{name}".lstrip("/"))
+
+
+@functools.cache
+def static(name: str) -> bytes:
+    """Return the style sheet or the script."""
+    if name == "style.css":
+        return b"\n".join((files("tintype") / file).read_bytes() for file in ("page/style.css", "serve/live.css"))
+    return (files("tintype.serve") / name).read_bytes()

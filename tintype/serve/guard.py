@@ -1,0 +1,151 @@
+"""Checks of each request before it is answered: address, token, origin, and paths that stay inside the served folder.
+
+A browser sends requests to this machine for any page that it has open. So the `Host` header must name this server (a
+foreign name that resolves to this machine is refused), requests that another site started are refused, and changes
+need the origin of this server. Another address than this machine's own needs a token as well.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+Headers: TypeAlias = "Mapping[str, str] | Message[str, str]"
+_SAME = ("same-origin", "none")
+"""Values of `Sec-Fetch-Site` of requests that this server's own pages, or the user, started."""
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_ANYWHERE = ("0.0.0.0", "::", "")
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""Policy of a stored report: it comes from a folder that others may have written, so no script runs in it."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""
+
+
+class RefusedError(Exception):
+    """A request that is not answered, with the status and the words that say why."""
+
+    def __init__(self, status: HTTPStatus, words: str) -> None:
+        super().__init__(words)
+        self.status, self.words = status, words
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The rules of one server. `token` is None where requests need none."""
+
+    host: str
+    port: int
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def cookie(self) -> str:
+        """Return the name of the cookie that keeps the token; ports of one machine share their cookies."""
+        return f"tintype-{self.port}"
+
+    def check(self, method: str, target: str, headers: Headers) -> None:
+        """Raise RefusedError for a request that must not be answered."""
+        self._check_host(headers.get("Host", ""))
+        self._check_site(method, headers)
+        if self.token is not None and not self.knows_token(target, headers):
+            raise RefusedError(
+                HTTPStatus.UNAUTHORIZED, "This server needs its token: open the address that it printed at its start."
+            )
+
+    def _check_host(self, given: str) -> None:
+        try:
+            split = urlsplit(f"//{given}")
+            name, port = split.hostname or "", split.port or 80
+        except ValueError:
+            name, port = "", 0
+        if self.host in _ANYWHERE:
+            return  # it has many names, and a token
+        names = (*_LOCAL_NAMES, self.host) if is_local(self.host) else (self.host,)
+        if name.lower() not in [one.lower() for one in names] or port != self.port:
+            raise RefusedError(HTTPStatus.FORBIDDEN, "The request's Host is not the address of this server.")
+
+    def _check_site(self, method: str, headers: Headers) -> None:
+        site, mode = headers.get("Sec-Fetch-Site"), headers.get("Sec-Fetch-Mode")
+        opens_page = method == "GET" and mode == "navigate" and headers.get("Sec-Fetch-Dest", "document") == "document"
+        if site is not None and site not in _SAME and not opens_page:
+            raise RefusedError(HTTPStatus.FORBIDDEN, "The request was started by another site.")
+        origin = headers.get("Origin")
+        if origin is not None and origin != f"http://{headers.get('Host', '')}":
+            raise RefusedError(HTTPStatus.FORBIDDEN, "The request was started by another site.")
+        if method not in ("GET", "HEAD"):
+            if origin is None:
+                raise RefusedError(HTTPStatus.FORBIDDEN, "The request has no Origin.")
+            if headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+                raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The request's content must be JSON.")
+
+    def knows_token(self, target: str, headers: Headers) -> bool:
+        """Return whether a request has the token: in its address, its cookie or its Authorization header."""
+        given = [*parse_qs(urlsplit(target).query).get("token", [])]
+        try:
+            cookies = SimpleCookie(headers.get("Cookie", ""))
+        except CookieError:
+            cookies = SimpleCookie()
+        given += [cookies[self.cookie].value] if self.cookie in cookies else []
+        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+        given += [bearer] if scheme == "Bearer" else []
+        wanted = (self.token or "").encode()
+        return any([hmac.compare_digest(one.encode(), wanted) for one in given])  # noqa: C419 (each is compared)
+
+    def set_cookie(self) -> str:
+        """Return the cookie that keeps the token, which scripts and other sites never see."""
+        return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+
+
+def inside(root: Path, quoted: str) -> Path:
+    """Return the file or folder of a path in an address; refuse one that is not inside `root`, links resolved.
+
+    Names that begin with a dot are refused too: they are not for readers.
+    """
+    missing = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
+    try:
+        name = unquote(quoted, errors="strict")
+    except UnicodeDecodeError:
+        raise missing from None
+    parts = [part for part in name.split("/") if part]
+    if "\0" in name or "\\" in name or any(part.startswith(".") for part in parts):
+        raise missing
+    try:
+        found = root.joinpath(*parts).resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise missing from None
+    if not found.is_relative_to(root):
+        raise missing
+    return found

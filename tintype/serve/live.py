@@ -1,0 +1,207 @@
+"""The content of each page, kept up to date by one thread while somebody looks: many pages cost as much as one.
+
+Files alone are read, and nothing in the served folder is written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from tintype.errors import DamagedFileError, UserError
+from tintype.plan import plan_from_folder
+from tintype.serve.curves import Curves, RunPlace, StoredCurves
+from tintype.serve.fragments import Fragments, run_fragments, study_fragments
+from tintype.study.compare import collect, read_run
+from tintype.study.results import Run, StudyResults, read_results_file
+from tintype.study.status import LEFT, StatusReader, StudyStatus
+from tintype.study.study import Study
+
+EVERY_S = 1.0
+"""Time between two looks at the files."""
+_IDLE_S = 20.0
+"""Nothing is read any more once nobody has asked for so long."""
+
+
+class Live(ABC):
+    """The state of one page, and the thread that reads it."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.folder, self.path = folder, path
+        self.curves = Curves([])
+        self.fragments: Fragments = {}
+        self.problem = ""
+        self.version = 0
+        self.colours: dict[str, str] = {}
+        """Class of the style sheet for each arm's label."""
+        self.changed = threading.Condition()
+        self._asked_s = 0.0
+        self._reading = False
+
+    @abstractmethod
+    def look(self) -> bool:
+        """Read what is new; return whether there is more to read at once."""
+
+    def ask(self, wait_s: float = 0.0) -> None:
+        """Keep the page up to date for a while; wait until it was read once, but no longer than `wait_s`."""
+        with self.changed:
+            self._asked_s = time.monotonic()
+            if not self._reading:
+                self._reading = True
+                threading.Thread(target=self._read, name=f"live {self.path}", daemon=True).start()
+            if wait_s:
+                self.changed.wait_for(lambda: self.version > 0, wait_s)
+
+    def wait(self, version: int, timeout_s: float) -> int:
+        """Wait until the page is newer than `version`; return its version."""
+        self.ask()
+        with self.changed:
+            self.changed.wait_for(lambda: self.version != version, timeout_s)
+            return self.version
+
+    def _read(self) -> None:
+        while True:
+            with self.changed:
+                if time.monotonic() - self._asked_s > _IDLE_S:
+                    self._reading = False
+                    return
+            more = self.step()
+            time.sleep(0.02 if more else EVERY_S)
+
+    def step(self) -> bool:
+        """Look once; a folder that cannot be read is a problem that the page shows."""
+        before = self._state()
+        try:
+            more, self.problem = self.look(), ""
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+            more, self.problem = False, f"{error}"
+        if self._state() != before or not self.version:
+            with self.changed:
+                self.version += 1
+                self.changed.notify_all()
+        return more
+
+    def _state(self) -> tuple[object, ...]:
+        return dict(self.fragments), self.problem, sum(self.curves.versions.values())
+
+
+class LiveStudy(Live):
+    """A study, running or done; with its runs, or with the results that are left of them."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        super().__init__(folder, path)
+        self._reader = StatusReader(folder)
+        self._stored = not (folder / "runs").is_dir() and (folder / "results.json").is_file()
+        self._scores: dict[str, Run] = {}
+        self._study: Study | None = None
+        self._ended: tuple[tuple[str, str], ...] | None = None
+        self._results: StudyResults | None = None
+        self._compared = ""
+        self._events_shown = -1
+
+    def look(self) -> bool:
+        """Read the queue, then the logs, then the verdicts, the cheapest first."""
+        if self._stored:
+            return self._look_stored()
+        status = self._reader.read()
+        if self._reader.study is not self._study:
+            self._begin(self._reader.study, status)
+        self.fragments |= study_fragments(self.path, self.colours, status=status)
+        is_read = self.curves.read()
+        if self.curves.events_version != self._events_shown:
+            self._events_shown = self.curves.events_version
+            self.fragments |= study_fragments(self.path, self.colours, curves=self.curves)
+        ended = tuple((run.hash, run.state) for run in status.runs if run.state not in (*LEFT, "perhaps"))
+        if ended != self._ended and (is_read or self._ended is None):
+            self._ended = ended
+            self._compare(self._reader.study, status)
+        return not is_read
+
+    def _begin(self, study: Study, status: StudyStatus) -> None:
+        self._study = study
+        self.colours = _colours([(arm.label, arm.name, arm.role) for arm in study.arms])
+        steps = {run.hash: run.steps for run in status.runs}
+        self.curves = Curves(
+            [
+                RunPlace(run.arm, run.seed, run.hash, self.folder / "runs" / run.hash, steps[run.hash])
+                for run in status.runs
+            ]
+        )
+        for run in status.runs:
+            self.colours.setdefault(run.arm, "arm-control")
+        self._ended = None
+
+    def _compare(self, study: Study, status: StudyStatus) -> None:
+        """Compare the runs that are done; rows stay incomplete until all runs of a look are there."""
+        names = {(run.arm, run.seed): run.hash for run in status.runs}
+        states = {run.hash: run.state for run in status.runs}
+        try:
+            runs = {
+                arm.label: [self._run(study, arm.label, index, names, states) for index in range(len(arm.plans))]
+                for arm in study.arms
+            }
+            self._results = collect(study, self.folder, runs)
+            self._compared = ""
+        except (UserError, OSError) as error:
+            self._compared = str(error)
+        self.fragments |= study_fragments(
+            self.path, self.colours, results=self._results, folder=self.folder, study=study, refused=self._compared
+        )
+
+    def _run(
+        self, study: Study, label: str, index: int, names: Mapping[tuple[str, int], str], states: Mapping[str, str]
+    ) -> Run:
+        """Read the scores of a run once it has ended; another is missing."""
+        plan = next(arm for arm in study.arms if arm.label == label).plans[index]
+        name = names.get((label, plan.seed)) or plan.hash
+        if name not in self._scores or self._scores[name].state != states.get(name):
+            missing = Run(seed=plan.seed, hash=name, folder=f"runs/{name}", state="missing")
+            try:
+                ended = states.get(name) in ("done", "diverged", "failed")
+                found = read_run(plan, study.settings.evaluation, self.folder, logs=False) if ended else missing
+            except DamagedFileError:
+                found = missing
+            if found.state == "missing":
+                return found
+            self._scores[name] = found
+        return self._scores[name]
+
+    def _look_stored(self) -> bool:
+        if self._results is None:
+            self._results = results = read_results_file(self.folder / "results.json")
+            self.colours = _colours([(arm.label, arm.name, arm.role) for arm in results.arms])
+            places = {
+                RunPlace(arm.label, run.seed, run.hash, self.folder / run.folder, 1): run.curves
+                for arm in results.arms
+                for run in arm.runs
+            }
+            self.curves = StoredCurves(places)
+            for arm in self.curves.versions:
+                self.curves.versions[arm] += 1
+            self.fragments |= study_fragments(self.path, self.colours, results=results, folder=self.folder)
+        return False
+
+
+class LiveRun(Live):
+    """One run."""
+
+    def look(self) -> bool:
+        """Read the plan once, and what is new of the logs."""
+        if not self.curves.runs:
+            plan = plan_from_folder(self.folder)
+            label = f"seed {plan.seed}"
+            self.colours = {label: "arm-0"}
+            self.curves = Curves([RunPlace(label, plan.seed, plan.hash, self.folder, plan.train.steps)])
+            self.plan = plan
+        is_read = self.curves.read()
+        self.fragments |= run_fragments(self.path, self.folder, self.plan, self.curves)
+        return not is_read
+
+
+def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:
+    """Return the style sheet's class for each arm's label, of (label, name, role), as in the report."""
+    named = list(dict.fromkeys(name for _, name, role in arms if role == "arm"))
+    return {label: f"arm-{named.index(name) % 8}" if role == "arm" else f"arm-{role}" for label, name, role in arms}

@@ -1,0 +1,225 @@
+"""Images on demand from the runs of the served folder: one at a time, in the order of the requests, within limits."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.sampling.generate import SamplerSettings, generate
+from tintype.settings import Settings
+from tintype.train.load import load_run
+from tintype.train.parts import Model
+
+State = Literal["waiting", "loading", "sampling", "done", "failed", "stopped"]
+ENDED: tuple[State, ...] = ("done", "failed", "stopped")
+_PREVIEW_S = 0.2
+"""Least time between two images of one that is under way."""
+_MODELS = 2
+_KEPT_JOBS = 32
+LARGEST_PX = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for, and how many may wait."""
+
+    prompt: int = 1000
+    seed: int = 2**31 - 1
+    steps: int = 250
+    guidance: float = 50.0
+    count: int = 4
+    waiting: int = 8
+
+
+LIMITS = Limits()
+
+
+class Request(Settings):
+    """A request for images. Its fields are those of the page's form."""
+
+    client: str = Field(min_length=8, max_length=64)
+    prompt: str = Field(min_length=1, max_length=LIMITS.prompt)
+    run: str = Field(max_length=1000)
+    beside: str = Field("", max_length=1000)
+    seed: int = Field(0, ge=0, le=LIMITS.seed)
+    steps: int = Field(30, ge=1, le=LIMITS.steps)
+    guidance: float = Field(3.5, ge=0, le=LIMITS.guidance)
+    from_t: float = Field(0.0, ge=0, le=1)
+    to_t: float = Field(1.0, ge=0, le=1)
+    method: Literal["euler", "heun"] = "euler"
+    count: int = Field(1, ge=1, le=LIMITS.count)
+
+    @property
+    def sampler(self) -> SamplerSettings:
+        guidance = ClassifierFreeSettings(scale=self.guidance, from_t=self.from_t, to_t=self.to_t)
+        return SamplerSettings(method=self.method, steps=self.steps, guidance=guidance, batch=self.count)
+
+
+@dataclass
+class Job:
+    """A request and how far it is."""
+
+    id: str
+    request: Request
+    runs: list[tuple[str, Path]]
+    """(name for readers, folder) of the runs that make the images."""
+    state: State = "waiting"
+    words: str = ""
+    share: float = 0.0
+    images: list[dict[str, str]] = field(default_factory=list)
+    version: int = 0
+    stop: bool = False
+
+    def shown(self) -> dict[str, object]:
+        """Return what the page is sent."""
+        return {"id": self.id, "state": self.state, "words": self.words, "share": self.share, "images": self.images}
+
+
+class _StoppedError(Exception):
+    """The reader has asked to stop."""
+
+
+class Playground:
+    """The queue of requests, the models that are loaded, and the one thread that samples."""
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+        self.changed = threading.Condition()
+        self.jobs: OrderedDict[str, Job] = OrderedDict()
+        self._waiting: deque[Job] = deque()
+        self._models: OrderedDict[tuple[Path, float], tuple[Model, int]] = OrderedDict()
+        self._number = 0
+        self._works = False
+
+    def ask(self, request: Request, runs: list[tuple[str, Path]]) -> Job:
+        """Queue a request; refuse it where too many wait."""
+        if request.from_t >= request.to_t:
+            raise UserError(f"guidance from t {request.from_t:g} to {request.to_t:g} is empty; let it end later")
+        with self.changed:
+            if len(self._waiting) >= LIMITS.waiting:
+                raise UserError(f"{LIMITS.waiting} requests wait already; try again when some are done")
+            self._number += 1
+            job = Job(str(self._number), request, runs, words=f"waiting, {len(self._waiting)} before it")
+            self.jobs[job.id] = job
+            while len(self.jobs) > _KEPT_JOBS:
+                self.jobs.popitem(last=False)
+            self._waiting.append(job)
+            if not self._works:
+                self._works = True
+                threading.Thread(target=self._work, name="playground", daemon=True).start()
+            self.changed.notify_all()
+        return job
+
+    def stop(self, client: str, id: str) -> None:
+        """Stop a request of this client, at its next step."""
+        with self.changed:
+            job = self.jobs.get(id)
+            if job is not None and job.request.client == client:
+                job.stop = True
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                    self._tell(job, "stopped", "stopped")
+
+    def of_client(self, client: str) -> list[Job]:
+        return [job for job in self.jobs.values() if job.request.client == client]
+
+    def _tell(self, job: Job, state: State, words: str, share: float = 0.0) -> None:
+        with self.changed:
+            job.state, job.words, job.share = state, words, share
+            job.version += 1
+            self.changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                if not self._waiting:
+                    self._works = False
+                    return
+                job = self._waiting.popleft()
+            try:
+                self._make(job)
+                self._tell(job, "done", "done", 1.0)
+            except _StoppedError:
+                self._tell(job, "stopped", "stopped")
+            except UserError as error:
+                self._tell(job, "failed", str(error))
+            except Exception as error:  # one request that fails must not end the thread of all others
+                self._tell(job, "failed", f"{type(error).__name__}: {error}")
+
+    def _make(self, job: Job) -> None:
+        for index, (name, folder) in enumerate(job.runs):
+            self._tell(job, "loading", f"loading {name}", index / len(job.runs))
+            model, step = self._model(folder)
+            self._sample(job, name, model, step, index)
+
+    def _model(self, folder: Path) -> tuple[Model, int]:
+        """Return a run's newest weights; a model is loaded once, and again when its run has trained further."""
+        key = folder, max((path.stat().st_mtime for path in (folder / "checkpoints").glob("*")), default=0.0)
+        if key not in self._models:
+            for old in [one for one in self._models if one[0] == folder]:
+                del self._models[old]
+            while len(self._models) >= _MODELS:
+                self._models.popitem(last=False)
+            self._models[key] = load_run(folder, self.device)
+        self._models.move_to_end(key)
+        return self._models[key]
+
+    def _sample(self, job: Job, name: str, model: Model, step: int, index: int) -> None:
+        request, size_px = job.request, min(model.plan.data.size_px, LARGEST_PX)
+        first = index * request.count
+        shown_s, done = 0.0, 0
+
+        def show(images: Tensor, words: str) -> None:
+            for place, image in enumerate(images):
+                about = {"run": name, "words": f"{name}, {words}, seed {request.seed}", "source": _source(image)}
+                job.images[first + place : first + place + 1] = [about]
+
+        def on_step(images: int) -> None:
+            nonlocal done
+            done += 1
+            share = (index + done / request.steps) / len(job.runs)
+            self._tell(job, "sampling", f"{name}: step {done} of {request.steps}", share)
+
+        def on_estimate(estimate: Callable[[], Tensor]) -> None:
+            nonlocal shown_s
+            if job.stop:
+                raise _StoppedError
+            if time.monotonic() - shown_s > _PREVIEW_S:
+                shown_s = time.monotonic()
+                show(estimate(), f"step {done} of {request.steps}")
+
+        images = generate(
+            model,
+            [request.prompt] * request.count,
+            request.sampler,
+            seed=request.seed,
+            size_px=size_px,
+            on_step=on_step,
+            on_estimate=on_estimate,
+        )
+        show(images, f"trained {step:,} steps")
+
+
+def _source(image_CHW: Tensor) -> str:
+    """Return an image as a data URI; small ones are enlarged by whole factors, so that they can be seen."""
+    image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
+    factor = max(1, math.floor(128 / max(image.size)))
+    if factor > 1:
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")

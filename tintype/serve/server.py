@@ -1,0 +1,414 @@
+"""The server of `tintype serve`: pages, images and event streams of one folder, by the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
+
+from pydantic import ValidationError
+
+from tintype.data.image_file import BadImageError, open_image, read_file
+from tintype.errors import UserError
+from tintype.plan import plan_from_folder
+from tintype.runtime.notes import note
+from tintype.serve.find import describe, find, is_run, is_study, runs_of
+from tintype.serve.fragments import page, static
+from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
+from tintype.serve.live import Live, LiveRun, LiveStudy
+from tintype.serve.playground import LIMITS, Playground, Request
+
+PORT = 8420
+_FIRST_PAINT_S = 0.5
+"""A page waits so long for what it shows; the rest comes by its stream."""
+_BEAT_S = 10.0
+_MOST_STREAMS = 64
+_MOST_LIVE = 32
+_MOST_BYTES = 16_384
+"""Largest content of a request."""
+_MOST_RUNS = 400
+_CURVES_EVERY_S = 1.0
+_STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
+_FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
+_FORM |= {"to_t": "1", "method": "euler", "count": "1"}
+"""Values of the playground's form where its address gives no others."""
+_NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves one folder. Pages of the same study or run share what is read of it."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(
+        self, root: Path, host: str = "127.0.0.1", port: int = PORT, *, token: bool = False, device: str | None = None
+    ) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root} is no folder; give the folder of runs and studies")
+        self.root = root.resolve()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"cannot listen on {host}, port {port} ({error}); choose another --port or --host"
+            ) from None
+        needed = token or not is_local(host)
+        self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
+        self.playground = Playground(device)
+        self._lives: OrderedDict[tuple[type[Live], Path], Live] = OrderedDict()
+        self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
+
+    @property
+    def url(self) -> str:
+        """Return the address to open, with the token where one is needed."""
+        host = "localhost" if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
+        shown = f"[{host}]" if ":" in host else host
+        token = f"?token={self.guard.token}" if self.guard.token else ""
+        return f"http://{shown}:{self.guard.port}/{token}"
+
+    def relative(self, folder: Path) -> str:
+        return "" if folder == self.root else folder.relative_to(self.root).as_posix()
+
+    def live(self, kind: type[Live], folder: Path) -> Live:
+        """Return the state of a page, the same for all who look at it."""
+        with self._lock:
+            key = kind, folder
+            if key not in self._lives:
+                self._lives[key] = kind(folder, self.relative(folder))
+            self._lives.move_to_end(key)
+            while len(self._lives) > _MOST_LIVE:
+                self._lives.popitem(last=False)
+            return self._lives[key]
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Enclose an event stream; refuse more than the server can hold."""
+        if not self._streams.acquire(blocking=False):
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.")
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Note a failure that no answer could report; a reader that has gone is none."""
+        if (error := sys.exception()) is not None and not isinstance(error, ConnectionError | TimeoutError):
+            note(f"the live page: {type(error).__name__}: {error}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: LiveServer
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "tintype", ""
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        """Answer a page, an image, a file of the page, or an event stream."""
+        with self._refusals():
+            self.server.guard.check("GET", self.path, self.headers)
+            if self._takes_token():
+                return
+            path = self.path.partition("?")[0]
+            kind, _, rest = path.lstrip("/").partition("/")
+            answers = {
+                "": self._index,
+                "static": self._static,
+                "study": self._study,
+                "run": self._run,
+                "report": self._report,
+                "image": self._image,
+                "playground": self._playground,
+                "events": self._events,
+            }
+            if kind not in answers:
+                raise _NOT_FOUND
+            answers[kind](rest)
+
+    def do_POST(self) -> None:
+        """Answer a request to the playground."""
+        with self._refusals():
+            self.close_connection = True  # its content may be unread
+            self.server.guard.check("POST", self.path, self.headers)
+            content = self._content()
+            if self.path == "/play":
+                self._send_json({"id": self._play(content)})
+            elif self.path == "/play/stop":
+                self.server.playground.stop(str(content.get("client")), str(content.get("id")))
+                self._send_json({})
+            else:
+                raise _NOT_FOUND
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError as error:
+            self._send_problem(error.status, error.words)
+        except UserError as error:
+            self._send_problem(HTTPStatus.BAD_REQUEST, str(error))
+
+    def _takes_token(self) -> bool:
+        """Keep a token of the address in a cookie, so that no link or history has it."""
+        split = urlsplit(self.path)
+        if self.server.guard.token is None or "token" not in parse_qs(split.query):
+            return False
+        rest = urlencode([(key, value) for key, value in parse_qsl(split.query) if key != "token"])
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Set-Cookie", self.server.guard.set_cookie())
+        self.send_header("Location", "/" + split.path.lstrip("/") + (f"?{rest}" if rest else ""))
+        self.send_header("Content-Length", "0")
+        self._end_headers()
+        return True
+
+    def _content(self) -> dict[str, object]:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "The request has no length.") from None
+        if not 0 <= length <= _MOST_BYTES:
+            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too long.")
+        try:
+            content = json.loads(self.rfile.read(length))
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "The request is no JSON object.")
+        return content
+
+    # pages
+
+    def _index(self, rest: str) -> None:
+        studies, runs = find(self.server.root)
+        self._send_page(
+            "index.html.j2", title="Runs and studies", folder=str(self.server.root), studies=studies, runs=runs
+        )
+
+    def _study(self, rest: str) -> None:
+        folder = self._folder(rest, is_study)
+        live = self.server.live(LiveStudy, folder)
+        live.ask(_FIRST_PAINT_S)
+        found = describe(folder, live.path)
+        self._send_live(live, "study", found.question or found.name)
+
+    def _run(self, rest: str) -> None:
+        folder = self._folder(rest, is_run)
+        live = self.server.live(LiveRun, folder)
+        live.ask(_FIRST_PAINT_S)
+        try:
+            plan = plan_from_folder(folder).to_yaml()
+        except UserError as error:
+            plan = str(error)
+        self._send_live(live, "run", folder.name, plan=plan)
+
+    def _send_live(self, live: Live, kind: str, heading: str, **more: object) -> None:
+        report = kind == "study" and (live.folder / "report.html").is_file()
+        self._send_page(
+            "study.html.j2",
+            title=heading,
+            heading=heading,
+            kind=kind,
+            path=live.path,
+            fragments=dict(live.fragments),
+            problem=live.problem,
+            has_report=report,
+            stream=f"/events/{kind}/{quote(live.path)}",
+            **more,
+        )
+
+    def _playground(self, rest: str) -> None:
+        given = dict(parse_qsl(urlsplit(self.path).query))
+        values = {key: given.get(key, usual)[: LIMITS.prompt] for key, usual in _FORM.items()}
+        client = secrets.token_hex(12)
+        runs = list(self._sampled_runs())
+        stream = f"/events/play/{client}"
+        self._send_page(
+            "playground.html.j2", title="Playground", runs=runs, values=values, limits=LIMITS, stream=stream
+        )
+
+    def _sampled_runs(self) -> Iterator[dict[str, str]]:
+        """Yield path and words of the runs that can be sampled from."""
+        studies, runs = find(self.server.root)
+        left = _MOST_RUNS
+        for run in runs:
+            if run.has_weights:
+                yield {"path": run.path, "words": run.path or "the folder itself"}
+        for study in studies:
+            folder = self.server.root / study.path
+            named: dict[str, str] = {}
+            with suppress(UserError, OSError):
+                live = self.server.live(LiveStudy, folder)
+                live.ask(_FIRST_PAINT_S)
+                named = {run.hash: f"{study.name}: {run.arm}, seed {run.seed}" for run in live.curves.runs}
+            order = list(named)
+            there = {run.name: run for run in runs_of(folder)[:left]}
+            left -= len(there)
+            for name in sorted(there, key=lambda one: order.index(one) if one in named else len(order)):
+                words = named.get(name, f"{study.name}: {name}")
+                yield {"path": self.server.relative(there[name]), "words": words}
+
+    def _report(self, rest: str) -> None:
+        file = self._folder(rest, is_study) / "report.html"
+        if not file.is_file() or file.is_symlink():
+            raise _NOT_FOUND
+        self._send(file.read_bytes(), "text/html; charset=utf-8", policy=REPORT_POLICY)
+
+    def _image(self, rest: str) -> None:
+        file = inside(self.server.root, rest)
+        if file.suffix.lower() != ".png" or not file.is_file():
+            raise _NOT_FOUND
+        try:
+            content = read_file(file)
+            with open_image(content, file.name):
+                self._send(content, "image/png", cache="private, max-age=60")
+        except (OSError, BadImageError):
+            raise _NOT_FOUND from None
+
+    def _static(self, rest: str) -> None:
+        if rest not in _STATIC:
+            raise _NOT_FOUND
+        self._send(static(rest), f"{_STATIC[rest]}; charset=utf-8")
+
+    def _folder(self, rest: str, is_kind: Callable[[Path], bool]) -> Path:
+        folder = inside(self.server.root, rest)
+        if not folder.is_dir() or not is_kind(folder):
+            raise _NOT_FOUND
+        return folder
+
+    def _play(self, content: dict[str, object]) -> str:
+        try:
+            request = Request.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        paths = [request.run, *([request.beside] if request.beside else [])]
+        runs = [(path or "the folder itself", self._folder(quote(path), is_run)) for path in paths]
+        return self.server.playground.ask(request, runs).id
+
+    # event streams
+
+    def _events(self, rest: str) -> None:
+        kind, _, path = rest.partition("/")
+        if kind == "play":
+            self._begin_stream(self._follow_playground(path))
+        elif kind in ("study", "run"):
+            folder = self._folder(path, is_study if kind == "study" else is_run)
+            live = self.server.live(LiveStudy if kind == "study" else LiveRun, folder)
+            asked = parse_qs(urlsplit(self.path).query).get("metrics", [""])[0]
+            self._begin_stream(follow(live, [name for name in asked.split(",") if name]))
+        else:
+            raise _NOT_FOUND
+
+    def _begin_stream(self, news: Iterator[tuple[str, object]]) -> None:
+        with self.server.stream():
+            self.close_connection = True
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self._end_headers()
+            with suppress(OSError):  # of a reader that has gone
+                for name, content in news:
+                    written = (
+                        f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n" if name else ": here\n\n"
+                    )
+                    self.wfile.write(written.encode())
+                    self.wfile.flush()
+
+    def _follow_playground(self, client: str) -> Iterator[tuple[str, object]]:
+        place, sent = self.server.playground, dict[str, int]()
+        while True:
+            with place.changed:
+                place.changed.wait_for(
+                    lambda: any(job.version != sent.get(job.id) for job in place.of_client(client)), _BEAT_S
+                )
+                news = [(job, job.version, job.shown()) for job in place.of_client(client)]
+            changed = [(job, version, shown) for job, version, shown in news if version != sent.get(job.id)]
+            for job, version, shown in changed:
+                sent[job.id] = version
+                yield "play", shown
+            if not changed:
+                yield "", None
+
+    # answers
+
+    def _send_page(self, name: str, **values: object) -> None:
+        text = page(name).render(**{"stream": "", **values})
+        self._send(text.encode(), "text/html; charset=utf-8")
+
+    def _send_json(self, content: object, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(json.dumps(content).encode(), "application/json", status)
+
+    def _send_problem(self, status: HTTPStatus, words: str) -> None:
+        self.close_connection = True
+        if self.command == "POST":
+            self._send_json({"error": words}, status)
+        else:
+            self._send(f"{words}\n".encode(), "text/plain; charset=utf-8", status)
+
+    def _send(
+        self,
+        content: bytes,
+        kind: str,
+        status: HTTPStatus = HTTPStatus.OK,
+        *,
+        policy: str = CONTENT_POLICY,
+        cache: str | None = None,
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self._end_headers(policy, cache)
+        self.wfile.write(content)
+
+    def _end_headers(self, policy: str = CONTENT_POLICY, cache: str | None = None) -> None:
+        self.send_header("Content-Security-Policy", policy)
+        for name, value in HEADERS.items():
+            self.send_header(name, cache if cache and name == "Cache-Control" else value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: addresses may hold a token."""
+
+
+def follow(live: Live, metrics: list[str]) -> Iterator[tuple[str, object]]:
+    """Yield the events of a page: parts and curves that a reader does not have yet."""
+    fragments, problem, version = dict[str, str](), "", -1
+    curves, arms, names = None, dict[tuple[str, str], int](), list[str]()
+    while True:
+        version = live.wait(version, _BEAT_S)
+        news: list[tuple[str, object]] = []
+        if changed := {key: html for key, html in dict(live.fragments).items() if fragments.get(key) != html}:
+            fragments |= changed
+            news.append(("fragments", changed))
+        if live.problem != problem:
+            problem = live.problem
+            news.append(("problem", problem))
+        if live.curves is not curves:
+            curves, arms, names = live.curves, {}, []
+        known = curves.names()
+        shown = metrics or known[:3]
+        versions = dict(curves.versions)
+        stale = [(name, arm) for name in shown for arm in versions if arms.get((name, arm)) != versions[arm]]
+        if known and (stale or known != names):
+            names = known
+            bands: dict[str, dict[str, object]] = {}
+            for name, arm in stale:
+                arms[name, arm] = versions[arm]
+                bands.setdefault(name, {})[arm] = curves.band(arm, name)
+            content = {"names": names, "shown": shown, "bands": bands, "events": curves.event_steps()}
+            news.append(("curves", content | {"colours": {arm: live.colours.get(arm, "arm-0") for arm in versions}}))
+        yield from news or [("", None)]
+        time.sleep(_CURVES_EVERY_S / 4)

@@ -1,0 +1,173 @@
+"""A run's logs as they grow: each look reads the bytes that are new, and keeps a bounded number of points.
+
+A file that is long when it is first read is sampled: as many lines as there are points, at equal distances. All lines
+after that are read. A value that is kept is the mean of the lines that it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+POINTS = 120
+"""Points that a series has at least, once as many were logged; it has at most twice as many."""
+_WHOLE_BYTES = 192 * 1024
+"""A file, or what is new of it, is read whole up to this size, and sampled beyond."""
+_LONGEST_LINE = 64 * 1024
+_NO_SERIES = ("step", "images", "line", "seconds", "format")
+"""Numbers of a line that are places or lengths of time, and no curve."""
+
+
+class Series:
+    """A logged number over steps and seconds, downsampled as it grows."""
+
+    def __init__(self) -> None:
+        self.step, self.seconds, self.value, self.weight = (array("d") for _ in range(4))
+        self._each = 1.0
+        """Lines that a point stands for once it is full."""
+
+    def add(self, step: float, seconds: float, value: float, weight: float = 1.0) -> None:
+        """Add a line, or one line that stands for `weight` of them."""
+        self._each = max(self._each, weight)
+        if self.weight and self.weight[-1] + weight <= self._each:
+            self._merge(len(self.weight) - 1, step, seconds, value, weight)
+            return
+        for column, number in zip(self.columns, (step, seconds, value, weight), strict=True):
+            column.append(number)
+        if len(self.step) > 2 * POINTS:
+            self._halve()
+
+    @property
+    def columns(self) -> tuple[array[float], ...]:
+        """Return steps, seconds, values, and the lines that each stands for."""
+        return self.step, self.seconds, self.value, self.weight
+
+    def _merge(self, index: int, step: float, seconds: float, value: float, weight: float) -> None:
+        """Add a line to a point: its value is the mean, its place that of its last line."""
+        whole = self.weight[index] + weight
+        self.value[index] += (value - self.value[index]) * weight / whole
+        self.step[index], self.seconds[index], self.weight[index] = step, seconds, whole
+
+    def _halve(self) -> None:
+        old = list(zip(*self.columns, strict=True))
+        for column in self.columns:
+            del column[:]
+        self._each *= 2
+        for point in old:
+            self.add(*point)
+
+
+class MetricsLog:
+    """The numbers of one `metrics.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = 0
+        """Grows with every change."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.series: dict[str, Series] = {}
+        self.last: dict[str, Any] = {}
+        """The newest line."""
+        self.seconds = 0.0
+        self._offset, self._file, self._line = 0, 0, 0
+
+    def read(self) -> bool:
+        """Read what is new; return whether anything was. A file that was written anew is read anew."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return False
+        if about.st_ino != self._file or about.st_size < self._offset:
+            self._forget()
+            self._file = about.st_ino
+        if about.st_size == self._offset:
+            return False
+        with suppress(OSError), self.path.open("rb") as file:
+            many = about.st_size - self._offset > _WHOLE_BYTES
+            for text in self._sampled(file.fileno(), about.st_size) if many else self._new(file.fileno()):
+                self._add(text)
+        self.version += 1
+        return True
+
+    def _new(self, file: int) -> Iterator[bytes]:
+        """Yield the lines after the offset; one that is not whole yet stays for the next time."""
+        content = os.pread(file, _WHOLE_BYTES + _LONGEST_LINE, self._offset)
+        whole = content.rfind(b"\n") + 1
+        self._offset += whole
+        yield from content[:whole].splitlines()
+
+    def _sampled(self, file: int, size: int) -> Iterator[bytes]:
+        """Yield lines at equal distances, then the last ones."""
+        first, room = self._offset, size - self._offset
+        width = min(_LONGEST_LINE, max(4096, 4 * (self._line_bytes or 1024)))
+        for index in range(POINTS):
+            content = os.pread(file, width, first + index * room // POINTS)
+            begin = content.find(b"\n") + 1 if index or first else 0
+            end = content.find(b"\n", begin)
+            if end > begin:
+                self._line_bytes = end - begin
+                yield content[begin:end]
+        content = os.pread(file, _LONGEST_LINE, max(first, size - _LONGEST_LINE))
+        whole = content.rstrip(b"\n").rfind(b"\n") + 1
+        end = content.rfind(b"\n") + 1
+        self._offset = max(first, size - _LONGEST_LINE) + end
+        if end > whole:
+            yield content[whole:end]
+
+    _line_bytes = 0
+
+    def _add(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+            step, number = float(line["step"]), int(line.get("line", self._line + 1))
+            seconds = float(line.get("seconds", 0.0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return  # a torn line; training mends the file
+        weight = max(1, number - self._line)
+        if self._line and number <= self._line:
+            return
+        self.seconds += seconds * weight
+        self._line, self.last = number, line
+        for name, value in line.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name not in _NO_SERIES and math.isfinite(value):
+                self.series.setdefault(name, Series()).add(step, self.seconds, float(value), weight)
+
+
+class EventsLog:
+    """The newest lines of one `events.jsonl`."""
+
+    MOST = 200
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.events, self._offset, self._file = path, list[dict[str, Any]](), 0, 0
+
+    def read(self) -> bool:
+        """Read what is new; return whether anything was."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return False
+        if about.st_ino != self._file or about.st_size < self._offset:
+            self.events, self._offset, self._file = [], 0, about.st_ino
+        if about.st_size == self._offset:
+            return False
+        with suppress(OSError), self.path.open("rb") as file:
+            self._offset = max(self._offset, about.st_size - 8 * _WHOLE_BYTES)
+            content = os.pread(file.fileno(), about.st_size - self._offset, self._offset)
+            whole = content.rfind(b"\n") + 1
+            self._offset += whole
+            for text in content[:whole].splitlines():
+                with suppress(ValueError):
+                    line = json.loads(text)
+                    self.events += [line] if isinstance(line, dict) and "event" in line else []
+        del self.events[: -self.MOST]
+        return True
