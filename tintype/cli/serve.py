@@ -9,7 +9,6 @@ from typer import Argument, Option
 
 from tintype.cli import options
 from tintype.cli.shared import app, console
-from tintype.terminal.lines import say
 
 
 @app.command()
@@ -24,7 +23,7 @@ def serve(
 ) -> None:
     """Show runs and studies in the browser: queue, verdicts, curves and images as they come, and a playground."""
     from tintype.serve.server import LiveServer
+    from tintype.terminal.serving import serve_until_stopped
 
     with LiveServer(folder, host, port, token=token, device=device) as server:
-        say(console, f"{folder}: open {server.url} (stop with Ctrl-C)")
-        server.serve_forever()
+        serve_until_stopped(server, folder, console)

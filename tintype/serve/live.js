@@ -29,7 +29,7 @@ function connect() {
   if (stream) stream.close();
   const chosen = chart.chosen ? "?metrics=" + encodeURIComponent([...chart.chosen].join(",")) : "";
   stream = new EventSource(base + chosen);
-  stream.onopen = () => say("live: this page follows the files");
+  stream.onopen = () => say(play ? "connected" : "live: this page follows the files");
   stream.onerror = () => say("the server does not answer; trying again …");
   for (const name of Object.keys(listeners)) {
     stream.addEventListener(name, (event) => listeners[name](JSON.parse(event.data)));
@@ -270,7 +270,7 @@ function point(figure, px) {
   figure.cursor.setAttribute("x2", px);
   figure.cursor.setAttribute("visibility", "visible");
   const nearest = (band) => band.reduce((a, b) => Math.abs(b[chart.axis] - wanted) < Math.abs(a[chart.axis] - wanted) ? b : a);
-  place.replaceChildren(make("span", {}, (chart.axis ? "second " : "step ") + shownNumber(wanted)),
+  place.replaceChildren(make("span", {}, (chart.axis ? "second " : "step ") + shownNumber(Math.max(0, Math.round(wanted)))),
     ...figure.lines.map(([arm, band]) => value(arm, nearest(band))));
 }
 
@@ -415,8 +415,8 @@ if (play) {
     news.images.forEach((one, index) => {
       const figure = byId("now").children[index] ?? byId("now").appendChild(make("figure", {}, make("img", {}), make("figcaption")));
       figure.querySelector("img").src = one.source;
-      figure.querySelector("img").alt = `${job.given.prompt}, by ${one.run}`;
-      figure.querySelector("figcaption").textContent = one.words;
+      figure.querySelector("img").alt = `${job.given.prompt}, by ${runWords(one.run)}`;
+      figure.querySelector("figcaption").textContent = `${runWords(one.run)}, ${one.words}`;
     });
     if (news.state === "failed") playProblem(news.words);
     if (["done", "failed", "stopped"].includes(news.state)) {
@@ -427,13 +427,15 @@ if (play) {
   };
 }
 
+const runWords = (path) => [...play.run.options].find((one) => one.value === path)?.text ?? path;
+
 function keep(news, given) {
   const link = "?" + new URLSearchParams(given);
   const figures = news.images.map((one) => {
-    const open = make("button", { type: "button", class: "image" }, make("img", { src: one.source, alt: `${given.prompt}, by ${one.run}` }));
-    open.dataset.name = one.run;
+    const open = make("button", { type: "button", class: "image" }, make("img", { src: one.source, alt: `${given.prompt}, by ${runWords(one.run)}` }));
+    open.dataset.name = runWords(one.run);
     open.dataset.prompt = given.prompt;
-    return make("figure", {}, open, make("figcaption", {}, `${given.prompt} · ${one.words} · `, make("a", { href: link }, "link"), " · ",
+    return make("figure", {}, open, make("figcaption", {}, `${given.prompt} · ${runWords(one.run)}, ${one.words} · `, make("a", { href: link }, "link"), " · ",
       make("a", { href: one.source, download: `tintype-${news.id}.png` }, "save")));
   });
   byId("gallery").prepend(...figures);

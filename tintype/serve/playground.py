@@ -76,7 +76,7 @@ class Job:
     id: str
     request: Request
     runs: list[tuple[str, Path]]
-    """(name for readers, folder) of the runs that make the images."""
+    """(path in the served folder, folder) of the runs that make the images."""
     state: State = "waiting"
     words: str = ""
     share: float = 0.0
@@ -162,7 +162,7 @@ class Playground:
 
     def _make(self, job: Job) -> None:
         for index, (name, folder) in enumerate(job.runs):
-            self._tell(job, "loading", f"loading {name}", index / len(job.runs))
+            self._tell(job, "loading", "loading the run", index / len(job.runs))
             model, step = self._model(folder)
             self._sample(job, name, model, step, index)
 
@@ -182,17 +182,18 @@ class Playground:
         request, size_px = job.request, min(model.plan.data.size_px, LARGEST_PX)
         first = index * request.count
         shown_s, done = 0.0, 0
+        of = f", run {index + 1} of {len(job.runs)}" if len(job.runs) > 1 else ""
 
         def show(images: Tensor, words: str) -> None:
             for place, image in enumerate(images):
-                about = {"run": name, "words": f"{name}, {words}, seed {request.seed}", "source": _source(image)}
+                about = {"run": name, "words": f"{words}, seed {request.seed}", "source": _source(image)}
                 job.images[first + place : first + place + 1] = [about]
 
         def on_step(images: int) -> None:
             nonlocal done
             done += 1
             share = (index + done / request.steps) / len(job.runs)
-            self._tell(job, "sampling", f"{name}: step {done} of {request.steps}", share)
+            self._tell(job, "sampling", f"step {done} of {request.steps}{of}", share)
 
         def on_estimate(estimate: Callable[[], Tensor]) -> None:
             nonlocal shown_s

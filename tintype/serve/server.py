@@ -295,7 +295,7 @@ class Handler(BaseHTTPRequestHandler):
             first = error.errors()[0]
             raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         paths = [request.run, *([request.beside] if request.beside else [])]
-        runs = [(path or "the folder itself", self._folder(quote(path), is_run)) for path in paths]
+        runs = [(path, self._folder(quote(path), is_run)) for path in paths]
         return self.server.playground.ask(request, runs).id
 
     # event streams

@@ -1,0 +1,160 @@
+"""The live page in a real browser, at the width of a phone and of a wide screen.
+
+Skips where playwright or Chromium is not installed: `pip install playwright`, and the system's Chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live_server import Client, serving
+from tests.tiny import tiny_plan
+from tests.unit.study.example_results import draw_previews, hostile
+from tintype.runtime.files import append_line
+from tintype.runtime.interrupt import Interrupt
+from tintype.study.lab import prepare_study, stored_study
+from tintype.study.report import write_report
+from tintype.study.runner import tasks_of
+from tintype.study.study import load_study
+from tintype.train.loop import train
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDTHS = (400, 1400)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, a study that has begun, and one of hostile names and captions that is done."""
+    root = tmp_path_factory.mktemp("root")
+    train(tiny_plan("train.steps=2"), root / "run", Interrupt())
+    prepare_study(load_study("pocket", ["seeds=[0,1]", "control_seeds=[]"]), root / "begun")
+    for task in tasks_of(stored_study(root / "begun"), root / "begun"):
+        task.folder.mkdir(parents=True)
+        for step in range(1, 40):
+            line = {"step": step, "flow": 1 / step, "grad_norm": 0.1 * task.plan.seed + 1, "seconds": 0.5}
+            append_line(task.folder / "metrics.jsonl", line)
+        append_line(task.folder / "events.jsonl", {"event": "loss_spike", "step": 7, "time": 1.0})
+    results = hostile()
+    draw_previews(results, root / "done")
+    write_report(results, root / "done")
+    (root / "done" / "study.yaml").write_text("name: done\nquestion: <b>Is it safe?</b>\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with found.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def page(browser: Any, root: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page at one width that fails the test on any error of its script or its content policy."""
+    with serving(root) as client:
+        page = browser.new_page(viewport={"width": request.param, "height": 900}, base_url=client.base)
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: problems.append(f"a script ran: {dialog.message}"))
+        page.client = Client(client.server)
+        yield page
+        page.close()
+        assert problems == []
+
+
+def fits(page: Any) -> bool:
+    """Return whether nothing reaches beyond the width of the screen."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def test_index_lists_studies_and_runs(page: Any) -> None:
+    page.goto("/")
+    assert page.locator(".card").count() == 2 and page.get_by_role("link", name="run", exact=True).count() == 1
+    assert fits(page)
+
+
+def test_curves_are_drawn_followed_and_read(page: Any, root: Path) -> None:
+    page.goto("/study/begun")
+    page.wait_for_selector("#charts svg .curve", state="attached")
+    assert page.locator("#charts figure").count() == 2 and page.locator("#charts .event").count() > 0
+    assert page.locator("#connection").inner_text() == "live: this page follows the files"
+    chart = page.locator("#charts svg").first
+    before = chart.locator("polyline").first.get_attribute("points")
+    page.locator("[name=logy]").check()
+    assert chart.locator("polyline").first.get_attribute("points") != before
+    page.locator("[name=axis]").select_option("1")
+    assert "seconds" in chart.locator("title").first.text_content()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert "second" in page.locator("#charts .values").first.inner_text()
+    page.locator("#legend input").first.uncheck()
+    assert chart.locator(".curve").count() == 2
+    task = tasks_of(stored_study(root / "begun"), root / "begun")[1]
+    width = page.viewport_size["width"]
+    append_line(task.folder / "metrics.jsonl", {"step": 41 + width, "flow": 5000.0 + width, "seconds": 0.5})
+    page.locator("[name=axis]").select_option("0")
+    chart.focus()
+    page.keyboard.press("Escape")  # from here on, the newest values are shown
+    page.locator("#charts .values b", has_text=f"{5000 + width:,}").first.wait_for(timeout=8000)
+    assert fits(page)
+
+
+def test_hostile_text_is_shown_as_text_and_images_open(page: Any) -> None:
+    page.goto("/study/done")
+    assert page.locator("h1").inner_text() == "<b>Is it safe?</b>"
+    page.wait_for_selector("#images .image")
+    page.locator("#images .image").nth(1).click()
+    assert page.locator("#zoom").is_visible()
+    assert page.locator("#zoom-image").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    page.keyboard.press("Escape")
+    assert not page.locator("#zoom").is_visible()
+    page.locator(".wipe-open").click()
+    edge = page.locator("#wipe-b").evaluate("image => image.style.clipPath")
+    page.locator("#wipe-at").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#wipe-b").evaluate("image => image.style.clipPath") != edge
+    page.keyboard.press("Escape")
+    assert fits(page)
+
+
+def test_a_stored_report_opens_without_scripts(page: Any) -> None:
+    page.goto("/study/done")
+    page.get_by_role("link", name="Report").click()
+    page.wait_for_url("**/report/done")
+    assert page.locator("#answer").count() == 1
+
+
+def test_an_image_is_made_in_the_playground(page: Any) -> None:
+    page.goto("/playground?prompt=a+red+ball&steps=4")
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_selector("#gallery figure img", timeout=20_000)
+    assert page.locator("#play-state").inner_text() == "done"
+    link = page.locator("#gallery a").first.get_attribute("href")
+    assert "prompt=a+red+ball" in link and "steps=4" in link
+    assert fits(page)
+
+
+def test_every_control_has_a_name(page: Any) -> None:
+    for address in ("/", "/study/begun", "/study/done", "/run/run", "/playground"):
+        page.goto(address)
+        page.wait_for_load_state("domcontentloaded")
+        nameless = page.evaluate(
+            """[...document.querySelectorAll("button, input, select, a[href], img, progress")].filter((one) =>
+              !one.closest("[aria-hidden=true]") && !one.closest("dialog") && !one.labels?.length
+              && !(one.getAttribute("aria-label") || one.getAttribute("alt") || one.textContent.trim()
+              || one.querySelector("img[alt]"))).map((one) => one.outerHTML)"""
+        )
+        assert nameless == []
+        levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => +one.tagName[1])")
+        assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))

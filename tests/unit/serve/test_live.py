@@ -1,0 +1,173 @@
+"""The live page of a study: it fills as runs end, from its files alone, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.live_server import serving
+from tests.tiny import tiny_plan
+from tests.unit.study.example_results import draw_previews, example
+from tests.written_runs import Writer, written_runs
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import read_result, result_file, write_result
+from tintype.runtime.files import append_line
+from tintype.runtime.interrupt import Interrupt
+from tintype.serve.curves import Curves, RunPlace
+from tintype.serve.live import LiveRun, LiveStudy
+from tintype.serve.server import follow
+from tintype.study.lab import prepare_study, run_study, stored_study
+from tintype.study.report import write_report
+from tintype.study.runner import Task, tasks_of
+from tintype.study.study import Study, load_study
+from tintype.train.loop import train
+
+
+def pocket(*changes: str) -> Study:
+    return load_study("pocket", ["seeds=[0,1,2]", "control_seeds=[]", "primary=[validation_loss]", *changes])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
+    """The page of a study that was stopped halfway, then finished; nothing is written by looking."""
+    with written_runs(Writer(effects={"x-prediction": -6.0}, stop_after=4)):
+        run_study(pocket(), tmp_path, 1)
+    for made in ("results.json", "results.csv", "report.md", "report.html", "looks.json"):
+        (tmp_path / made).unlink(missing_ok=True)
+    before, live = files_of(tmp_path), LiveStudy(tmp_path, "study")
+    live.step()
+    assert not live.problem and files_of(tmp_path) == before
+    assert "v-incomplete" in live.fragments["verdicts"] and "v-better" not in live.fragments["verdicts"]
+    assert "<b>4</b> done" in live.fragments["queue"] and "<b>5</b> waiting" in live.fragments["queue"]
+    with written_runs(Writer(effects={"x-prediction": -6.0})):
+        run_study(pocket(), tmp_path, 1)
+    assert live.version == 1
+    live.step()
+    assert live.version == 2
+    assert "v-better" in live.fragments["verdicts"] and "v-incomplete" not in live.fragments["verdicts"]
+    assert "<b>9</b> done" in live.fragments["queue"]
+
+
+def test_failures_are_named_with_the_command_that_tries_again(tmp_path: Path) -> None:
+    with written_runs(Writer(failing={("baseline", 1)})):
+        run_study(pocket(), tmp_path, 1)
+    live = LiveStudy(tmp_path, "a b")
+    live.step()
+    assert "it was made to fail" in live.fragments["queue"] and "tintype work" in live.fragments["queue"]
+
+
+def test_a_study_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path) -> None:
+    prepare_study(pocket(), tmp_path)
+    live = LiveStudy(tmp_path, "study")
+    (tmp_path / "study.yaml").write_text("name: [")
+    live.step()
+    assert live.problem and live.version == 1
+
+
+def test_a_study_without_its_runs_is_shown_from_its_results(tmp_path: Path) -> None:
+    results = example()
+    draw_previews(results, tmp_path)
+    write_report(results, tmp_path)
+    (tmp_path / "study.yaml").write_text("name: x\n")
+    live = LiveStudy(tmp_path, "x")
+    live.step()
+    assert not live.problem
+    assert all(arm.name in live.fragments["verdicts"] for arm in results.arms)
+    assert live.fragments["images"].count('class="image"') == len(results.prompts) * (1 + len(results.arms))
+    name = live.curves.names()[0]
+    assert live.curves.band(results.arms[0].label, name)
+
+
+def test_bands_are_the_mean_and_the_range_over_seeds(tmp_path: Path) -> None:
+    runs = [RunPlace("arm", seed, str(seed), tmp_path / str(seed), 12) for seed in range(3)]
+    for run in runs:
+        run.folder.mkdir()
+        for step in range(1, 13):
+            line = {"step": step, "flow": step + 10.0 * run.seed, "seconds": 2.0}
+            append_line(run.folder / "metrics.jsonl", line)
+    curves = Curves(runs)
+    assert curves.read() and curves.versions == {"arm": 3}
+    band = np.array(curves.band("arm", "flow"))
+    assert band[:, 2] == pytest.approx(np.arange(1, 13) + 10) and band[:, 3] == pytest.approx(np.arange(1, 13))
+    assert band[:, 4] == pytest.approx(np.arange(1, 13) + 20) and band[:, 1] == pytest.approx(2.0 * np.arange(1, 13))
+    assert curves.band("arm", "nothing") == [] and curves.names() == ["flow"]
+
+
+def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    study = pocket("seeds=[0,1]")
+    prepare_study(study, tmp_path)
+    folders = [task.folder for task in tasks_of(stored_study(tmp_path), tmp_path) if task.plan.seed == 0]
+    live = LiveStudy(tmp_path, "study")
+    for folder in folders:
+        folder.mkdir(parents=True)
+        append_line(folder / "metrics.jsonl", {"step": 1, "flow": 1.0, "seconds": 1.0})
+    live.step()
+    news = follow(_still(live), [])
+    sent = [next(news), next(news)]
+    assert [name for name, _ in sent] == ["fragments", "curves"]
+    curves = sent[1][1]
+    assert isinstance(curves, dict) and set(curves["bands"]["flow"]) == {"baseline", "short-captions", "x-prediction"}
+    assert json.dumps(sent, allow_nan=False)
+    append_line(folders[0] / "metrics.jsonl", {"step": 2, "flow": 2.0, "seconds": 1.0})
+    live.step()
+    name, later = next(news)
+    assert name == "curves" and isinstance(later, dict) and set(later["bands"]["flow"]) == {"baseline"}
+
+
+def _still(live: LiveStudy) -> LiveStudy:
+    """Return the page without the thread that reads it; the test looks itself."""
+    live._reading = True
+    return live
+
+
+class _Drawer(Writer):
+    """Writes images beside the scores, those of earlier steps too."""
+
+    def _write(self, task: Task, protocol: Protocol) -> None:
+        super()._write(task, protocol)
+        file = result_file(task.folder, protocol, task.plan.train.steps)
+        names = tuple(f"{file.parent.name}/preview-{index}.png" for index in range(2))
+        names = tuple(f"evaluation/{name}" for name in names)
+        stored = read_result(file)
+        write_result(file, stored.model_copy(update={"previews": names}))
+        places = [task.folder / name for name in names]
+        if task.along:
+            early = result_file(task.folder, task.along.protocol, task.along.steps[0]).parent
+            places += [early / f"preview-{index}.png" for index in range(2)]
+        for place in places:
+            place.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (4, 4)).save(place)
+
+
+def test_images_of_all_arms_at_each_step(tmp_path: Path) -> None:
+    with written_runs(_Drawer()):
+        run_study(pocket("score_at=[0.5]"), tmp_path / "study", 1)
+    live = LiveStudy(tmp_path / "study", "study")
+    live.step()
+    images = live.fragments["images"]
+    assert 'data-steps="300,600"' in images
+    with serving(tmp_path) as client:
+        addresses = {one.split('"')[0] for one in images.split('src="')[1:]}
+        early = {address for address in re.findall(r"/image/[^&]+png", images) if "000300" in address}
+        assert len(early) == 3 * 2
+        assert all(client.get(address).status == 200 for address in addresses | early)
+        assert client.get("/study/study").status == 200
+
+
+def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:
+    train(tiny_plan("train.steps=2"), tmp_path / "run", Interrupt())
+    live = LiveRun(tmp_path / "run", "run")
+    live.step()
+    assert "Step <b>2</b> of 2" in live.fragments["queue"] and not live.problem
+    with serving(tmp_path) as client:
+        page = client.get("/run/run")
+        assert page.status == 200 and "train:" in page.text
+        assert 'href="/run/run"' in client.get("/").text

@@ -1,0 +1,1 @@
+"""Measure the live page under load."""

@@ -1,0 +1,88 @@
+"""`python -m tools.live FOLDER [--lines N]`: write a study of 500 runs with long logs, and time its live page.
+
+Prints the time until the page is answered, the time until all curves were sent, and the CPU time of an update in which
+eight runs log new lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from tintype.serve.live import LiveStudy
+from tintype.serve.server import LiveServer, follow
+from tintype.study.lab import prepare_study, stored_study
+from tintype.study.runner import tasks_of
+from tintype.study.study import load_study
+
+RUNNING = 8
+
+
+def line(step: int, number: int) -> bytes:
+    """Return a line as training writes it, about as long."""
+    parts = dict.fromkeys(
+        ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer"), 0.0123
+    )
+    by_time = {f"{(bin + 0.5) / 8:g}": 1.0 / (1 + step) for bin in range(8)}
+    loss = 0.2 + 1 / (1 + step / 500)
+    content = {"step": step, "images": 32 * step, "loss": loss, "flow": loss, "flow_by_time": by_time}
+    content |= {"grad_norm": 0.3, "lr": 1e-3, "images_per_s": 200.0, "seconds": 0.16, "parts": parts}
+    return json.dumps(content | {"line": number, "checksum": "0123456789abcdef"}).encode() + b"\n"
+
+
+def write(folder: Path, lines: int) -> list[Path]:
+    """Write the study, and return its logs."""
+    seeds, controls = list(range(125)), list(range(1000, 1125))
+    study = load_study("pocket", [f"seeds={seeds}", f"control_seeds={controls}", f"set=[train.steps={lines}]"])
+    if not (folder / "study.yaml").exists():
+        prepare_study(study, folder)
+    logs = [task.folder / "metrics.jsonl" for task in tasks_of(stored_study(folder), folder)]
+    content = b"".join(line(number, number) for number in range(1, lines + 1))
+    for log in logs:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(content)
+    return logs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.live")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lines", type=int, default=10_000)
+    given = parser.parse_args()
+    logs = write(given.folder / "study", given.lines)
+    print(f"{len(logs)} runs of {given.lines:,} lines, {logs[0].stat().st_size * len(logs) / 1e9:.1f} GB")
+    with LiveServer(given.folder, port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for words in ("first", "second"):
+            began = time.perf_counter()
+            page = urllib.request.urlopen(f"{server.url}study/study").read()
+            print(f"{words} page: {time.perf_counter() - began:.2f} s, {len(page) / 1e3:.0f} kB")
+        server.shutdown()
+    live = LiveStudy((given.folder / "study").resolve(), "study")
+    began, cpu = time.perf_counter(), time.process_time()
+    while live.step():
+        pass
+    print(f"all logs read: {time.perf_counter() - began:.1f} s, {time.process_time() - cpu:.1f} s of CPU time")
+    news = follow(live, [])
+    live._asked_s, live._reading = time.monotonic() + 1e9, True  # this thread looks
+    while next(news)[0] != "curves":
+        pass
+    for turn in range(5):
+        for log in logs[:RUNNING]:
+            with log.open("ab") as file:
+                file.writelines(line(given.lines, given.lines + 5 * turn + number) for number in range(1, 6))
+        cpu = time.process_time()
+        live.step()
+        looked = time.process_time()
+        sent = next(news)
+        look_ms, send_ms = 1e3 * (looked - cpu), 1e3 * (time.process_time() - looked)
+        size = len(json.dumps(sent)) / 1e3
+        print(f"update with {RUNNING} runs: {look_ms:.0f} + {send_ms:.0f} ms of CPU time (look, send), {size:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
