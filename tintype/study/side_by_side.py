@@ -133,7 +133,7 @@ class SideBySide:
 def compare_runs(names: Sequence[str]) -> SideBySide:
     """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
-        raise UserError("give two or more runs to compare")
+        raise UserError(f"give two or more runs to compare; given: {' '.join(names) or 'none'}")
     return side_by_side([read_run_data(name) for name in names])
 
 
