@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults test-slurm clean
+.PHONY: setup demo test test-slow test-faults test-slurm test-ray clean
 
 setup: .venv/ready
 
@@ -34,6 +34,13 @@ test-faults: .venv/weights
 
 test-slurm: .venv/weights
 	TINTYPE_SLURM=1 $(BIN)/pytest -s tests/slurm
+
+.venv/ray: .venv/weights
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	touch .venv/ray
+
+test-ray: .venv/ray
+	TINTYPE_RAY=1 RAY_AUTH_MODE=disabled $(BIN)/pytest -s tests/ray
 
 clean:
 	rm -rf .venv demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

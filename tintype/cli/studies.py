@@ -85,20 +85,26 @@ def work(
 @app.command()
 def launch(
     folder: Annotated[Path, Argument(help="Folder of a study, which all machines share")],
-    on: Annotated[str, Option("--on", help="Where to start workers: slurm, or ssh:HOST,HOST")],
+    on: Annotated[str, Option("--on", help="Where to start workers: slurm, ray, or ssh:HOST,HOST")],
     workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
     gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
     time: Annotated[
         str | None, Option(help="Time limit of a worker with slurm, as 4h: it then saves and is queued again")
     ] = None,
     partition: Annotated[str, Option(help="Partition of slurm")] = "",
+    address: Annotated[
+        str, Option(help="Address of a Ray cluster; by default the one that Ray finds, or this machine")
+    ] = "",
 ) -> None:
-    """Start workers of a study on other machines, by Slurm or ssh."""
+    """Start workers of a study on other machines, by Slurm, Ray or ssh."""
     from tintype.study.costs import parse_duration
+    from tintype.study.launch.choose import choose_launcher
+    from tintype.study.launch.launcher import Crew
     from tintype.terminal.studies import launch_workers
 
     time_s = None if time is None else parse_duration(time)
-    launch_workers(folder, on, workers, gpus_per_worker, time_s, partition, console)
+    crew = Crew(folder.resolve(), workers, gpus_per_worker, time_s, partition)
+    launch_workers(crew, choose_launcher(on, address), console)
 
 
 @app.command()

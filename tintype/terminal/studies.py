@@ -32,8 +32,7 @@ from tintype.study.lab import (
     run_study,
     work_on_study,
 )
-from tintype.study.launch.choose import choose_launcher
-from tintype.study.launch.launcher import Crew
+from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
@@ -81,15 +80,13 @@ def work_with_progress(out: Path, console: Console, run: str | None, wait: bool,
     say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
 
 
-def launch_workers(
-    out: Path, on: str, workers: int, gpus: int, time_s: float | None, partition: str, console: Console
-) -> None:
+def launch_workers(crew: Crew, launcher: Launcher, console: Console) -> None:
     """Start workers elsewhere, and say what was started and how to follow it."""
-    if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
-    for line in choose_launcher(on).launch(Crew(out.resolve(), workers, gpus, time_s, partition)):
+    if not (crew.study / "study.yaml").is_file():
+        raise UserError(f"{crew.study} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
+    for line in launcher.launch(crew):
         say(console, line)
-    say(console, f"`tintype status {quote(str(out))} --watch` shows how far they are")
+    say(console, f"`tintype status {quote(str(crew.study))} --watch` shows how far they are")
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:

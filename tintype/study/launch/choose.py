@@ -1,4 +1,4 @@
-"""The launcher of a name: `slurm`, or `ssh:host1,host2`."""
+"""The launcher of a name: `slurm`, `ray`, or `ssh:host1,host2`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import re
 
 from tintype.errors import UserError
 from tintype.study.launch.launcher import Launcher
+from tintype.study.launch.ray import Ray
 from tintype.study.launch.slurm import Slurm
 from tintype.study.launch.ssh import Ssh
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
-def choose_launcher(name: str) -> Launcher:
+def choose_launcher(name: str, address: str = "") -> Launcher:
+    """Return the launcher; the address is that of a cluster of Ray."""
     kind, _, where = name.partition(":")
+    if name == "ray":
+        return Ray(address)
+    if address:
+        raise UserError(f"--address {address} is that of a Ray cluster; leave it out with --on {name}")
     if kind == "slurm" and not where:
         return Slurm()
     hosts = where.split(",")
     if kind == "ssh" and all(map(_HOST.fullmatch, hosts)):
         return Ssh(hosts)
-    raise UserError(f"--on {name}: valid are slurm and ssh:HOST,HOST")
+    raise UserError(f"--on {name}: valid are slurm, ray and ssh:HOST,HOST")

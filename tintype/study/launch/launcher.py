@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -45,8 +45,8 @@ class Crew:
 class Launcher(Protocol):
     """Starts workers somewhere."""
 
-    def launch(self, crew: Crew) -> list[str]:
-        """Start the workers; return a line for each thing that was started."""
+    def launch(self, crew: Crew) -> Iterable[str]:
+        """Start the workers; give a line for each thing that was started, and where it stays, for each that ended."""
 
 
 def run_program(command: Sequence[str]) -> str:

@@ -1,0 +1,143 @@
+"""Workers as tasks of Ray, on this machine alone or on a cluster.
+
+The tasks belong to the command that starts them, so it stays until they have ended. A task whose worker was killed, or
+whose machine was lost, is started again by Ray; a worker that ends by an error is not. Ray ships no code: a task is
+named, and runs `tintype work` of the Python that is under the same path on every machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from tintype.errors import UserError
+from tintype.runtime.parent import command_with_parent
+from tintype.runtime.signals import handle_signals
+from tintype.study.launch.launcher import Crew
+
+STARTS_AGAIN = 20
+"""How often Ray starts a worker again that was killed or lost. How often a run is tried is the study's to say."""
+_POLL_S = 0.2
+_TOLD = 143
+"""Exit code of a worker that was told to stop, and has saved."""
+
+
+class KilledWorkerError(Exception):
+    """A worker was killed or told to stop, and not by the command that started it: Ray starts it again."""
+
+
+class FailedWorkerError(Exception):
+    """A worker has ended by an error, which another start would meet again."""
+
+
+class Ray:
+    """Starts the workers of a study as tasks, and waits for them."""
+
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+
+    def launch(self, crew: Crew) -> Iterator[str]:
+        ray = _import_ray()
+        crew.folder.mkdir(exist_ok=True)
+        told: list[int] = []
+        _connect(ray, self.address)
+        undo = handle_signals(told.append)
+        try:
+            yield _room(ray.cluster_resources(), crew)
+            names = _start(ray, crew)
+            yield f"{crew.workers} workers are tasks of Ray, which end with this command; logs: {crew.log('ray-N')}"
+            failed = yield from _watch(ray, names, told)
+        finally:
+            undo()
+            ray.shutdown()
+        if told:
+            yield "the workers were told to stop, and have saved; the same command resumes"
+            raise SystemExit(128 + told[0])
+        if failed:
+            raise UserError(f"{failed} of {crew.workers} workers failed; {crew.log('ray-N')} has their words")
+
+
+def _import_ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise UserError(f"--on ray needs ray ({error}): pip install 'tintype[ray]'") from None
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join the cluster of this address, or the one that Ray finds by itself; start one here where there is none."""
+    try:
+        ray.init(address=address or None, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--on ray: no cluster at {address or 'this machine'}: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _room(resources: dict[str, float], crew: Crew) -> str:
+    """Return how many of the workers there is room for now, in words; a cluster may grow."""
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    room = int(min(cpus, gpus // crew.gpus_per_worker if crew.gpus_per_worker else cpus))
+    waits = "" if room >= crew.workers else f": room for {room} of {crew.workers} workers, the others wait for more"
+    return f"Ray has {cpus:.0f} CPUs and {gpus:.0f} GPUs{waits}"
+
+
+def _start(ray: Any, crew: Crew) -> dict[Any, str]:
+    """Start a task for each worker; return the workers' names by the tasks' handles."""
+    task = ray.remote(
+        num_gpus=crew.gpus_per_worker,
+        num_cpus=1,
+        max_calls=1,
+        max_retries=STARTS_AGAIN,
+        retry_exceptions=[KilledWorkerError],
+        scheduling_strategy="SPREAD",
+    )(run_worker)
+    names = [f"ray-{number}" for number in range(crew.workers)]
+    return {task.remote(crew.command, str(crew.log(name)), str(Path.cwd())): name for name in names}
+
+
+def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, None, int]:
+    """Yield how each worker has ended; return how many failed. On a signal all are told to save and stop."""
+    left, failed, cancelled = list(names), 0, False
+    while left:
+        if told and not cancelled:
+            cancelled = True
+            for handle in left:
+                ray.cancel(handle)
+        ended, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
+        for handle in ended:
+            error = _error(ray, handle)
+            if error and not cancelled:
+                failed += 1
+                yield f"{names[handle]} failed: {error}"
+    return failed
+
+
+def _error(ray: Any, handle: Any) -> str:
+    """Return why a task has failed; empty where it has not."""
+    try:
+        ray.get(handle)
+    except ray.exceptions.RayError as error:
+        return (str(error).strip().splitlines() or ["no reason is known"])[-1]
+    return ""
+
+
+def run_worker(command: str, log: str, folder: str) -> None:
+    """Run a worker until it ends. This is the task, in a process of Ray, with which the worker ends."""
+    script = f'exec {command} >> "$0" 2>&1 < /dev/null'
+    worker = subprocess.Popen(command_with_parent(["bash", "-c", script, log]), cwd=folder)
+    try:
+        while worker.poll() is None:
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:  # the command that started it was told to stop
+        worker.terminate()
+        worker.wait()
+        raise
+    if worker.returncode < 0 or worker.returncode == _TOLD:
+        raise KilledWorkerError(f"it ended with exit code {worker.returncode}")
+    if worker.returncode:
+        raise FailedWorkerError(f"it ended with exit code {worker.returncode}; {log} says why")
