@@ -21,9 +21,11 @@ _SCRIPT = """#!/bin/bash
 {options}
 
 # TERM comes before the time limit and at a preemption: the worker saves and ends with 143.
+worker= told=
+trap 'told=yes; if [ -n "$worker" ]; then kill -TERM "$worker" 2>/dev/null; fi' TERM
 {command} &
 worker=$!
-trap 'kill -TERM "$worker" 2>/dev/null' TERM
+if [ -n "$told" ]; then kill -TERM "$worker"; fi # it came in between
 wait "$worker"
 code=$?
 while kill -0 "$worker" 2>/dev/null; do # the signal has ended the wait, but not yet the worker
