@@ -11,6 +11,11 @@ from typer import Argument, Option
 from tintype.cli import complete, options
 from tintype.cli.shared import app, console, print_json
 
+PerGpu = Annotated[
+    str | None,
+    Option("--per-gpu", help="Workers on each GPU: a number, or auto for as many as a measured run's memory allows"),
+]
+
 
 @app.command()
 def ablate(
@@ -18,7 +23,8 @@ def ablate(
         str, Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names)
     ],
     out: options.Out,
-    jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; 1 by default")] = None,
+    per_gpu: PerGpu = None,
     set_: Annotated[
         list[str], Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
@@ -41,6 +47,7 @@ def ablate(
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.study.costs import cost_of, parse_duration
+    from tintype.study.packing import choose_jobs
     from tintype.study.study import choose_arms, load_study
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
@@ -57,7 +64,7 @@ def ablate(
     if prepare:
         prepare_with_progress(resolved, out, console, ["tintype", *sys.argv[1:]])
         return
-    code = run_with_progress(resolved, out, jobs, console, ["tintype", *sys.argv[1:]], budget_s)
+    code = run_with_progress(resolved, out, choose_jobs(jobs, per_gpu), console, ["tintype", *sys.argv[1:]], budget_s)
     if code:
         sys.exit(code)
 
@@ -74,11 +81,15 @@ def work(
     expiry: Annotated[
         str, Option(help="A worker that cannot write for so long loses its run to another; as 120s")
     ] = "120s",
+    per_gpu: PerGpu = None,
 ) -> None:
     """Run what is left of a study, beside any number of other workers; end when nothing is left."""
     from tintype.study.costs import parse_duration
-    from tintype.terminal.studies import work_with_progress
+    from tintype.terminal.studies import pack_workers, work_with_progress
 
+    if per_gpu is not None:
+        pack_workers(folder, per_gpu, run, wait, expiry, console)
+        return
     work_with_progress(folder, console, run, wait, parse_duration(expiry))
 
 
@@ -88,6 +99,7 @@ def launch(
     on: Annotated[str, Option("--on", help="Where to start workers: slurm, ray, or ssh:HOST,HOST")],
     workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
     gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
+    per_gpu: PerGpu = None,
     time: Annotated[
         str | None, Option(help="Time limit of a worker with slurm, as 4h: it then saves and is queued again")
     ] = None,
@@ -103,7 +115,7 @@ def launch(
     from tintype.terminal.studies import launch_workers
 
     time_s = None if time is None else parse_duration(time)
-    crew = Crew(folder.resolve(), workers, gpus_per_worker, time_s, partition)
+    crew = Crew(folder.resolve(), workers, gpus_per_worker, time_s, partition, per_gpu or "")
     launch_workers(crew, choose_launcher(on, address), console)
 
 

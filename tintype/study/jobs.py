@@ -27,6 +27,7 @@ from tintype.runtime.leases import Leases
 from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
+from tintype.study.packing import AsFits, Jobs, gpu_names, most_of
 from tintype.study.runner import ENDED, Message, Task
 from tintype.study.worker import Worker, ended_in, lease_folder, message_of
 
@@ -50,6 +51,8 @@ class Crew:
     threads: int
     scenes: Path | None
     round: str
+    fits: AsFits | None = None
+    """Where set, the workers grow from one for each GPU to `jobs`, as memory allows."""
 
 
 @dataclass
@@ -91,14 +94,16 @@ class _Job:
 
 
 def run_tasks(
-    tasks: Sequence[Task], protocol: Protocol, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None]
+    tasks: Sequence[Task], protocol: Protocol, jobs: Jobs, interrupt: Interrupt, on_message: Callable[[Message], None]
 ) -> dict[tuple[str, int], Message]:
     """Run the tasks in `jobs` processes; return the last message of each task that was begun."""
-    threads = max(1, torch.get_num_threads() // jobs)  # of the host of a GPU; on a CPU, runs set their own number
-    jobs = min(jobs, len(tasks))
-    scenes = tasks[0].folder.parents[1] / SCENES if jobs > 1 else None
-    crew = Crew(tuple(tasks), protocol, jobs, threads, scenes, uuid.uuid4().hex[:12])
-    with shared_folder(scenes), side_by_side(jobs):
+    most = most_of(jobs)
+    threads = max(1, torch.get_num_threads() // most)  # of the host of a GPU; on a CPU, runs set their own number
+    most = min(most, len(tasks))
+    scenes = tasks[0].folder.parents[1] / SCENES if most > 1 else None
+    fits = jobs if isinstance(jobs, AsFits) else None
+    crew = Crew(tuple(tasks), protocol, most, threads, scenes, uuid.uuid4().hex[:12], fits)
+    with shared_folder(scenes), side_by_side(most):
         return _Shift(crew, interrupt, on_message).run()
 
 
@@ -110,11 +115,15 @@ class _Shift:
         self.leases = Leases(lease_folder(crew.tasks))
         self.last: dict[tuple[str, int], Message] = {}
         self.jobs: list[_Job] = []
+        self.room = 0
+        """Slots that may have a worker now."""
+        self.measured = False
+        """Whether a run has ended or died since the slots were last filled: its memory may change the room."""
 
     def run(self) -> dict[tuple[str, int], Message]:
         stopping = False
         try:
-            self.jobs = [_start(self.crew, slot) for slot in range(self.crew.jobs)]
+            self._fill()
             while self.jobs:
                 if not stopping and (self.interrupt.signal is not None or not self._left()):
                     stopping = True
@@ -126,10 +135,23 @@ class _Shift:
                         self._note(message)
                     if job.has_ended:
                         self._replace(job)
+                if self.measured and not stopping:
+                    self._fill()
         finally:
             _dismiss(self.jobs)
         stopped = [key for key, message in self.last.items() if message.state not in ENDED]
         return self.last | {key: replace(self.last[key], state="interrupted") for key in stopped}
+
+    def _fill(self) -> None:
+        """Start workers in the slots that have room now and none before; stop those in slots that have none left."""
+        crew, self.measured = self.crew, False
+        before, room = self.room, crew.jobs if crew.fits is None else min(crew.jobs, crew.fits.now(self.leases))
+        self.room = max(before, min(room, len(self._left()))) if room > before else room
+        for job in self.jobs:
+            if self.room <= job.slot < before:
+                _stop(job.process)
+        taken = {job.slot for job in self.jobs}
+        self.jobs += [_start(crew, slot) for slot in range(before, self.room) if slot not in taken]
 
     def _note(self, message: Message) -> None:
         if message.state == "failed" and self.interrupt.signal is not None:
@@ -137,6 +159,7 @@ class _Shift:
         if message.state == "interrupted" and self.interrupt.signal is None:  # a signal to the worker alone
             message = replace(message, state="lost", text=f"told to stop, {message.text}")
         self.last[message.key] = message
+        self.measured |= message.state in (*ENDED, "died")
         self.on_message(message)
 
     def _replace(self, job: _Job) -> None:
@@ -150,7 +173,7 @@ class _Shift:
                 self._note(Message(task.key, "interrupted" if stopped else "died", text=reason))
         self._note_untold()
         barren = 0 if job.said or job.was_told else job.barren + 1
-        if self.interrupt.signal is not None or not self._left():
+        if self.interrupt.signal is not None or not self._left() or job.slot >= self.room:
             return
         if barren < _MOST_STARTS:
             self.jobs.append(replace(_start(self.crew, job.slot), barren=barren))
@@ -227,7 +250,6 @@ def _work(crew: Crew, slot: int, parent: int, pipe: Connection) -> None:
 
 def _pin_gpu(slot: int) -> None:
     """Give each worker its own GPU where there are several."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    names = gpu_names()
     if len(names) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]

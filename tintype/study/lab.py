@@ -54,6 +54,7 @@ from tintype.study.compare import (
 from tintype.study.costs import Budget, run_seconds
 from tintype.study.jobs import run_tasks
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
+from tintype.study.packing import Jobs, most_of
 from tintype.study.recompute import recompute, with_earlier
 from tintype.study.replicate import (
     FOLDER,
@@ -143,7 +144,7 @@ _SILENT = StudyProgress()
 def run_study(
     study: Study,
     out: Path,
-    jobs: int,
+    jobs: Jobs,
     progress: StudyProgress = _SILENT,
     argv: Sequence[str] = (),
     budget_s: float | None = None,
@@ -162,7 +163,7 @@ def run_study(
         _prepare(study, out, progress, argv)
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
-        total, left, budget = 0, "", Budget(budget_s, jobs)
+        total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
         with watch_signals() as interrupt:
             if tuning := tuning_tasks(study, out):
                 with progress.runs(len(tuning), interrupt, "tuning") as on_message:

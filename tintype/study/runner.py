@@ -36,6 +36,8 @@ from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
 """The file in a run's folder that has the reason why it has no result, by the state of the run."""
+OUT_OF_MEMORY = "out of memory"
+"""The first words of a run that died so."""
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
 State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died"]
@@ -58,6 +60,9 @@ class Message:
     training_s: float = 0.0
     scoring_s: float = 0.0
     """Seconds that the worker took to train and score a run that is done."""
+    peak_bytes: int = 0
+    gpu_bytes: int = 0
+    """Peak of what the run needed of its GPU's memory, and all that the GPU has; 0 where it did not train on one."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +166,22 @@ def _run(
     except LostLeaseError as error:
         return Message(task.key, "lost", text=str(error))
     except (MemoryError, torch.OutOfMemoryError) as error:
-        return Message(task.key, "died", text=f"out of memory: {' '.join(str(error).split())}")
+        return Message(task.key, "died", text=f"{OUT_OF_MEMORY}: {' '.join(str(error).split())}")
     except DivergedError as error:
         return Message(task.key, "diverged", text=str(error))
     except UserError as error:
         return Message(task.key, "failed", text=str(error))
     except Exception:  # the study's other runs continue; the whole trace is stored with this one
         return Message(task.key, "failed", text=traceback.format_exc())
-    seconds = {"training_s": trained_s - began_s, "scoring_s": time.perf_counter() - trained_s}
-    return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps, **seconds)
+    return Message(
+        task.key,
+        "done",
+        1.0,
+        _headline(result),
+        task.plan.train.steps,
+        training_s=trained_s - began_s,
+        scoring_s=time.perf_counter() - trained_s,
+    )
 
 
 def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tintype.runtime.files import Json
 from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
+from tintype.study.packing import forget_peak, read_peak
 from tintype.study.runner import ENDED, FAILURES, Message, Task, _next_task, _note_failure, _run
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -154,7 +156,12 @@ class Worker:
             )
             self._send(message)
 
-        return _run(task, self._protocol, self._interrupt, report, lease.fence)
+        forget_peak()
+        message = _run(task, self._protocol, self._interrupt, report, lease.fence)
+        if lease.claim.about.get("step") == task.plan.train.steps:  # it was scored alone, which needs less
+            return message
+        peak_bytes, gpu_bytes = read_peak()
+        return replace(message, peak_bytes=peak_bytes, gpu_bytes=gpu_bytes)
 
 
 @contextmanager
@@ -181,6 +188,8 @@ def _ended(message: Message) -> dict[str, Json]:
         "step": message.step,
         "training_s": message.training_s,
         "scoring_s": message.scoring_s,
+        "peak_bytes": message.peak_bytes,
+        "gpu_bytes": message.gpu_bytes,
     }
 
 

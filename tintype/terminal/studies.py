@@ -34,6 +34,8 @@ from tintype.study.lab import (
 )
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
+from tintype.study.pack import Pack
+from tintype.study.packing import Jobs, jobs_of, parse_per_gpu
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
@@ -54,7 +56,7 @@ _VERDICT_STYLE = {
 
 
 def run_with_progress(
-    study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
+    study: Study, out: Path, jobs: Jobs, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
 ) -> int:
     """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
     return _show_outcome(run_study(study, out, jobs, _ShownProgress(console), argv, budget_s), console)
@@ -80,13 +82,31 @@ def work_with_progress(out: Path, console: Console, run: str | None, wait: bool,
     say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
 
 
+def pack_workers(out: Path, per_gpu: str, run: str | None, wait: bool, expiry: str, console: Console) -> None:
+    """Keep several workers on each GPU of this machine until nothing is left."""
+    if run is not None:
+        raise UserError(f"--run {run} is one run for one worker; leave --per-gpu out")
+    _check_folder(out)
+    options = ["--expiry", expiry, *([] if wait else ["--no-wait"])]
+    stopped = Pack(out, jobs_of(per_gpu), options, lambda line: say(console, line)).run()
+    if stopped is not None:
+        leave(signal.SIGTERM, "what the workers had begun is saved; another worker resumes it")
+    say(console, f"nothing is left; `tintype status {quote(str(out))}` shows all")
+
+
 def launch_workers(crew: Crew, launcher: Launcher, console: Console) -> None:
     """Start workers elsewhere, and say what was started and how to follow it."""
-    if not (crew.study / "study.yaml").is_file():
-        raise UserError(f"{crew.study} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
+    _check_folder(crew.study)
+    if crew.per_gpu:
+        parse_per_gpu(crew.per_gpu)
     for line in launcher.launch(crew):
         say(console, line)
     say(console, f"`tintype status {quote(str(crew.study))} --watch` shows how far they are")
+
+
+def _check_folder(out: Path) -> None:
+    if not (out / "study.yaml").is_file():
+        raise UserError(f"{out} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:

@@ -28,6 +28,8 @@ class Crew:
     time_s: float | None = None
     """How long a worker may take before it saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
+    per_gpu: str = ""
+    """How many workers share each of its GPUs, as `--per-gpu` says it; empty for one on all of them."""
 
     @property
     def folder(self) -> Path:
@@ -36,7 +38,8 @@ class Crew:
     @property
     def command(self) -> str:
         """Return the command line of a worker, by this Python."""
-        return shlex.join([sys.executable, "-m", "tintype", "work", str(self.study)])
+        packed = ["--per-gpu", self.per_gpu] if self.per_gpu else []
+        return shlex.join([sys.executable, "-m", "tintype", "work", str(self.study), *packed])
 
     def log(self, worker: str) -> Path:
         return self.folder / f"worker-{worker}.log"
