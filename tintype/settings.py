@@ -658,6 +658,12 @@ class RunSettings(Settings):
         "tintype", min_length=1, description="Project of wandb and trackio, and experiment of mlflow"
     )
     tensorboard: bool = Field(False, description="The older way to say trackers: [tensorboard]")
+    ranks: int = Field(
+        1,
+        ge=1,
+        description="Processes, each with its own GPU, by which workers of a study train a run; `tintype train` has "
+        "as many as torchrun starts",
+    )
     distribution: DistributionSettings = DistributionSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     latents: Literal["none", "disk"] = Field(

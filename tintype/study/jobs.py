@@ -21,6 +21,7 @@ import torch
 
 from tintype.data.decoding.threads import share_cores
 from tintype.data.scenes.shared import share_scenes, shared_folder
+from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import Leases
@@ -29,7 +30,7 @@ from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
 from tintype.study.packing import AsFits, Jobs, gpu_names, most_of
 from tintype.study.runner import ENDED, Message, Task
-from tintype.study.worker import Worker, ended_in, lease_folder, message_of
+from tintype.study.worker import Worker, ended_in, has_room, lease_folder, message_of
 
 _POLL_S = 0.2
 _JOIN_S = 5.0
@@ -97,7 +98,9 @@ def run_tasks(
     tasks: Sequence[Task], protocol: Protocol, jobs: Jobs, interrupt: Interrupt, on_message: Callable[[Message], None]
 ) -> dict[tuple[str, int], Message]:
     """Run the tasks in `jobs` processes; return the last message of each task that was begun."""
-    most = most_of(jobs)
+    most, widest = most_of(jobs), max(task.plan.run.ranks for task in tasks)
+    if not all(map(has_room, tasks)):
+        raise UserError(f"run.ranks is {widest}, and this machine has {torch.cuda.device_count()} GPUs for them")
     threads = max(1, torch.get_num_threads() // most)  # of the host of a GPU; on a CPU, runs set their own number
     most = min(most, len(tasks))
     scenes = tasks[0].folder.parents[1] / SCENES if most > 1 else None
@@ -233,7 +236,7 @@ def _work(crew: Crew, slot: int, parent: int, pipe: Connection) -> None:
     torch.set_num_threads(crew.threads)
     share_cores(crew.jobs)
     share_scenes(crew.scenes)
-    _pin_gpu(slot)
+    _pin_gpu(slot, max(task.plan.run.ranks for task in crew.tasks))
 
     def send(message: Message) -> None:
         with contextlib.suppress(OSError):  # the study is gone, and this process in a moment
@@ -248,8 +251,9 @@ def _work(crew: Crew, slot: int, parent: int, pipe: Connection) -> None:
         Worker(lease_folder(crew.tasks), crew.protocol, interrupt, send, crew.round).work(crew.tasks)
 
 
-def _pin_gpu(slot: int) -> None:
-    """Give each worker its own GPU where there are several."""
+def _pin_gpu(slot: int, width: int = 1) -> None:
+    """Give each worker its own GPUs where there are several, as many as its largest run needs."""
     names = gpu_names()
     if len(names) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
+        first = slot * width % (len(names) - len(names) % width)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + width])

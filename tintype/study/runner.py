@@ -24,6 +24,7 @@ from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.metrics import validation
 from tintype.plan import Plan
+from tintype.runtime.dist import is_connection_error
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
@@ -121,9 +122,14 @@ class _StoppedError(Exception):
 
 
 def _run(
-    task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None], fence: Fence = OPEN
+    task: Task,
+    protocol: Protocol,
+    interrupt: Interrupt,
+    send: Callable[[Message], None],
+    fence: Fence = OPEN,
+    score: bool = True,
 ) -> Message:
-    """Train and score. The `fence` is that of the worker's lease of the run."""
+    """Train and score. The `fence` is that of the worker's lease of the run. Without `score` it is left unscored."""
     sent_s = 0.0
 
     def on_progress(progress: Progress) -> None:
@@ -157,6 +163,8 @@ def _run(
         outcome = train(task.plan, task.folder, interrupt, on_progress, probe, on_wait, keep_at, fence, label)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
+        if not score:
+            return Message(task.key, "interrupted", text="trained and not yet scored", step=outcome.step)
         trained_s = time.perf_counter()
         result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step, fence=fence)
         if task.along:
@@ -171,7 +179,9 @@ def _run(
         return Message(task.key, "diverged", text=str(error))
     except UserError as error:
         return Message(task.key, "failed", text=str(error))
-    except Exception:  # the study's other runs continue; the whole trace is stored with this one
+    except Exception as error:  # the study's other runs continue; the whole trace is stored with this one
+        if is_connection_error(error):
+            return Message(task.key, "died", text=f"a rank was lost: {' '.join(str(error).split())}")
         return Message(task.key, "failed", text=traceback.format_exc())
     return Message(
         task.key,

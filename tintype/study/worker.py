@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
 from tintype.study.packing import forget_peak, read_peak
+from tintype.study.ranks import RankedRun, start_ranks
 from tintype.study.runner import ENDED, FAILURES, Message, Task, _next_task, _note_failure, _run
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -34,6 +36,10 @@ _LOOK_S = 0.2
 _MOST_LOOK_S = 5.0
 """A worker that waits for the runs of others looks at them again after these seconds, first and at most."""
 _MOST_WORDS = 2_000
+_MOST_UNBORN = 3
+"""Ranks that end so often before they take their run are not started again."""
+_PROGRESS = ("state", "share", "step", "loss", "images_per_s")
+"""The part of a message that a lease keeps while its run goes on."""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -69,6 +75,8 @@ class Worker:
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
+        self._unborn: Counter[str] = Counter()
+        """How often the ranks of a run ended before they took its lease."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
@@ -77,7 +85,8 @@ class Worker:
             while self._interrupt.signal is None:
                 left = [task for task in left if not self._has_ended(task)]
                 if found := self._take_next(left):
-                    self._work_on(*found)
+                    task, lease = found
+                    self._train_in_ranks(task) if lease is None else self._work_on(task, lease)
                     look_s = _LOOK_S
                 elif left and wait:
                     self._sleep(look_s)
@@ -102,20 +111,21 @@ class Worker:
             return newest is not None and ended_in(newest, self._round)
         return is_settled(task, self._protocol)
 
-    def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease] | None:
-        """Take the lease of the first run that is free, and whose parent run has ended."""
+    def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None] | None:
+        """Take the lease of the first run that is free, and whose parent run has ended; none for one of several ranks.
+
+        A run that needs more GPUs than this process sees is left to other workers.
+        """
         waiting, held = list(left), list[Task]()
         while (task := _next_task(waiting, held)) is not None:
             waiting.remove(task)
-            about: dict[str, Json] = {
-                "round": self._round,
-                "arm": task.arm,
-                "seed": task.plan.seed,
-                "step": max(checkpoint.steps(RunFolder(task.folder).checkpoints), default=0),
-                "gpu": _gpu(),
-            }
-            if (lease := self._leases.take(task.plan.hash, about)) is not None:
-                return task, lease
+            if has_room(task) and self._wants_ranks(task):
+                if self._leases.is_free(task.plan.hash):
+                    return task, None
+            elif has_room(task):
+                lease = self._leases.take(task.plan.hash, about_run(task, self._round))
+                if lease is not None:
+                    return task, lease
             held.append(task)
         return None
 
@@ -123,45 +133,108 @@ class Worker:
         if lease.before and self._is_over(task, lease.before[-1]):  # another worker ended it a moment ago
             lease.end(dict(lease.before[-1].ended or {"state": "done"}))
             return
-        message = self._try(task, lease)
-        fence = lease.fence
-        try:
-            if message.state != "done":
-                fence.check()  # an error may come of what the next holder did
-            _note_failure(task, message, fence)
-        except LostLeaseError as error:
-            message = Message(task.key, "lost", text=str(error))
-        lease.end(_ended(message))
+        message = end_lease(task, lease, self._try(task, lease))
         if message.state in ENDED:
             self._mine.add(task.plan.hash)
         gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
         self._send(message)
 
+    def _wants_ranks(self, task: Task) -> bool:
+        """Return whether several ranks are to train a run now. What is trained, or has failed, needs one process."""
+        if task.plan.run.ranks == 1 or self._unborn[task.plan.hash] >= _MOST_UNBORN:
+            return False
+        about = about_run(task, self._round)
+        deaths = deaths_in(self._leases.history(task.plan.hash), about)
+        return about["step"] != task.plan.train.steps and len(deaths) <= task.retries
+
+    def _train_in_ranks(self, task: Task) -> None:
+        """Let ranks train a run, and tell how far they are. Their first one takes the lease, and gives it back."""
+        leases, name = self._leases, task.plan.hash
+        before = leases.newest(name)
+        run = RankedRun.of(task, self._protocol, leases.folder, self._round, leases.expiry_s)
+        ranks, told = start_ranks(run), False
+        while ranks.poll() is None:
+            if self._interrupt.signal is not None and not told:
+                told = True
+                ranks.terminate()
+            time.sleep(_LOOK_S)
+            now = leases.newest(name)
+            if now is not None and now != before and now.ended is None and "state" in now.now:
+                self._send(progress_of(task, now))
+        newest = leases.newest(name)
+        if newest is None or (before is not None and newest.number == before.number):
+            self._unborn[name] += ranks.returncode != 0 and not told
+        elif newest.ended is None:
+            self._send(Message(task.key, "died", text=f"its ranks ended with exit code {ranks.returncode}"))
+        elif newest.ended["state"] in (*ENDED, "died"):
+            self._mine |= {name} if newest.ended["state"] in ENDED else set()
+            self._send(message_of(task, newest))
+
     def _try(self, task: Task, lease: Lease) -> Message:
-        deaths = deaths_of(lease)
+        if self._unborn[task.plan.hash] >= _MOST_UNBORN:
+            return Message(task.key, "failed", text="its ranks did not begin; their log in launch/ says why")
+        deaths = deaths_in(lease.before, lease.claim.about)
         if len(deaths) > task.retries:
             tried = "" if len(deaths) == 1 else f" {len(deaths)} times in a row"
             words = f"its process died{tried} without getting further; the last was {deaths[-1].words}"
             return Message(task.key, "failed", text=words)
 
-        def report(message: Message) -> None:
-            lease.report(
-                {
-                    "state": message.state,
-                    "share": message.share,
-                    "step": message.step,
-                    "loss": message.loss,
-                    "images_per_s": message.images_per_s,
-                }
-            )
+        report = report_to(lease)
+
+        def tell(message: Message) -> None:
+            report(message)
             self._send(message)
 
         forget_peak()
-        message = _run(task, self._protocol, self._interrupt, report, lease.fence)
+        message = _run(task, self._protocol, self._interrupt, tell, lease.fence)
         if lease.claim.about.get("step") == task.plan.train.steps:  # it was scored alone, which needs less
             return message
         peak_bytes, gpu_bytes = read_peak()
         return replace(message, peak_bytes=peak_bytes, gpu_bytes=gpu_bytes)
+
+
+def has_room(task: Task) -> bool:
+    """Return whether this process sees enough GPUs for a run's ranks; on a CPU they share it."""
+    return task.plan.run.ranks <= (torch.cuda.device_count() or task.plan.run.ranks)
+
+
+def about_run(task: Task, round: str) -> dict[str, Json]:
+    """Return the details that a claim on a run begins with."""
+    return {
+        "round": round,
+        "arm": task.arm,
+        "seed": task.plan.seed,
+        "step": max(checkpoint.steps(RunFolder(task.folder).checkpoints), default=0),
+        "gpu": _gpu(),
+    }
+
+
+def report_to(lease: Lease) -> Callable[[Message], None]:
+    """Return a function that writes how far a run is into its lease."""
+
+    def report(message: Message) -> None:
+        lease.report({key: getattr(message, key) for key in _PROGRESS})
+
+    return report
+
+
+def progress_of(task: Task, claim: Claim) -> Message:
+    """Return how far a run is, as its claim says."""
+    now: dict[str, Any] = {key: claim.now[key] for key in _PROGRESS if key in claim.now}
+    return Message(task.key, **now)
+
+
+def end_lease(task: Task, lease: Lease, message: Message) -> Message:
+    """Write how a run ended and give its lease back; return the message, another one where the lease was lost."""
+    fence = lease.fence
+    try:
+        if message.state != "done":
+            fence.check()  # an error may come of what the next holder did
+        _note_failure(task, message, fence)
+    except LostLeaseError as error:
+        message = Message(task.key, "lost", text=str(error))
+    lease.end(_ended(message))
+    return message
 
 
 @contextmanager
@@ -199,12 +272,12 @@ def message_of(task: Task, claim: Claim) -> Message:
     return Message(task.key, share=1.0 if ended["state"] == "done" else 0.0, **ended)
 
 
-def deaths_of(lease: Lease) -> list[Claim]:
+def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
     """Return the attempts of this round that died since the run last got further, oldest first."""
     found: list[Claim] = []
-    for claim in reversed(lease.before):
+    for claim in reversed(claims):
         state = (claim.ended or {"state": "died"})["state"]
-        same = all(claim.about.get(key) == lease.claim.about.get(key) for key in ("round", "step"))
+        same = all(claim.about.get(key) == about.get(key) for key in ("round", "step"))
         if state not in ("died", "continued") or not same:
             break
         found += [claim] if state == "died" else []
