@@ -70,6 +70,18 @@ def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) ->
         flush(path.parent)
 
 
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder for files that are not whole yet. `remove_unfinished` removes what a kill leaves of it."""
+    scratch = folder / f".scratch{_WRITING}{process_name()}"
+    _remove(scratch)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        _remove(scratch)
+
+
 def remove_unfinished(folder: Path, name: str = "*") -> None:
     """Remove what processes of this machine, killed in the middle of `written_beside`, have left in a folder."""
     for path in folder.glob(f".{name}{_WRITING}*"):
@@ -173,6 +185,27 @@ def checksum_of(content: Any) -> str:
     """SHA-256 of a JSON value as a reader gets it, however it is laid out."""
     as_read = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def damage_in(path: Path) -> str:
+    """Return what the checksums that a file carries say against it; empty for a file that carries none."""
+    if path.suffix == ".jsonl":
+        return salvage_lines(path).damage
+    if path.suffix in (".json", ".yaml", ".txt", ".md"):
+        with suppress(UnicodeDecodeError, ValueError):
+            text = path.read_bytes().decode("utf-8")
+            if (seal := _SEAL.match(text)) is not None:
+                sealed = hashlib.sha256(text[seal.end() :].encode()).hexdigest()
+                return "" if sealed == seal[1] else "it does not match the checksum in its first line"
+            if path.suffix == ".json":
+                found = parse_object(text)
+                wanted = found.pop(_CHECKSUM, None)
+                if wanted is None or wanted == checksum_of(found):
+                    return ""
+                return "it does not match its checksum"
+            return ""
+        return "it cannot be read"
+    return ""
 
 
 def damaged(path: Path, reason: str, remake: str) -> DamagedFileError:

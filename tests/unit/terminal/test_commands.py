@@ -246,6 +246,12 @@ COMMANDS: dict[str, Long] = {
         rf"nothing was written; {AGAIN}",
         "tintype.export.import_run.read_foreign",
     ),
+    "sync": Long(
+        lambda the: ["sync", the / "run", the.out / "mirror"],
+        r"copying to .*/mirror: \d+ of \d+ files \(\d+%\)",
+        rf"what was copied is whole; {AGAIN} to copy the rest",
+        at=2,
+    ),
 }
 ELSEWHERE = {
     "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",

@@ -1,0 +1,163 @@
+"""Mirrors a study or a run between folders and object stores.
+
+Only what is whole is copied, and every copy is checked. A checkpoint is whole where all files that its manifest names
+have the SHA-256 that stands there. Other files are held against the checksums that they carry, and against the SHA-256
+that was recorded when they were stored. Of a log that grows the whole lines are copied. Leases, locks and half-written
+files stay where they are: they belong to processes of the machines that share the folder.
+
+Files that are there already are not copied again, so a mirror that was stopped resumes. Nothing is removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tintype.errors import DamagedFileError, UserError
+from tintype.export.places import Place
+from tintype.runtime.files import damage_in, parse_object, sha256_of
+
+MANIFEST = "manifest.json"
+_LAST = ("result.json", "results.json")
+"""Files that speak for others, which are copied before them."""
+_STEP = re.compile(r"step-\d{9}")
+"""The name of a checkpoint's folder."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A checkpoint with all its files, or one other file."""
+
+    names: tuple[str, ...]
+    bytes: int
+    folder: str = ""
+    """The folder of a checkpoint; empty for another file."""
+
+    @property
+    def name(self) -> str:
+        return self.folder or self.names[0]
+
+
+@dataclass
+class Mirrored:
+    """Counts of a mirror."""
+
+    copied: int = 0
+    copied_bytes: int = 0
+    there: int = 0
+    """Files that the target had already."""
+    gone: int = 0
+    """Units that were removed from the source while they were copied, such as old checkpoints of a run that trains."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Units that were not copied, and why."""
+
+
+def units_of(sizes: Mapping[str, int]) -> list[Unit]:
+    """Return what can be copied, in the order in which it is: logs after checkpoints, which count their lines.
+
+    A checkpoint without a manifest is not whole yet, and is left out.
+    """
+    folders = {_parent(name) for name in sizes if name.endswith(f"/{MANIFEST}")}
+    found = []
+    for folder in sorted(folders):
+        names = [name for name in sizes if _parent(name) == folder and name != f"{folder}/{MANIFEST}"]
+        names = [*sorted(names), f"{folder}/{MANIFEST}"]
+        found.append(Unit(tuple(names), sum(sizes[name] for name in names), folder))
+    loose = [name for name in sizes if _parent(name) not in folders and not _is_in_checkpoint(name)]
+    loose.sort(key=lambda name: (Path(name).name in _LAST, -name.count("/"), name))
+    return found + [Unit((name,), sizes[name]) for name in loose]
+
+
+def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = lambda done, total: None) -> Mirrored:
+    """Copy what the target lacks. `on_files` gets the number of files that are done, and of all."""
+    units = units_of(source.sizes())
+    if not units:
+        raise UserError(f"{source.address} has no files to copy; give the folder of a study or a run")
+    counts, done, total = Mirrored(), 0, sum(len(unit.names) for unit in units)
+    with target.writing() as scratch:
+        target.sizes()  # a store reads its index
+        for unit in units:
+            on_files(done, total)
+            with TemporaryDirectory(dir=scratch) as place:
+                try:
+                    _copy(unit, source, target, Path(place), counts)
+                except FileNotFoundError:
+                    counts.gone += 1
+                except DamagedFileError as error:
+                    counts.damaged[unit.name] = str(error)
+            done += len(unit.names)
+        on_files(done, total)
+    return counts
+
+
+def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirrored) -> None:
+    """Copy what the target lacks of a checkpoint or file, once all of that is fetched and checked."""
+    wanted = {name: source.recorded(name) for name in unit.names} | _named(unit, source, scratch)
+    content: dict[str, tuple[Path, str]] = {}
+    for name in unit.names:
+        there = target.present(name)
+        if there and there == wanted[name]:
+            continue
+        path, digest = _fetch(name, wanted[name], source, target, unit, scratch)
+        if there != digest:
+            content[name] = path, digest
+    anew = unit.folder if f"{unit.folder}/{MANIFEST}" in content else ""
+    if anew and target.moves:  # a folder that is renamed has all files
+        content = {
+            name: content.get(name) or _fetch(name, wanted[name], source, target, unit, scratch) for name in unit.names
+        }
+    counts.copied += len(content)
+    counts.copied_bytes += sum(path.stat().st_size for path, _ in content.values())
+    counts.there += len(unit.names) - len(content)
+    if content:
+        target.write(content, anew)
+
+
+def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files that the manifest of a checkpoint names."""
+    if not unit.folder:
+        return {}
+    copy = scratch / "named"
+    source.fetch(f"{unit.folder}/{MANIFEST}", copy)
+    try:
+        named: Any = parse_object(copy.read_bytes())["sha256"]
+        found = {f"{unit.folder}/{name}": str(digest) for name, digest in named.items()}
+    except (ValueError, KeyError, AttributeError):
+        raise DamagedFileError(f"{MANIFEST} does not name the files") from None
+    if missing := sorted(set(found) - set(unit.names)):
+        raise DamagedFileError(f"{Path(missing[0]).name} is missing")
+    return found
+
+
+def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scratch: Path) -> tuple[Path, str]:
+    """Return a local copy of a file, checked, and its SHA-256. Files of a checkpoint never change: they need none."""
+    path = source.in_place(name) if unit.folder and not target.moves else None
+    if path is None:
+        path = scratch / Path(name).name
+        source.fetch(name, path)
+        if path.suffix == ".jsonl":
+            _cut_last_line(path)
+    digest = sha256_of(path)
+    if wanted and digest != wanted:
+        raise DamagedFileError(f"{path.name} does not match the SHA-256 that was recorded for it")
+    if damage := damage_in(path):
+        raise DamagedFileError(f"{path.name}: {damage}")
+    return path, digest
+
+
+def _cut_last_line(path: Path) -> None:
+    """Remove a last line that has no end: it is being written."""
+    with path.open("r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_in_checkpoint(name: str) -> bool:
+    return _STEP.fullmatch(_parent(name).rpartition("/")[2]) is not None

@@ -1,0 +1,273 @@
+"""Places that `tintype sync` reads and writes: a folder, or a prefix of an object store.
+
+Nothing at a place is ever half written. In a folder, files and whole checkpoints are written beside their place and
+renamed. In an object store a file appears when its upload has ended, and the manifest of a checkpoint comes last: a
+checkpoint without it is not there yet.
+
+Object stores are reached through fsspec, with the credentials that its packages find by themselves. None is taken from
+an address, and none is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from tintype.errors import UserError, as_user_error
+from tintype.pretrained.packages import optional_package
+from tintype.runtime.files import flush, read_checked, scratch_folder, sha256_of, write_checked, written_beside
+from tintype.runtime.locks import locked
+
+INDEX = ".tintype-sync.json"
+"""The file at the root of an object store's prefix that has the size and SHA-256 of each file."""
+EXTRA = "sync"
+STORES = ("s3", "gs", "gcs", "memory")
+"""Object stores: a file appears there when its upload has ended."""
+_SAVE_BYTES, _SAVE_FILES = 64 << 20, 100
+"""The index is written after so much was uploaded: an upload that is killed does no more than that again."""
+_LOGIN = re.compile(r"(?<=://)\S+@")  # secret keys may have a stroke
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+class Place(Protocol):
+    """A folder or a prefix of an object store. Names of files are relative, with `/`."""
+
+    address: str
+    moves: bool
+    """Whether `write` moves the files that it is given, which then must lie in its scratch folder."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the names and sizes of all files, those left out that are hidden or half written."""
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy a file to a local path."""
+
+    def in_place(self, name: str) -> Path | None:
+        """Return the path of a local file; None in a store."""
+
+    def recorded(self, name: str) -> str:
+        """Return the SHA-256 that a file had when it was stored; empty where it was not recorded."""
+
+    def present(self, name: str) -> str:
+        """Return the SHA-256 of a file that is there; empty where it is not there or not known."""
+
+    def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
+        """Write files, given their paths and SHA-256, in this order. A `folder` is written as a whole."""
+
+    def writing(self) -> Any:
+        """Return a context that yields a scratch folder for files to write."""
+
+
+class Folder:
+    """A folder of this machine."""
+
+    moves = True
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.address = path, str(path)
+        self._scratch = path
+
+    def sizes(self) -> dict[str, int]:
+        """Return the names and sizes of all files. Links are left out: they may lead anywhere."""
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} is no folder; give the folder of a study or a run")
+        found: dict[str, int] = {}
+        for path in sorted(self.path.rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            with suppress(FileNotFoundError):  # removed while this looks
+                if is_wanted(name) and path.is_file() and not path.is_symlink():
+                    found[name] = path.stat().st_size
+        return found
+
+    def fetch(self, name: str, path: Path) -> None:
+        shutil.copyfile(self.path / name, path)
+
+    def in_place(self, name: str) -> Path | None:
+        return self.path / name
+
+    def recorded(self, name: str) -> str:
+        return ""
+
+    def present(self, name: str) -> str:
+        path = self.path / name
+        return sha256_of(path) if path.is_file() else ""
+
+    def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
+        if not folder:
+            for name, (source, _) in content.items():
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                with written_beside(self.path / name) as temporary:
+                    source.replace(temporary)
+            return
+        target = self.path / folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(target, durable=True) as temporary:
+            temporary.mkdir()
+            for name, (source, _) in content.items():
+                flush(source.replace(temporary / Path(name).name))
+            if target.exists():
+                target.rename(self._scratch / f"before-{target.name}")
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        """Keep other processes out of the folder; what a killed one left in it is removed."""
+        with locked(self.path, "choose another target"), scratch_folder(self.path) as scratch:
+            self._scratch = scratch
+            yield scratch
+
+
+class ObjectStore:
+    """A prefix of an object store, such as `s3://bucket/studies/mini`."""
+
+    moves = False
+
+    def __init__(self, address: str) -> None:
+        protocol = address.partition("://")[0]
+        fsspec = optional_package("fsspec", EXTRA, f"{protocol}://")
+        self.address = address.rstrip("/")
+        with self._errors():
+            try:
+                self._system = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False)
+            except ImportError as error:
+                raise UserError(f"{protocol}:// needs a package ({error}): pip install 'tintype[{EXTRA}]'") from None
+        self._root: str = self._system._strip_protocol(self.address)
+        self._sizes: dict[str, int] = {}
+        self._index: dict[str, dict[str, Any]] = {}
+        self._unsaved_bytes = self._unsaved_files = 0
+
+    def sizes(self) -> dict[str, int]:
+        with self._errors():
+            found: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
+        names = {path[len(self._root) :].lstrip("/"): about for path, about in found.items()}
+        self._index = self._read_index() if INDEX in names else {}
+        for name in names:
+            if not is_safe(name):
+                raise UserError(f"{self.address} has a file named {name!r}, which leads out of a folder; remove it")
+        self._sizes = {name: about["size"] for name, about in sorted(names.items()) if is_wanted(name)}
+        return self._sizes
+
+    def fetch(self, name: str, path: Path) -> None:
+        with self._errors():
+            self._system.get_file(self._path(name), str(path))
+
+    def in_place(self, name: str) -> Path | None:
+        return None
+
+    def recorded(self, name: str) -> str:
+        return str(self._index.get(name, {}).get("sha256", ""))
+
+    def present(self, name: str) -> str:
+        known = self._index.get(name, {})
+        return str(known["sha256"]) if known and self._sizes.get(name) == known["size"] else ""
+
+    def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
+        self._forget(list(content), folder)
+        for name, (source, digest) in content.items():
+            self._put(source, name)
+            size = source.stat().st_size
+            self._sizes[name], self._index[name] = size, {"size": size, "sha256": digest}
+            self._unsaved_bytes, self._unsaved_files = self._unsaved_bytes + size, self._unsaved_files + 1
+            if self._unsaved_bytes >= _SAVE_BYTES or self._unsaved_files >= _SAVE_FILES:
+                self._save_index()
+
+    def _forget(self, names: Sequence[str], folder: str) -> None:
+        """Drop files from the index before others take their names, and the manifest of a checkpoint that changes."""
+        known = [name for name in names if self._index.pop(name, None) is not None]
+        if known:
+            self._save_index()
+        manifest = f"{folder}/manifest.json"
+        if folder and manifest in names and manifest in self._sizes:
+            with self._errors():
+                self._system.rm_file(self._path(manifest))
+            del self._sizes[manifest]
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                yield Path(scratch)
+            finally:
+                if self._unsaved_files:
+                    self._save_index()
+
+    def _put(self, source: Path, name: str) -> None:
+        with self._errors():
+            self._system.put_file(str(source), self._path(name))
+            size = self._system.info(self._path(name))["size"]
+        if size != source.stat().st_size:
+            raise UserError(f"{self.address}/{name} has {size} bytes after the upload of {source.stat().st_size}")
+
+    def _read_index(self) -> dict[str, dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as scratch:
+            self.fetch(INDEX, Path(scratch) / INDEX)
+            remake = f"remove {self.address}/{INDEX} and sync again: all files are then uploaded anew"
+            found: dict[str, dict[str, Any]] = read_checked(Path(scratch) / INDEX, remake).get("files", {})
+        return found
+
+    def _save_index(self) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_checked(Path(scratch) / INDEX, {"files": self._index})
+            self._put(Path(scratch) / INDEX, INDEX)
+        self._unsaved_bytes = self._unsaved_files = 0
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise a `UserError` for what a package of fsspec raises, without credentials."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            reason = without_secrets(f"{type(error).__name__}: {error}")
+            raise UserError(
+                f"{self.address} cannot be used ({reason}); check the address, the credentials and the network, then "
+                "run the same command again to resume"
+            ) from None
+
+
+def open_place(address: str) -> Place:
+    """Return the folder or the prefix of an object store that an address names."""
+    protocol, found, rest = address.partition("://")
+    if _LOGIN.search(address):
+        raise UserError(
+            f"{without_secrets(address)} has a login in it; leave it out, and set the variables or files that the "
+            "store's own tools read (AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)"
+        )
+    if not found or protocol == "file":
+        with as_user_error(ValueError, f"cannot read {address!r}"):
+            return Folder(Path(rest if found else address))
+    if protocol not in STORES:
+        valid = ", ".join(f"{one}://" for one in (*STORES, "file"))
+        raise UserError(f"{protocol}:// is not known; give a folder, or an address with {valid}")
+    if not rest.strip("/"):
+        raise UserError(f"{address} names no bucket; give an address such as {protocol}://bucket/studies/mini")
+    return ObjectStore(address)
+
+
+def is_wanted(name: str) -> bool:
+    """Return whether a file belongs to a study or run, and not to the processes that work on it."""
+    parts = name.split("/")
+    return not any(part.startswith((".", "damaged-")) or part == "leases" for part in parts)
+
+
+def is_safe(name: str) -> bool:
+    """Return whether a name stays below the folder that it is written to."""
+    return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without logins in addresses, and without the values of variables that hold credentials."""
+    text = _LOGIN.sub("(login)@", text)
+    secrets = [value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8]
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "(secret)")
+    return text
