@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.fault.harness import digest
 from tintype.errors import UserError
 from tintype.evaluation.results import read_result
-from tintype.runtime.leases import Lease, Leases
+from tintype.runtime.leases import Claim, Lease, Leases
 from tintype.study import worker
 from tintype.study.lab import work_on_study
 from tintype.study.runner import tasks_of
@@ -104,6 +104,11 @@ def disturb(out: Path, kills: int, pauses: int, seed: int, fencing: bool = True)
     return {"ended": ended + [1] * len(workers), "acts": kills + pauses - len(acts)}
 
 
+def did_run(claim: Claim) -> bool:
+    """Return whether the holder trained or scored the run to its end, and did not merely find that another had."""
+    return (claim.ended or {}).get("state") == "done" and "state" in claim.now
+
+
 def about(study_file: Path, out: Path) -> dict[str, object]:
     """Return the numbers of each run, how often it was ended, and files that are half written; or what is damaged."""
     study = load_study(str(study_file))
@@ -118,7 +123,7 @@ def about(study_file: Path, out: Path) -> dict[str, object]:
             numbers: object = [digest(task.folder), scores]
         except (UserError, ValueError, IndexError) as error:
             numbers = f"damaged: {error}"
-        done = sum((one.ended or {}).get("state") == "done" for one in claims)
+        done = sum(did_run(one) for one in claims)
         found[f"{task.arm} {task.plan.seed}"] = {"numbers": numbers, "done": done, "claims": len(claims)}
     half = [str(path) for path in out.rglob("*") if "writing" in path.name or path.name.startswith("damaged")]
     return {"runs": found, "half": half}

@@ -52,6 +52,7 @@ PROMISES = {
     25: "Ranks compare their plans before the first step",
     26: "A diverged run says so, and is not used by accident",
     27: "Text from outside stays text, and is read in linear time",
+    28: "A run of a study has one writer, whichever worker dies, sleeps or sees late",
 }
 T = TypeVar("T")
 

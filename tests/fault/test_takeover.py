@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_study import environment
+from tests.fault.promises import Promise
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -21,9 +22,12 @@ main(Path(sys.argv[1]), sys.argv[2] == "all")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported torch")
+@pytest.mark.promise(28)
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
-def test_nothing_is_written_after_a_takeover_whichever_check_came_last(which: str, tmp_path: Path) -> None:
-    """Pause a run after each of its checks while another process takes it over and ends it: no byte changes afterwards.
+def test_nothing_is_written_after_a_takeover_whichever_check_came_last(
+    promise: Promise, which: str, tmp_path: Path
+) -> None:
+    """Pause a run after each of its checks, let another process take it over and end it: no byte changes afterwards.
 
     The controls: without the check a line is written late, and a score where the next holder removes nothing.
     """
@@ -32,5 +36,6 @@ def test_nothing_is_written_after_a_takeover_whichever_check_came_last(which: st
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["rows"]) == (found["checks"] if which == "all" else 2) and found["checks"] > 30
-    assert [row for row in found["rows"] if not (row["ended"] and row["unchanged"])] == []
+    for row in found["rows"]:
+        promise.count(row["ended"] and row["unchanged"], row)
     assert [row["unchanged"] for row in found["controls"]] == [False, False]
