@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from PIL import Image
 
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.results import EvaluationResult, result_file, write_result
+from tintype.evaluation.results import EvaluationResult, read_result, result_file, write_result
 from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
@@ -90,6 +91,23 @@ class Writer:
                 previews=(),
             ),
         )
+
+
+class Drawer(Writer):
+    """Writes two images beside the scores of each run, and two of its first step that is scored along training."""
+
+    def _write(self, task: Task, protocol: Protocol) -> None:
+        super()._write(task, protocol)
+        file = result_file(task.folder, protocol, task.plan.train.steps)
+        places = [file.parent / f"preview-{index}.png" for index in range(2)]
+        names = [str(place.relative_to(task.folder)) for place in places]
+        write_result(file, read_result(file).model_copy(update={"previews": tuple(names)}))
+        if task.along:
+            early = result_file(task.folder, task.along.protocol, task.along.steps[0]).parent
+            places += [early / f"preview-{index}.png" for index in range(2)]
+        for place in places:
+            place.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (4, 4)).save(place)
 
 
 @contextmanager

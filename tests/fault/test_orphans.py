@@ -173,6 +173,10 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
         "study/jobs.py": ("study/jobs.py", "end_with_parent(parent)"),
         "study/launch/launcher.py": ("study/launch/launcher.py", "subprocess.run(command_with_parent("),
+        "study/launch/ray.py": ("study/launch/ray.py", "subprocess.Popen(command_with_parent("),
+        "study/pack.py": ("study/pack.py", "subprocess.Popen(command_with_parent("),
+        "study/ranks.py": ("study/ranks.py", "subprocess.Popen(command_with_parent("),
+        "runtime/mps.py": ("runtime/mps.py", "command_with_parent([control"),
         "runtime/machine.py": ("runtime/machine.py", "subprocess.run(command_with_parent("),
         "pretrained/weights.py": ("pretrained/weights.py", "command_with_parent(command)"),
     }

@@ -36,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("RGB", (4, 4)).save(root / ".hidden" / "image.png")
     (root / "link.png").symlink_to(outer / "served-too" / "image.png")
     (root / "linked").symlink_to(outer / "served-too", target_is_directory=True)
+    (outer / "secret.yaml").write_bytes(SECRET)
+    (root / "linked-plan").mkdir()
+    (root / "linked-plan" / "plan.yaml").symlink_to(outer / "secret.yaml")
     return root
 
 
@@ -65,6 +68,8 @@ def client(folder: Path) -> Iterator[Client]:
         "/image/study",
         "/report/../served-too",
         "/run/%2e%2e",
+        "/run/linked-plan",
+        "/events/run/linked-plan",
         "/study/..",
         "/events/study/..%2f",
         "/static/../server.py",

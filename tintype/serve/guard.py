@@ -25,7 +25,7 @@ _SAME = ("same-origin", "none")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _ANYWHERE = ("0.0.0.0", "::", "")
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 REPORT_POLICY = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'"

@@ -372,6 +372,7 @@ for (const dialog of document.querySelectorAll("dialog")) {
 
 const play = byId("play");
 let job = null;
+const early = {};
 
 async function send(address, content) {
   const answer = await fetch(address, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
@@ -402,12 +403,13 @@ if (play) {
       byId("now").replaceChildren();
       byId("cancel").disabled = false;
       history.replaceState(null, "", "?" + new URLSearchParams(given));
+      if (early[job.id]) listeners.play(early[job.id]); // the stream may be faster than the answer
     } catch (error) { playProblem(error.message); }
   });
   byId("cancel").addEventListener("click", () => { if (job) send("/play/stop", { client, id: job.id }).catch((error) => playProblem(error.message)); });
 
   listeners.play = (news) => {
-    if (!job || news.id !== job.id) return;
+    if (!job || news.id !== job.id) { early[news.id] = news; return; }
     byId("play-state").textContent = news.words;
     const progress = byId("play-progress");
     progress.hidden = news.state !== "sampling";

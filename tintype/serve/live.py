@@ -22,6 +22,10 @@ from tintype.study.study import Study
 
 EVERY_S = 1.0
 """Time between two looks at the files."""
+_REST = 10.0
+"""After a comparison of all runs, the next one waits for so many times as long as it took."""
+_SHORT_S = 0.02
+"""Pause between two looks while there is more to read: readers are answered in between."""
 _IDLE_S = 20.0
 """Nothing is read any more once nobody has asked for so long."""
 
@@ -63,13 +67,12 @@ class Live(ABC):
             return self.version
 
     def _read(self) -> None:
-        while True:
+        try:
+            while time.monotonic() - self._asked_s < _IDLE_S:
+                time.sleep(_SHORT_S if self.step() else EVERY_S)
+        finally:
             with self.changed:
-                if time.monotonic() - self._asked_s > _IDLE_S:
-                    self._reading = False
-                    return
-            more = self.step()
-            time.sleep(0.02 if more else EVERY_S)
+                self._reading = False  # who asks next starts it again
 
     def step(self) -> bool:
         """Look once; a folder that cannot be read is a problem that the page shows."""
@@ -94,30 +97,36 @@ class LiveStudy(Live):
     def __init__(self, folder: Path, path: str) -> None:
         super().__init__(folder, path)
         self._reader = StatusReader(folder)
-        self._stored = not (folder / "runs").is_dir() and (folder / "results.json").is_file()
+        self._stored_at = 0
+        """When the results were written that a study without its runs is shown from."""
         self._scores: dict[str, Run] = {}
         self._study: Study | None = None
         self._ended: tuple[tuple[str, str], ...] | None = None
         self._results: StudyResults | None = None
         self._compared = ""
         self._events_shown = -1
+        self._rested_s = 0.0
 
     def look(self) -> bool:
         """Read the queue, then the logs, then the verdicts, the cheapest first."""
-        if self._stored:
+        if not (self.folder / "runs").is_dir() and (self.folder / "results.json").is_file():
             return self._look_stored()
         status = self._reader.read()
         if self._reader.study is not self._study:
             self._begin(self._reader.study, status)
+        first = "queue" not in self.fragments
         self.fragments |= study_fragments(self.path, self.colours, status=status)
+        if first:
+            return True  # the queue is shown at once
         is_read = self.curves.read()
         if self.curves.events_version != self._events_shown:
             self._events_shown = self.curves.events_version
             self.fragments |= study_fragments(self.path, self.colours, curves=self.curves)
         ended = tuple((run.hash, run.state) for run in status.runs if run.state not in (*LEFT, "perhaps"))
-        if ended != self._ended and (is_read or self._ended is None):
-            self._ended = ended
+        if ended != self._ended and (is_read or self._ended is None) and time.monotonic() > self._rested_s:
+            self._ended, began_s = ended, time.monotonic()
             self._compare(self._reader.study, status)
+            self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
         return not is_read
 
     def _begin(self, study: Study, status: StudyStatus) -> None:
@@ -170,8 +179,9 @@ class LiveStudy(Live):
         return self._scores[name]
 
     def _look_stored(self) -> bool:
-        if self._results is None:
-            self._results = results = read_results_file(self.folder / "results.json")
+        stamp = (self.folder / "results.json").stat().st_mtime_ns
+        if stamp != self._stored_at:
+            results, self._stored_at = read_results_file(self.folder / "results.json"), stamp
             self.colours = _colours([(arm.label, arm.name, arm.role) for arm in results.arms])
             places = {
                 RunPlace(arm.label, run.seed, run.hash, self.folder / run.folder, 1): run.curves

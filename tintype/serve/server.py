@@ -38,6 +38,8 @@ _MOST_BYTES = 16_384
 """Largest content of a request."""
 _MOST_RUNS = 400
 _CURVES_EVERY_S = 1.0
+_READ = ("study.yaml", "baseline.yaml", "results.json", "report.html", "plan.yaml", "metrics.jsonl", "events.jsonl")
+"""Files whose content pages show. None of them may be a link that leads out of the served folder."""
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
 _FORM |= {"to_t": "1", "method": "euler", "count": "1"}
@@ -212,7 +214,11 @@ class Handler(BaseHTTPRequestHandler):
             plan = plan_from_folder(folder).to_yaml()
         except UserError as error:
             plan = str(error)
-        self._send_live(live, "run", folder.name, plan=plan)
+        study = folder.parent.parent
+        of_study = folder.parent.name == "runs" and study.is_relative_to(self.server.root) and is_study(study)
+        heading = self._names(study).get(folder.name, folder.name) if of_study else folder.name
+        above = self.server.relative(study) if of_study else None
+        self._send_live(live, "run", heading, plan=plan, above=above)
 
     def _send_live(self, live: Live, kind: str, heading: str, **more: object) -> None:
         report = kind == "study" and (live.folder / "report.html").is_file()
@@ -226,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
             problem=live.problem,
             has_report=report,
             stream=f"/events/{kind}/{quote(live.path)}",
-            **more,
+            **{"above": None, **more},
         )
 
     def _playground(self, rest: str) -> None:
@@ -248,17 +254,21 @@ class Handler(BaseHTTPRequestHandler):
                 yield {"path": run.path, "words": run.path or "the folder itself"}
         for study in studies:
             folder = self.server.root / study.path
-            named: dict[str, str] = {}
-            with suppress(UserError, OSError):
-                live = self.server.live(LiveStudy, folder)
-                live.ask(_FIRST_PAINT_S)
-                named = {run.hash: f"{study.name}: {run.arm}, seed {run.seed}" for run in live.curves.runs}
+            named = {name: f"{study.name}: {words}" for name, words in self._names(folder).items()}
             order = list(named)
             there = {run.name: run for run in runs_of(folder)[:left]}
             left -= len(there)
             for name in sorted(there, key=lambda one: order.index(one) if one in named else len(order)):
                 words = named.get(name, f"{study.name}: {name}")
                 yield {"path": self.server.relative(there[name]), "words": words}
+
+    def _names(self, study: Path) -> dict[str, str]:
+        """Return arm and seed of a study's runs by their hashes; none where it cannot be read in time."""
+        with suppress(UserError, OSError):
+            live = self.server.live(LiveStudy, study)
+            live.ask(_FIRST_PAINT_S)
+            return {run.hash: f"{run.arm}, seed {run.seed}" for run in live.curves.runs}
+        return {}
 
     def _report(self, rest: str) -> None:
         file = self._folder(rest, is_study) / "report.html"
@@ -285,6 +295,9 @@ class Handler(BaseHTTPRequestHandler):
     def _folder(self, rest: str, is_kind: Callable[[Path], bool]) -> Path:
         folder = inside(self.server.root, rest)
         if not folder.is_dir() or not is_kind(folder):
+            raise _NOT_FOUND
+        links = [file for name in _READ if (file := folder / name).is_symlink()]
+        if not all(file.resolve().is_relative_to(self.server.root) for file in links):
             raise _NOT_FOUND
         return folder
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         shared.share_scenes(None)
 
 
-def render_noted(folder: Path, ids: Sequence[int], notes: Path, kill_after: int = 0, pause_s: float = 0.0) -> None:
+def render_noted(
+    folder: Path, ids: Sequence[int], notes: Path, together: Barrier, kill_after: int = 0, pause_s: float = 0.0
+) -> None:
     """Read all images as a worker does; note those that this process rendered, one file each."""
+    together.wait(60)
     shared.share_scenes(folder)
     source = SceneSource(SETTINGS, "train", CPU)
     render = source._render
@@ -52,7 +56,8 @@ def render_noted(folder: Path, ids: Sequence[int], notes: Path, kill_after: int 
 def workers(count: int, folder: Path, notes: Path, **how: float) -> None:
     context = multiprocessing.get_context("fork")
     orders = [IDS[::-1] if index % 2 else IDS for index in range(count)]
-    running = [context.Process(target=render_noted, args=(folder, ids, notes), kwargs=how) for ids in orders]
+    together = context.Barrier(count)
+    running = [context.Process(target=render_noted, args=(folder, ids, notes, together), kwargs=how) for ids in orders]
     for process in running:
         process.start()
     for process in running:

@@ -72,6 +72,17 @@ def test_seed_prompt_and_guidance_each_matter(parts: Session) -> None:
     assert not torch.equal(base, generate(parts, PROMPTS[:1], plain, seed=0, size_px=16))
 
 
+def test_watching_changes_nothing_and_ends_at_the_image(parts: Session) -> None:
+    """The last Euler step goes to t = 0, so its estimate x_t - t v is the image itself."""
+    settings, seen = SamplerSettings(steps=3), list[torch.Tensor]()
+    plain = generate(parts, ["a red ball"], settings, seed=1, size_px=16)
+    watched = generate(
+        parts, ["a red ball"], settings, seed=1, size_px=16, on_estimate=lambda estimate: seen.append(estimate())
+    )
+    assert torch.equal(plain, watched) and len(seen) == 3
+    assert torch.equal(seen[-1], plain) and not torch.equal(seen[0], plain)
+
+
 def test_text_is_read_once_and_not_at_every_step(parts: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = Attention.read_text

@@ -16,9 +16,10 @@ import pytest
 from tests.live_server import Client, serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, hostile
+from tests.written_runs import Drawer, written_runs
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import prepare_study, stored_study
+from tintype.study.lab import prepare_study, run_study, stored_study
 from tintype.study.report import write_report
 from tintype.study.runner import tasks_of
 from tintype.study.study import load_study
@@ -40,6 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             line = {"step": step, "flow": 1 / step, "grad_norm": 0.1 * task.plan.seed + 1, "seconds": 0.5}
             append_line(task.folder / "metrics.jsonl", line)
         append_line(task.folder / "events.jsonl", {"event": "loss_spike", "step": 7, "time": 1.0})
+    with written_runs(Drawer()):
+        changes = ["seeds=[0,1]", "control_seeds=[]", "primary=[validation_loss]", "score_at=[0.5]"]
+        run_study(load_study("pocket", changes), root / "drawn", 1)
     results = hostile()
     draw_previews(results, root / "done")
     write_report(results, root / "done")
@@ -80,7 +84,7 @@ def fits(page: Any) -> bool:
 
 def test_index_lists_studies_and_runs(page: Any) -> None:
     page.goto("/")
-    assert page.locator(".card").count() == 2 and page.get_by_role("link", name="run", exact=True).count() == 1
+    assert page.locator(".card").count() == 3 and page.get_by_role("link", name="run", exact=True).count() == 1
     assert fits(page)
 
 
@@ -126,6 +130,20 @@ def test_hostile_text_is_shown_as_text_and_images_open(page: Any) -> None:
     assert page.locator("#wipe-b").evaluate("image => image.style.clipPath") != edge
     page.keyboard.press("Escape")
     assert fits(page)
+
+
+def test_one_slider_moves_all_images_through_training(page: Any) -> None:
+    page.goto("/study/drawn")
+    page.wait_for_selector("#images .image")
+    sources = "all => all.map((one) => one.getAttribute('src'))"
+    assert all("000600" in one for one in page.locator("#images .image img").evaluate_all(sources)[:3])
+    page.locator("#images .step").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#images output").inner_text() == "300"
+    assert all(
+        "000300" in one for one in page.locator("#images tbody tr").first.locator("img").evaluate_all(sources)[:3]
+    )
+    assert page.locator("#verdicts .chip").count() > 0
 
 
 def test_a_stored_report_opens_without_scripts(page: Any) -> None:

@@ -8,28 +8,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.live_server import serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example
-from tests.written_runs import Writer, written_runs
-from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.results import read_result, result_file, write_result
-from tintype.runtime.files import append_line
+from tests.written_runs import Drawer, Writer, written_runs
+from tintype.runtime.files import append_line, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve.curves import Curves, RunPlace
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.serve.server import follow
 from tintype.study.lab import prepare_study, run_study, stored_study
 from tintype.study.report import write_report
-from tintype.study.runner import Task, tasks_of
+from tintype.study.runner import tasks_of
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
 
 
 def pocket(*changes: str) -> Study:
     return load_study("pocket", ["seeds=[0,1,2]", "control_seeds=[]", "primary=[validation_loss]", *changes])
+
+
+def read(live: LiveStudy) -> None:
+    """Look until all is read."""
+    live._rested_s = 0.0
+    while live.step():
+        pass
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -43,15 +47,15 @@ def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
     for made in ("results.json", "results.csv", "report.md", "report.html", "looks.json"):
         (tmp_path / made).unlink(missing_ok=True)
     before, live = files_of(tmp_path), LiveStudy(tmp_path, "study")
-    live.step()
+    read(live)
     assert not live.problem and files_of(tmp_path) == before
     assert "v-incomplete" in live.fragments["verdicts"] and "v-better" not in live.fragments["verdicts"]
     assert "<b>4</b> done" in live.fragments["queue"] and "<b>5</b> waiting" in live.fragments["queue"]
     with written_runs(Writer(effects={"x-prediction": -6.0})):
         run_study(pocket(), tmp_path, 1)
-    assert live.version == 1
-    live.step()
-    assert live.version == 2
+    version = live.version
+    read(live)
+    assert live.version > version
     assert "v-better" in live.fragments["verdicts"] and "v-incomplete" not in live.fragments["verdicts"]
     assert "<b>9</b> done" in live.fragments["queue"]
 
@@ -60,7 +64,7 @@ def test_failures_are_named_with_the_command_that_tries_again(tmp_path: Path) ->
     with written_runs(Writer(failing={("baseline", 1)})):
         run_study(pocket(), tmp_path, 1)
     live = LiveStudy(tmp_path, "a b")
-    live.step()
+    read(live)
     assert "it was made to fail" in live.fragments["queue"] and "tintype work" in live.fragments["queue"]
 
 
@@ -78,7 +82,7 @@ def test_a_study_without_its_runs_is_shown_from_its_results(tmp_path: Path) -> N
     write_report(results, tmp_path)
     (tmp_path / "study.yaml").write_text("name: x\n")
     live = LiveStudy(tmp_path, "x")
-    live.step()
+    read(live)
     assert not live.problem
     assert all(arm.name in live.fragments["verdicts"] for arm in results.arms)
     assert live.fragments["images"].count('class="image"') == len(results.prompts) * (1 + len(results.arms))
@@ -109,7 +113,7 @@ def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
         append_line(folder / "metrics.jsonl", {"step": 1, "flow": 1.0, "seconds": 1.0})
-    live.step()
+    read(live)
     news = follow(_still(live), [])
     sent = [next(news), next(news)]
     assert [name for name, _ in sent] == ["fragments", "curves"]
@@ -117,7 +121,7 @@ def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     assert isinstance(curves, dict) and set(curves["bands"]["flow"]) == {"baseline", "short-captions", "x-prediction"}
     assert json.dumps(sent, allow_nan=False)
     append_line(folders[0] / "metrics.jsonl", {"step": 2, "flow": 2.0, "seconds": 1.0})
-    live.step()
+    read(live)
     name, later = next(news)
     assert name == "curves" and isinstance(later, dict) and set(later["bands"]["flow"]) == {"baseline"}
 
@@ -128,30 +132,11 @@ def _still(live: LiveStudy) -> LiveStudy:
     return live
 
 
-class _Drawer(Writer):
-    """Writes images beside the scores, those of earlier steps too."""
-
-    def _write(self, task: Task, protocol: Protocol) -> None:
-        super()._write(task, protocol)
-        file = result_file(task.folder, protocol, task.plan.train.steps)
-        names = tuple(f"{file.parent.name}/preview-{index}.png" for index in range(2))
-        names = tuple(f"evaluation/{name}" for name in names)
-        stored = read_result(file)
-        write_result(file, stored.model_copy(update={"previews": names}))
-        places = [task.folder / name for name in names]
-        if task.along:
-            early = result_file(task.folder, task.along.protocol, task.along.steps[0]).parent
-            places += [early / f"preview-{index}.png" for index in range(2)]
-        for place in places:
-            place.parent.mkdir(exist_ok=True)
-            Image.new("RGB", (4, 4)).save(place)
-
-
 def test_images_of_all_arms_at_each_step(tmp_path: Path) -> None:
-    with written_runs(_Drawer()):
+    with written_runs(Drawer()):
         run_study(pocket("score_at=[0.5]"), tmp_path / "study", 1)
     live = LiveStudy(tmp_path / "study", "study")
-    live.step()
+    read(live)
     images = live.fragments["images"]
     assert 'data-steps="300,600"' in images
     with serving(tmp_path) as client:
@@ -160,6 +145,10 @@ def test_images_of_all_arms_at_each_step(tmp_path: Path) -> None:
         assert len(early) == 3 * 2
         assert all(client.get(address).status == 200 for address in addresses | early)
         assert client.get("/study/study").status == 200
+        task = tasks_of(stored_study(tmp_path / "study"), tmp_path / "study")[0]
+        write_sealed(task.folder / "plan.yaml", task.plan.to_yaml())
+        run = client.get(f"/run/study/runs/{task.folder.name}")
+        assert "baseline, seed 0</h1>" in run.text and '<a href="/study/study">its study</a>' in run.text
 
 
 def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:

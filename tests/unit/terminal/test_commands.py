@@ -257,6 +257,7 @@ ELSEWHERE = {
     "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",
     "replicate": "tests/unit/study/test_replicate.py: it runs what ablate runs",
     "work": "tests/unit/study/test_work.py and tests/fault/test_workers.py: it shows what ablate shows",
+    "serve": "tests/unit/serve: it answers requests until it is stopped",
     "push": "`test_a_stopped_push_says_how_to_resume`: it needs a hub",
 }
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from tintype.data.image_file import open_image, read_file
 from tintype.seams import Tracker, TrackerStatus, VerdictRow
 from tintype.train.trackers.tracked import Tracked
 
@@ -27,7 +27,7 @@ class TensorBoard(Tracker):
 
     def log_images(self, step: int, files: Mapping[str, Path]) -> None:
         for name, file in files.items():
-            with Image.open(file) as image:
+            with open_image(read_file(file), file.name) as image:
                 self._writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
         self._writer.flush()
 
