@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults test-slurm test-ray clean
+.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray clean
 
 setup: .venv/ready
 
@@ -31,6 +31,9 @@ test-slow: .venv/weights
 test-faults: .venv/weights
 	$(PYTEST) -m promise --faults full --faults-record docs/reliability.json
 	$(BIN)/python -m tools.figures --write
+
+test-machines: .venv/weights
+	TINTYPE_MACHINES=1 $(BIN)/pytest -s tests/fault/test_two_machines.py tests/fault/test_late_folder.py
 
 test-slurm: .venv/weights
 	TINTYPE_SLURM=1 $(BIN)/pytest -s tests/slurm

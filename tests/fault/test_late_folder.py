@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,7 +18,10 @@ from tests.fault.promises import Promise
 from tests.late_view import late_view, why_not
 from tests.tiny import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("TINTYPE_MACHINES" not in os.environ, reason="`make test-machines` runs it"),
+]
 ROOT = Path(__file__).parents[2]
 EXPIRY_S = 4.0
 LAG_S = 1.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,10 @@ from tintype.runtime.leases import Leases
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("TINTYPE_MACHINES" not in os.environ, reason="`make test-machines` runs it"),
+]
 MOST_S = 240.0
 
 
