@@ -20,7 +20,7 @@ from tintype.study.status import status_of
 from tools.slurm_cluster import Cluster, cluster, why_not
 
 pytestmark = pytest.mark.skipif("TINTYPE_SLURM" not in os.environ, reason="`make test-slurm` runs it")
-STEPS = 200
+STEPS = 400
 MOST_S = 900.0
 
 
