@@ -35,7 +35,7 @@ class LateView:
     def __init__(self, folder: str, lag_s: float) -> None:
         self._folder, self._lag_s = folder, lag_s
         self._known: dict[str, tuple[float, int | None, os.stat_result | None]] = {}
-        """Of each path until when it is believed, and its file and attributes; None where it was not there."""
+        """Until when each path is believed, with its file and attributes; None where it was not there."""
         self._listed: dict[str, tuple[float, list[str]]] = {}
 
     def __call__(self, operation: str, *given: Any) -> Any:

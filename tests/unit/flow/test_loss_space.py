@@ -73,7 +73,7 @@ def test_in_its_own_space_a_prediction_has_no_weight_left_even_under_the_clamp(p
 
 
 def test_a_training_step_takes_the_loss_in_its_space() -> None:
-    """Of one sample: the loss on x is that on velocities times t²."""
+    """The loss of a sample on x is that on velocities times t²."""
     plan = tiny_plan()
     t = float(plan.time.draw(Draws(plan.seed, torch.arange(1))))
     usual, weighted = (

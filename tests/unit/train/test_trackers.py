@@ -189,7 +189,7 @@ def test_the_older_setting_still_chooses_tensorboard() -> None:
 
 
 class FakeRun:
-    """What wandb and trackio return from `init`."""
+    """Stands for the run that wandb and trackio return from `init`."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
