@@ -105,7 +105,10 @@ def disturb(out: Path, kills: int, pauses: int, seed: int, fencing: bool = True)
 
 
 def did_run(claim: Claim) -> bool:
-    """Return whether the holder trained or scored the run to its end, and did not merely find that another had."""
+    """Return whether the holder trained or scored the run to its end, and did not merely find that another had.
+
+    A run of which no holder says so is done too: its holder was killed between the last score and its word.
+    """
     return (claim.ended or {}).get("state") == "done" and "state" in claim.now
 
 

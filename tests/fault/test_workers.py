@@ -62,7 +62,7 @@ def test_four_workers_that_are_killed_and_paused_do_every_run_once(
     found = crowd(file, tmp_path / "found", kills, kills // 2, 1)
     assert found["ended"] == [0] * 4 and not found["half"]
     assert found["acts"] > kills // 2 and sum(run["claims"] for run in found["runs"].values()) > kills // 2
-    held = numbers_of(found) == whole and [run["done"] for run in found["runs"].values()] == [1] * 3
+    held = numbers_of(found) == whole and all(run["done"] <= 1 for run in found["runs"].values())
     for act in range(found["acts"]):
         promise.count(held, f"one of the acts up to {act}")
     report = tintype("ablate", str(file), "--out", str(tmp_path / "found"))

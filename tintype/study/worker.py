@@ -77,6 +77,8 @@ class Worker:
         """The runs that this worker has ended."""
         self._unborn: Counter[str] = Counter()
         """How often the ranks of a run ended before they took its lease."""
+        self._told_s: dict[tuple[str, int], float] = {}
+        """When this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
@@ -111,6 +113,17 @@ class Worker:
             return newest is not None and ended_in(newest, self._round)
         return is_settled(task, self._protocol)
 
+    def _is_late(self, task: Task, newest: Claim | None) -> bool:
+        """Return whether another machine has scored a run, and the scores may be seen here a little later.
+
+        After half the expiry they would be seen: then they are gone, or of another protocol, and the run is scored.
+        """
+        if newest is None or newest.process.is_here or (newest.ended or {}).get("state") != "done":
+            return False
+        clock, expiry_s = self._leases.clock, self._leases.expiry_s
+        told_s = self._told_s.setdefault((task.plan.hash, newest.number), clock())
+        return not is_settled(task, self._protocol) and clock() - told_s < expiry_s / 2
+
     def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None] | None:
         """Take the lease of the first run that is free, and whose parent run has ended; none for one of several ranks.
 
@@ -119,7 +132,9 @@ class Worker:
         waiting, held = list(left), list[Task]()
         while (task := _next_task(waiting, held)) is not None:
             waiting.remove(task)
-            if has_room(task) and self._wants_ranks(task):
+            if self._is_late(task, self._leases.newest(task.plan.hash)):
+                pass
+            elif has_room(task) and self._wants_ranks(task):
                 if self._leases.is_free(task.plan.hash):
                     return task, None
             elif has_room(task):
@@ -130,6 +145,8 @@ class Worker:
         return None
 
     def _work_on(self, task: Task, lease: Lease) -> None:
+        while lease.before and self._is_late(task, lease.before[-1]) and self._interrupt.signal is None:
+            time.sleep(_LOOK_S)
         if lease.before and self._is_over(task, lease.before[-1]):  # another worker ended it a moment ago
             lease.end(dict(lease.before[-1].ended or {"state": "done"}))
             return

@@ -14,6 +14,7 @@ from tests.tiny import tiny_plan
 from tests.unit.study.test_lineage import study as study_with_parents
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.runtime import host
 from tintype.runtime.fence import Fence
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Leases
@@ -148,6 +149,24 @@ def test_a_worker_waits_for_the_runs_of_others_or_leaves_them(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "_sleep", lambda self, seconds: other.end({"state": "interrupted"}))
         assert [one.key[1] for one in work(tasks, "round", done)] == [1, 0]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_scores_of_another_machine_that_are_seen_late_are_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    (task,) = tasks_in(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "machine", lambda: "another")
+        lease = Leases(lease_folder([task]), "other").take(task.plan.hash)
+        assert lease is not None
+        lease.end({"state": "done"})
+    looks = iter(range(100))
+    monkeypatch.setattr(module, "is_settled", lambda *_: seen and next(looks) >= 4)
+    monkeypatch.setattr(module, "_run", done)
+    sent: list[Message] = []
+    Worker(lease_folder([task]), PROTOCOL, Interrupt(), sent.append, expiry_s=4.0).work([task])
+    assert [one.state for one in sent] == ([] if seen else ["done"]), "scores that do not come are made after a while"
 
 
 def test_a_run_begins_when_its_parent_has_ended(tmp_path: Path) -> None:
