@@ -6,39 +6,27 @@ the authors give the stop as a step; here the default is a share of the training
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from tintype.errors import UserError
 from tintype.losses.attention import AttentionSettings
 from tintype.losses.repa import RepaOptions, RepaSettings
 from tintype.plan import Plan
-from tintype.schedule import Schedule
+from tintype.techniques.repa_burn_in import StoppedRepaOptions
 from tintype.techniques.technique import Changes, Technique
 
 _LAYERS = 4
 
 
-class Options(RepaOptions):
+class Options(StoppedRepaOptions):
     attention: float = Field(0.5, gt=0, description="Weight of the attention maps; `weight` is that of the tokens")
     layers: int | None = Field(
         None, ge=1, description="Blocks up to `block`, and last layers of the teacher; 4 by default, or fewer"
     )
-    stop: int | None = Field(None, ge=1, description="The first step without alignment")
     share: float = Field(0.5, gt=0, lt=1, description="Or: how much of the training has it")
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Options:
-        if {"stop", "share"} <= self.model_fields_set:
-            raise ValueError("give stop (a step) or share (of the training), not both")
-        return self
 
 
 def apply(plan: Plan, options: Options) -> Changes:
-    steps = plan.train.steps
-    end = options.stop or max(1, round(options.share * steps))
-    if end >= steps:
-        raise UserError(f"technique 'haste': it would stop at step {end}, but the run has {steps} (train.steps)")
-    schedule = Schedule(kind="until", end=end)
+    schedule = options.schedule(plan, "haste")
     own = options.resolved(plan)
     block, layers = own["block"], options.layers or min(_LAYERS, own["block"])
     repa = {key: own[key] for key in RepaOptions.model_fields}

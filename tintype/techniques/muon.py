@@ -30,10 +30,10 @@ class Options(Settings):
     modulation: bool = True
 
 
-def apply(plan: Plan, options: Options) -> Changes:
+def apply(plan: Plan, options: Options, name: str = "muon") -> Changes:
     adamw = plan.optimizer
     if not isinstance(adamw, AdamWSettings):
-        raise ValueError(f"muon: the plan's optimizer is '{adamw.kind}' and not adamw")
+        raise ValueError(f"{name}: the plan's optimizer is '{adamw.kind}' and not adamw")
     own = options.model_dump(exclude={"lr"})
     return {"optimizer": MuonSettings(**own, lr=options.lr or adamw.lr, adamw=adamw)}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.optim.adamw import AdamWSettings
-from tintype.optim.muon import MuonSettings
 from tintype.plan import Plan
 from tintype.techniques import muon
 from tintype.techniques.technique import Changes, Technique
@@ -16,11 +14,7 @@ class Options(muon.Options):
 
 
 def apply(plan: Plan, options: Options) -> Changes:
-    adamw = plan.optimizer
-    if not isinstance(adamw, AdamWSettings):
-        raise ValueError(f"normuon: the plan's optimizer is '{adamw.kind}' and not adamw")
-    own = options.model_dump(exclude={"lr"})
-    return {"optimizer": MuonSettings(**own, lr=options.lr or adamw.lr, adamw=adamw)}
+    return muon.apply(plan, options, "normuon")
 
 
 TECHNIQUE = Technique(

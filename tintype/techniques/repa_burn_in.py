@@ -6,6 +6,8 @@ teacher is neither asked nor in memory, and the projector stays as it is.
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field, model_validator
 
 from tintype.errors import UserError
@@ -15,28 +17,36 @@ from tintype.schedule import Schedule
 from tintype.techniques.technique import Changes, Technique
 
 
-class Options(RepaOptions):
+class StoppedRepaOptions(RepaOptions):
+    """Options of alignment that stops before training ends."""
+
     stop: int | None = Field(None, ge=1, description="The first step without alignment")
     share: float = Field(0.25, gt=0, lt=1, description="Or: how much of the training has it")
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Options:
+    def _one_of_them(self) -> Self:
         if {"stop", "share"} <= self.model_fields_set:
             raise ValueError("give stop (a step) or share (of the training), not both")
         return self
 
+    def schedule(self, plan: Plan, technique: str) -> Schedule:
+        """Return the schedule of the losses; refuse one that is always on or never."""
+        steps = plan.train.steps
+        end = self.stop or round(self.share * steps)
+        if end < 1:
+            raise UserError(
+                f"technique '{technique}': share {self.share:g} of {steps} steps (train.steps) is less than one step, "
+                "so nothing would be aligned; raise share, or train longer"
+            )
+        if end >= steps:
+            raise UserError(
+                f"technique '{technique}': it would stop at step {end}, but the run has {steps} (train.steps)"
+            )
+        return Schedule(kind="until", end=end)
 
-def apply(plan: Plan, options: Options) -> Changes:
-    steps = plan.train.steps
-    end = options.stop or round(options.share * steps)
-    if end < 1:
-        raise UserError(
-            f"technique 'repa-burn-in': share {options.share:g} of {steps} steps (train.steps) is less than one step, "
-            "so nothing would be aligned; raise share, or train longer"
-        )
-    if end >= steps:
-        raise UserError(f"technique 'repa-burn-in': it would stop at step {end}, but the run has {steps} (train.steps)")
-    schedule = Schedule(kind="until", end=end)
+
+def apply(plan: Plan, options: StoppedRepaOptions) -> Changes:
+    schedule = options.schedule(plan, "repa-burn-in")
     settings = {key: value for key, value in options.resolved(plan).items() if key not in ("stop", "share")}
     return {"losses": (*plan.losses, RepaSettings(**settings, schedule=schedule))}
 
@@ -45,7 +55,7 @@ TECHNIQUE = Technique(
     seam="losses",
     summary="align a block's tokens with a frozen teacher's, then stop and let the teacher go",
     apply=apply,
-    options=Options,
+    options=StoppedRepaOptions,
     paper="arXiv:2410.06940",
     part=RepaSettings,
     trains=frozenset({"losses_repa"}),
