@@ -1,5 +1,5 @@
-"""Trains a small-vae: reconstruction, a small divergence from a normal, and where they are chosen a perceptual distance
-and a discriminator.
+"""Trains a small-vae: reconstruction, a small divergence from a normal, and where they are chosen a perceptual
+distance, a discriminator, EQ-VAE's transforms and VA-VAE's loss.
 
 Every draw is a function of (seed, position), so a training that was stopped goes on as if it had not been.
 
@@ -22,6 +22,7 @@ from tintype import rng
 from tintype.losses.discriminator import Discriminator, DiscriminatorSettings
 from tintype.losses.perceptual import Distance
 from tintype.losses.reconstruction import PerceptualSettings
+from tintype.losses.vf import VfLoss, VfSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.storage import EXACT
@@ -63,6 +64,7 @@ class Training(ImageSettings):
     )
     perceptual: PerceptualSettings = PerceptualSettings()
     adversarial: DiscriminatorSettings = DiscriminatorSettings()
+    vf: VfSettings = VfSettings()
     seed: int = Field(0, ge=0)
     steps: int = Field(20_000, ge=1)
     batch: int = Field(32, ge=1)
@@ -83,11 +85,16 @@ class Training(ImageSettings):
             raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}): no crop would fit")
         least_px, setting = self.size_px, "size_px"
         if self.equivariance:  # makes images smaller
-            least_px = smallest_side(self.size_px // self.vae.stride_px) * self.vae.stride_px
+            least_px = smallest_side(self.latent_side) * self.vae.stride_px
             setting = "with equivariance a quarter of size_px"
         self.perceptual.check(least_px, setting)
         self.adversarial.check(least_px, self.steps, setting)
         return self
+
+    @property
+    def latent_side(self) -> int:
+        """Return the rows, and columns, of latents."""
+        return self.size_px // self.vae.stride_px
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up, then half a cosine down to zero."""
@@ -125,15 +132,17 @@ def train(
         with seeded(settings.seed, "small-vae"):
             network = Vae(settings.vae)
         discriminator = settings.adversarial.build(settings.seed)
-        state = _new_state(settings, network, discriminator, device)
+        vf = settings.vf.build(
+            settings.vae.channels, (settings.latent_side, settings.latent_side), settings.seed, device
+        )
+        state = _new_state(settings, network, discriminator, vf, device)
         resume(folder, state)
-        compared_by = distance.identity if distance is not None else None
-        folder.keep_identities({"data": data.identity, "perceptual": compared_by}, state.step)
+        folder.keep_identities(_identities(data, distance, vf), state.step)
         batches = data.batches(state.step, settings.steps, settings.batch)
 
         def losses() -> dict[str, Tensor]:
             active = discriminator if settings.adversarial.on_at(state.step) else None
-            return losses_of(settings, network, distance, *next(batches), active)
+            return losses_of(settings, network, distance, *next(batches), active, vf)
 
         training = SimpleTraining(
             folder,
@@ -152,10 +161,18 @@ def train(
         return Outcome(state.step, _finish(out, settings, data, network))
 
 
+def _identities(data: TrainingSet, distance: Distance | None, vf: VfLoss | None) -> dict[str, str | None]:
+    """Return what a resumed training must find again."""
+    identities = {"data": data.identity, "perceptual": distance.identity if distance is not None else None}
+    return identities if vf is None else {**identities, "vf": vf.identity}
+
+
 def _new_state(
-    settings: Training, network: Vae, discriminator: Discriminator | None, device: torch.device
+    settings: Training, network: Vae, discriminator: Discriminator | None, vf: VfLoss | None, device: torch.device
 ) -> TrainState:
     modules = nn.ModuleDict({"vae": network.to(device)})
+    if vf is not None:
+        modules["vf"] = vf.to(device)
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
     if discriminator is not None:
         modules["adversary"] = discriminator.to(device)
@@ -170,20 +187,21 @@ def losses_of(
     position_B: Tensor,
     image_BCHW: Tensor,
     discriminator: Discriminator | None = None,
+    vf: VfLoss | None = None,
 ) -> dict[str, Tensor]:
     """Each term, a mean over the images, and under "loss" the weighted sum of those of the autoencoder.
 
-    "discriminator" is the loss of the discriminator's own parameters.
+    "discriminator" is the loss of the discriminator's own parameters; "vf_weight" is the weight of "vf" in this step.
     """
     x_BCHW = to_floats(image_BCHW)
-    side = settings.size_px // settings.vae.stride_px
+    side = settings.latent_side
     device = x_BCHW.device
     noise_BCHW = rng.normal(
         settings.seed, "small-vae/posterior", send(position_B, device), (settings.vae.channels, side, side)
     )
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
         posterior = network.posterior(x_BCHW)
-        z_BCHW = posterior.sample(noise_BCHW)
+        sampled_BCHW = z_BCHW = posterior.sample(noise_BCHW)
         if settings.equivariance:
             transform = draw_transform(settings.seed, position_B, settings.equivariance, side)
             if transform is not None:
@@ -198,6 +216,13 @@ def losses_of(
     if distance is not None:
         losses["perceptual"] = distance(seen_BCHW, x_BCHW).mean()
         total = total + settings.perceptual.weight * losses["perceptual"]
+    if vf is not None:
+        losses["vf"] = vf(sampled_BCHW, vf.look(image_BCHW))
+        compared = losses["reconstruction"]
+        if distance is not None:
+            compared = compared + settings.perceptual.weight * losses["perceptual"]
+        losses["vf_weight"] = vf.weight(compared, losses["vf"], network.last_encoder_weight)
+        total = total + losses["vf_weight"] * losses["vf"]
     if discriminator is not None:
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
             losses["generator"] = discriminator.generator_loss(seen_BCHW)

@@ -115,6 +115,13 @@ class Vae(nn.Module):
         self.register_buffer("latent_mean", torch.zeros(1, shape.channels, 1, 1))
         self.register_buffer("latent_std", torch.ones(1, shape.channels, 1, 1))
 
+    @property
+    def last_encoder_weight(self) -> Tensor:
+        """Return the weights of the encoder's last layer."""
+        layer = self.encoder[-1]
+        assert isinstance(layer, nn.Conv2d)
+        return layer.weight
+
     def posterior(self, x_BCHW: Tensor) -> Posterior:
         mean_BCHW, logvar_BCHW = self.encoder(_channels_last(x_BCHW)).float().chunk(2, dim=1)
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))

@@ -346,3 +346,39 @@ def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     (folder / "04.png").write_bytes(io.BytesIO(b"no picture").getvalue())
     with pytest.raises(UserError, match=r"04\.png cannot be read"):
         run(tiny(data=str(folder)), tmp_path / "out")
+
+
+VF = {"weight": 0.1, "teacher": {"kind": "scenes"}}
+
+
+def test_the_vf_loss_is_added_by_the_weight_that_balances_it() -> None:
+    """|gradient at the encoder's last layer|: a tenth of reconstruction's, whatever the size of either loss."""
+    settings = tiny(vf=VF, kl_weight=0.0, perceptual={"kind": "scenes", "weight": 0.25})
+    vae, image = Vae(settings.vae), sample_images(0, 4, 16)
+    vf = settings.vf.build(2, (4, 4), 0, CPU)
+    assert vf is not None
+    losses = losses_of(settings, vae, settings.perceptual.load(CPU), torch.arange(4), image, vf=vf)
+    compared = losses["reconstruction"] + 0.25 * losses["perceptual"]
+    expected = compared + losses["vf_weight"] * losses["vf"]
+    assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    gradients = [
+        torch.autograd.grad(one, vae.last_encoder_weight, retain_graph=True)[0].norm().item()
+        for one in (compared, losses["vf_weight"] * losses["vf"])
+    ]
+    assert gradients[1] == pytest.approx(0.1 * gradients[0], rel=0.02)
+    torch.autograd.backward([losses["loss"]])
+    assert vf.project.weight.grad is not None and vf.project.weight.grad.abs().max() > 0
+
+
+def test_a_stopped_training_with_the_vf_loss_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    settings = tiny(vf=VF, equivariance=0.5)
+    whole = run(settings, tmp_path / "whole")
+    run(settings, tmp_path / "parts", stop_at=3)
+    assert (
+        run(settings, tmp_path / "parts").record == whole.record != run(tiny(equivariance=0.5), tmp_path / "off").record
+    )
+    lines = [read_lines(tmp_path / name / "metrics.jsonl") for name in PARTS]
+    for name in ("loss", "vf", "vf_weight"):
+        assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]]
+    assert whole.record is not None
+    assert whole.record.trained["settings"]["vf"]["teacher"] == {"kind": "scenes"}

@@ -1,0 +1,109 @@
+"""VF loss of VA-VAE: an autoencoder's latents are to be alike and unlike as a frozen teacher's tokens are (Yao et al.
+2025, "Reconstruction vs. Generation", arXiv 2501.01423).
+
+A linear layer brings each latent to the teacher's width, giving z. With f the teacher's token at the same place:
+
+    cosine    mean over places of relu(1 - m1 - cos(z, f))
+    distances mean over pairs of places i, j of an image of relu(|cos(z_i, z_j) - cos(f_i, f_j)| - m2)
+
+Their sum is multiplied by `weight` and, where `adaptive`, by |g_r| / (|g_vf| + 1e-4): the norms of the gradients of
+reconstruction and of this loss at the weights of the encoder's last layer. As in the authors' code both losses see the
+latents after the linear layer.
+
+B: images. L: places. C: channels of the latents. T: width of the teacher. H, W: rows, columns of latents.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, normalize, relu
+
+from tintype.rng import seeded
+from tintype.settings import Settings
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.encoders import TeacherChoice
+from tintype.vision.part import Teacher
+
+_LEAST_NORM = 1e-4
+_MOST_WEIGHT = 1e8
+
+
+class VfSettings(Settings):
+    """Settings of VA-VAE's loss, off by default; with its authors' weight: `weight: 0.1`."""
+
+    weight: float = Field(0.0, ge=0, description="0: none. VA-VAE's is 0.1, times what `adaptive` finds")
+    adaptive: bool = Field(True, description="Balance it with reconstruction by gradients at the encoder's last layer")
+    cosine_margin: float = Field(0.5, ge=0, lt=2, description="m1: tokens nearer than 1 - m1 (cosine) have no loss")
+    distance_margin: float = Field(0.25, ge=0, lt=2, description="m2: similarities off by no more have no loss")
+    teacher: TeacherChoice = Field(
+        Dinov2TeacherSettings(source="facebook/dinov2-large"),
+        description="The frozen network; scenes needs no download",
+    )
+
+    def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:
+        """Return the loss, whose layer has a random stream of its own; None where its weight is 0."""
+        if not self.weight:
+            return None
+        teacher = self.teacher.build(grid, device)
+        with seeded(seed, "vf"):
+            return VfLoss(self, channels, teacher)
+
+
+class VfLoss(nn.Module):
+    """The loss with its linear layer, which is trained. The teacher is no module: it is neither trained nor saved."""
+
+    def __init__(self, settings: VfSettings, channels: int, teacher: Teacher) -> None:
+        super().__init__()
+        self.project = nn.Linear(channels, teacher.width, bias=False)
+        self._settings, self._teacher = settings, teacher
+
+    @property
+    def identity(self) -> str:
+        return self._teacher.identity
+
+    def look(self, image_BCHW: Tensor) -> Tensor:
+        """Return the teacher's tokens of uint8 images, one for each latent, row by row."""
+        return self._teacher.tokens(image_BCHW)
+
+    def forward(self, z_BCHW: Tensor, token_BLT: Tensor) -> Tensor:
+        """Return the loss before it is weighted, a mean over the images."""
+        with torch.autocast(z_BCHW.device.type, enabled=False):
+            projected_BLT = self.project(z_BCHW.float().flatten(2).transpose(1, 2))
+            settings = self._settings
+            return marginal_cosine(projected_BLT, token_BLT, settings.cosine_margin) + marginal_distances(
+                projected_BLT, token_BLT, settings.distance_margin
+            )
+
+    def weight(self, reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
+        """Return the weight of this step, without a gradient. The graphs of both losses are kept."""
+        if not self._settings.adaptive:
+            return torch.full_like(loss, self._settings.weight).detach()
+        return self._settings.weight * balance(reconstruction, loss, last_layer)
+
+
+def marginal_cosine(z_BLT: Tensor, token_BLT: Tensor, margin: float) -> Tensor:
+    return relu(1.0 - margin - cosine_similarity(z_BLT, token_BLT, dim=-1)).mean()
+
+
+def marginal_distances(z_BLT: Tensor, token_BLT: Tensor, margin: float) -> Tensor:
+    return relu((_similarities(z_BLT) - _similarities(token_BLT)).abs() - margin).mean()
+
+
+def _similarities(token_BLT: Tensor) -> Tensor:
+    """Return the cosines of all pairs of an image's tokens: [B, L, L]."""
+    unit_BLT = normalize(token_BLT, dim=-1)
+    return unit_BLT @ unit_BLT.transpose(1, 2)
+
+
+def balance(reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
+    """Return |gradient of reconstruction| / |gradient of the loss| at a layer's weights, without a gradient."""
+    of_reconstruction, of_loss = (_gradient_norm(one, last_layer) for one in (reconstruction, loss))
+    return (of_reconstruction / (of_loss + _LEAST_NORM)).clamp(max=_MOST_WEIGHT)
+
+
+def _gradient_norm(loss: Tensor, weights: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    return norm
