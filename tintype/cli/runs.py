@@ -36,8 +36,16 @@ def sample(
     steps: Annotated[int, Option(min=1, help="Sampling steps")] = 50,
     guidance: Annotated[float, Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
     guidance_kind: Annotated[
-        Literal["classifier-free", "self", "path-drop"], Option(help="What the guided velocity is led away from")
+        Literal["classifier-free", "self", "path-drop", "autoguidance"],
+        Option(help="What the guided velocity is led away from"),
     ] = "classifier-free",
+    guide_step: Annotated[
+        float | None,
+        Option(help="autoguidance: step of the run's earlier weights, or a share of the training", show_default=False),
+    ] = None,
+    guide_length: Annotated[
+        float | None, Option(help="autoguidance: length of the earlier weight average (power-ema)", show_default=False)
+    ] = None,
     guidance_interval: Annotated[
         tuple[float, float], Option(help="Interval of t in which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
@@ -62,6 +70,12 @@ def sample(
 
     from_t, to_t = guidance_interval
     guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
+    earlier: dict[str, float | None] = {"step": guide_step, "length": guide_length}
+    if guidance_kind != "autoguidance" and any(one is not None for one in earlier.values()):
+        raise UserError("--guide-step and --guide-length go with --guidance-kind autoguidance")
+    if guide_step is not None and guide_step.is_integer():
+        earlier["step"] = int(guide_step)
+    guided |= {key: value for key, value in earlier.items() if value is not None}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     places: dict[KeyPath, str] = {("guidance",): f"--guidance-interval {from_t:g} {to_t:g}"}
     settings = parse(SamplerSettings, Document("sample", values, places))

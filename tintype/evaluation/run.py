@@ -37,6 +37,7 @@ from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
+from tintype.train.guide import with_guides
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction
@@ -77,6 +78,7 @@ def evaluate(
         _check_readiness(protocol, plan, on_device)
         parts, step = load_run(path, device, average, kept_step=kept_step)
         refuse_other_steps(world.all_gather(step), path)
+        parts = with_guides(path, parts, step, [one.sampler.guidance.guide for one in protocol.conditions])
         RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
         began = time.perf_counter()
         file = result_file(path, protocol, step, average.name if average else "")

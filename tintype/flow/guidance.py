@@ -37,6 +37,19 @@ class Branches(Protocol):
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         """Return the velocity without the caption, while all tokens skip the routed blocks."""
 
+    def earlier(self, guide: Guide) -> VelocityFn:
+        """Return the velocity, with the caption, of earlier weights of the run."""
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Names earlier weights of a run."""
+
+    step: int | float
+    """The step, or a share of the training."""
+    length: float | None
+    """Length of the weight average; None for the one that sampling loads."""
+
 
 class GuidancePart(Part):
     scale: float = Field(3.5, ge=0)
@@ -55,6 +68,11 @@ class GuidancePart(Part):
         """The guidance in words, for the definition of a metric."""
         interval = "" if (self.from_t, self.to_t) == (0, 1) else f" for t in {self.from_t:g}-{self.to_t:g}"
         return f"{self.kind} guidance {self.scale:g}{interval}" + (", unbiased velocity" if self.unbias else "")
+
+    @property
+    def guide(self) -> Guide | None:
+        """Return the earlier weights of the run that it needs; None where it needs none."""
+        return None
 
     def pair(self, branches: Branches) -> PairFn:
         raise NotImplementedError
@@ -113,7 +131,45 @@ class PathDropSettings(GuidancePart):
         return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), branches.null_shallow(x_t_BCHW, t))
 
 
-_KINDS = (ClassifierFreeSettings, SelfSettings, PathDropSettings)
+class AutoguidanceSettings(GuidancePart):
+    """The weak velocity is that of earlier weights of the same run, with the caption (Karras et al. 2024, arXiv
+    2406.02507).
+
+    Differs: the authors' guide is a smaller network too, trained by itself.
+    """
+
+    kind: Literal["autoguidance"] = "autoguidance"
+    step: int | float = Field(
+        0.0625,
+        description="Step of the earlier weights, or a share of the training: the first snapshot that is not before it",
+    )
+    length: float | None = Field(
+        None, gt=0, description="Length of the earlier weight average; by default the one that sampling loads"
+    )
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.step < 1 if isinstance(self.step, int) else not 0 < self.step < 1:
+            yield f"step ({self.step}) is neither a step, from 1 on, nor a share of the training between 0 and 1"
+
+    @property
+    def words(self) -> str:
+        when = f"step {self.step:,}" if isinstance(self.step, int) else f"{self.step:g} of the training"
+        length = "" if self.length is None else f", average {self.length:g}"
+        return f"{super().words} (led away from the weights of {when}{length})"
+
+    @property
+    def guide(self) -> Guide | None:
+        return None if self.scale == 1 else Guide(self.step, self.length)
+
+    def pair(self, branches: Branches) -> PairFn:
+        if self.guide is None:
+            return branches.captioned_and_null  # never asked: the scale is 1
+        weak = branches.earlier(self.guide)
+        return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), weak(x_t_BCHW, t))
+
+
+_KINDS = (ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings)
 Guidance = Annotated[GuidancePart, OneOf(_KINDS, "classifier-free"), BeforeValidator(kind_alone)]
 """Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or a kind alone."""
 

@@ -17,7 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.data.captions import NULL_CAPTION
-from tintype.flow.guidance import ClassifierFreeSettings, Guidance
+from tintype.errors import UserError
+from tintype.flow.guidance import ClassifierFreeSettings, Guidance, Guide
 from tintype.flow.path import sampling_times, scaled
 from tintype.flow.routes import random_kept
 from tintype.flow.sampler import Method, integrate
@@ -94,7 +95,7 @@ def sample_latents(
         caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
         tokens = rows * columns
-        branches = TextBranches(parts, draws, tokens, caption, null)
+        branches = TextBranches(parts, draws, tokens, caption, null, captions)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
         guided = guided if on_estimate is None else _watched(guided, parts, on_estimate)
@@ -128,6 +129,7 @@ class TextBranches:
     tokens: int
     caption: TextCache
     null: TextCache
+    captions: Sequence[str] = ()
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         return self._velocity(x_t_BCHW, t, self.caption)
@@ -145,6 +147,13 @@ class TextBranches:
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         nothing_BK = torch.empty(len(x_t_BCHW), 0, dtype=torch.int64, device=x_t_BCHW.device)
         return self._velocity(x_t_BCHW, t, self.null, self.parts.router.sparse(nothing_BK))
+
+    def earlier(self, guide: Guide) -> VelocityFn:
+        if guide not in self.parts.guides:
+            raise UserError("autoguidance needs the folder of a run, with its earlier weights; choose another guidance")
+        model = self.parts.guides[guide]
+        text = model.denoiser.read_text(model.text.encode(self.captions))
+        return lambda x_t_BCHW, t: model.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text)
 
     def _velocity(self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None) -> Tensor:
         return self.parts.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text, route)

@@ -23,6 +23,7 @@ from tintype.sampling.generate import SamplerSettings, Size, generate, sides, sp
 from tintype.settings import plain
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
+from tintype.train.guide import with_guides
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
 
@@ -55,6 +56,7 @@ def sample_run(
     parts, step = load_run(run, device, average)
     agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
     refuse_other_steps(current().all_gather(step), run)
+    parts = with_guides(run, parts, step, [settings.guidance.guide])
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
         RunFolder(run).check_identity("data", parts.source.identity)
     size_px = size_px or parts.plan.data.size_px

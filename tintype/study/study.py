@@ -38,6 +38,7 @@ from tintype.study.shares import count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
+from tintype.train.guide import guide_problem
 from tintype.train.session import check_columns
 from tintype.train.start import unfit_settings
 from tintype.vision.part import forget_encoders
@@ -488,6 +489,7 @@ def resolve(
     own = {arm.resolution: _seeded(arm.plans[0], [0])[0] for arm in arms if arm.role == "baseline"}
     study = Study(name, settings, tuple(arms), fitted.notes, own)
     _refuse_late_scores(study)
+    _refuse_missing_guides(study)
     if fitted.problems:
         refuse([*fitted.problems, *_data_problems(study)], _SUBJECT)
     return study
@@ -701,6 +703,17 @@ def _refuse_late_scores(study: Study) -> None:
                 f"score_at: step {late[0]:,} comes after the last step of arm '{arm.label}', {last:,}; give earlier "
                 "steps, or shares of training, which are of each arm's own steps"
             )
+
+
+def _refuse_missing_guides(study: Study) -> None:
+    """Refuse an evaluation whose guidance needs earlier weights that the runs of an arm will not have."""
+    guides = {one.sampler.guidance.guide for one in study.settings.evaluation.conditions} - {None}
+    for arm in study.arms if guides else ():
+        plan = arm.plans[0]
+        along = study.along(plan)
+        for guide in guides:
+            if guide is not None and (problem := guide_problem(plan, guide, along.steps if along else ())):
+                raise UserError(f"arm '{arm.label}': {problem}")
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:

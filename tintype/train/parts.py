@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tintype import seams
 from tintype.data.sources import open_order, open_source
+from tintype.flow.guidance import Guide
 from tintype.flow.routes import Unrouted
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
@@ -40,6 +41,8 @@ class Model:
     """How long the weights were trained, where they were loaded."""
     opened: seams.ImageSource | None = None
     """The training images, where they are open already."""
+    guides: Mapping[Guide, Model] = field(default_factory=dict)
+    """The same model with earlier weights, for guidance that needs them."""
 
     @cached_property
     def source(self) -> seams.ImageSource:
@@ -97,6 +100,14 @@ def build_model(plan: Plan) -> Model:
     )
 
 
+def build_twin(parts: Model) -> Model:
+    """Build the model once more, for other weights of its run. Frozen networks and the tokenizer are shared."""
+    plan, device = parts.plan, parts.device
+    networks = build_networks(plan, device, _precision_to_sample(plan.precision, device), parts)
+    trained = {name: network for name, network in vars(networks).items() if network is not parts.tokenizer}
+    return replace(parts, modules=register(trained).to(device), **trained)
+
+
 def build_objective(plan: Plan) -> seams.Objective:
     objective = plan.objective.build(plan.time_density)
     return objective if plan.noise is None else plan.noise.pair(objective)
@@ -110,18 +121,33 @@ class Networks:
     tokenizer: seams.Tokenizer
 
 
-def build_networks(plan: Plan, device: torch.device, precision: PrecisionSettings) -> Networks:
-    """Build the networks that sampling and training share, each initialised from a stream of its own."""
-    tokenizer = plan.tuning.build_tokenizer(plan.tokenizer) if plan.tuning else plan.tokenizer.build(device)
-    with seeded(plan.seed, "text"):
-        text = plan.text.build(device)
-    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):  # others change
-        text = CachedText(text)
+def build_networks(
+    plan: Plan, device: torch.device, precision: PrecisionSettings, shared: Model | None = None
+) -> Networks:
+    """Build the networks that sampling and training share, each initialised from a stream of its own.
+
+    The tokenizer and a frozen text encoder are those of `shared`, where it is given.
+    """
+    tokenizer = _build_tokenizer(plan, device) if shared is None else shared.tokenizer
+    frozen_text = None if shared is None or isinstance(shared.text, nn.Module) else shared.text
+    text = frozen_text or _build_text(plan, device)
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim, precision)
     with seeded(plan.seed, "router"):
         router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
     return Networks(denoiser, text, router, tokenizer)
+
+
+def _build_tokenizer(plan: Plan, device: torch.device) -> seams.Tokenizer:
+    return plan.tuning.build_tokenizer(plan.tokenizer) if plan.tuning else plan.tokenizer.build(device)
+
+
+def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
+    with seeded(plan.seed, "text"):
+        text = plan.text.build(device)
+    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):  # others change
+        return CachedText(text)
+    return text
 
 
 def register(owners: Mapping[str, object]) -> nn.ModuleDict:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.branches import PlainBranches
 from tests.gaussian import MEAN, STD, best_velocity
 from tintype.flow.guidance import (
+    AutoguidanceSettings,
     ClassifierFreeSettings,
     Guidance,
     GuidancePart,
@@ -71,6 +72,7 @@ def test_the_mean_is_that_of_each_place() -> None:
         (ClassifierFreeSettings(scale=3.0, to_t=0.9), 2.0),
         (SelfSettings(scale=3.0, to_t=0.9, share=0.25), 0.25),
         (PathDropSettings(scale=3.0, to_t=0.9), 4.0),
+        (AutoguidanceSettings(scale=3.0, to_t=0.9, step=7, length=0.05), 7.05),
     ],
 )
 def test_each_guidance_extrapolates_from_its_own_weak_velocity(settings: GuidancePart, weak: float) -> None:
@@ -79,13 +81,22 @@ def test_each_guidance_extrapolates_from_its_own_weak_velocity(settings: Guidanc
     def constant(value: float) -> VelocityFn:
         return lambda x, t: torch.full_like(x, value)
 
-    branches = PlainBranches(constant(5.0), constant(2.0), lambda x, t, share: torch.full_like(x, share), constant(4.0))
+    branches = PlainBranches(
+        constant(5.0),
+        constant(2.0),
+        lambda x, t, share: torch.full_like(x, share),
+        constant(4.0),
+        lambda guide: constant(guide.step + (guide.length or 0)),
+    )
     velocity = settings.build(branches)
-    assert float(velocity(NOISE, 0.5).unique()) == float(velocity(NOISE, 0.9).unique()) == weak + 3 * (5 - weak)
+    wanted = pytest.approx(weak + 3 * (5 - weak), rel=1e-12)
+    assert float(velocity(NOISE, 0.5).unique()) == float(velocity(NOISE, 0.9).unique()) == wanted
     assert float(velocity(NOISE, 0.95).unique()) == 5.0
 
 
-@pytest.mark.parametrize("settings", [SelfSettings(scale=1.0), PathDropSettings(scale=1.0)])
+@pytest.mark.parametrize(
+    "settings", [SelfSettings(scale=1.0), PathDropSettings(scale=1.0), AutoguidanceSettings(scale=1.0)]
+)
 def test_a_scale_of_one_asks_no_weak_branch(settings: GuidancePart) -> None:
     assert torch.equal(settings.build(PlainBranches(lambda x, t: x + t))(NOISE, 0.5), NOISE + 0.5)
 
@@ -96,6 +107,8 @@ def test_a_scale_of_one_asks_no_weak_branch(settings: GuidancePart) -> None:
         ('{"scale": 2}', ClassifierFreeSettings(scale=2)),
         ('"self"', SelfSettings()),
         ('{"kind": "path-drop", "scale": 3}', PathDropSettings(scale=3)),
+        ('{"kind": "autoguidance", "step": 100}', AutoguidanceSettings(step=100)),
+        ('{"kind": "autoguidance", "step": 0.25}', AutoguidanceSettings(step=0.25)),
     ],
 )
 def test_a_guidance_is_written_with_a_kind_or_without(written: str, meant: GuidancePart) -> None:
@@ -108,3 +121,11 @@ def test_the_words_of_a_guidance_say_all_that_differs_from_nothing_said() -> Non
         "path-drop guidance 2 for t in 0.25-1, unbiased velocity"
     )
     assert "0.75 of the tokens skip" in SelfSettings(share=0.75).words
+    assert "weights of step 1,000, average 0.1" in AutoguidanceSettings(step=1000, length=0.1).words
+    assert "weights of 0.25 of the training)" in AutoguidanceSettings(step=0.25).words
+
+
+@pytest.mark.parametrize("step", [0, -3, 0.0, 1.0, 2.5])
+def test_a_step_that_is_neither_a_step_nor_a_share_is_refused(step: float) -> None:
+    with pytest.raises(ValueError, match="neither a step, from 1 on, nor a share"):
+        AutoguidanceSettings(step=step)

@@ -1,0 +1,104 @@
+"""Earlier weights of a run as the guide of its own sampling (autoguidance, arXiv 2406.02507).
+
+They are a snapshot of the weight average (`reconstruct`), or the weights of a checkpoint that the run still has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.flow.guidance import Guide
+from tintype.optim.power_ema import PowerEmaSettings
+from tintype.plan import Plan
+from tintype.runtime.forms import Form, forms_of, misfits
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.train.load import weights_in
+from tintype.train.parts import Model, build_twin
+from tintype.train.reconstruct import Reconstruction, read_snapshots, reconstruction
+
+_ROUNDING = 1e-9
+"""Steps by which a share of the training may be off: 0.07 of 100 steps is a little more than 7."""
+
+
+def with_guides(run: Path, parts: Model, step: int, guides: Iterable[Guide | None]) -> Model:
+    """Return the model, of this step, with the earlier weights of its run that guidance needs."""
+    wanted = {one for one in guides if one is not None}
+    return replace(parts, guides={one: _load(run, parts, step, one) for one in wanted}) if wanted else parts
+
+
+def guide_step(plan: Plan, guide: Guide) -> int:
+    """Return the step of the weights: of a share, that of the first snapshot of the plan that is not before it."""
+    if isinstance(guide.step, int):
+        return guide.step
+    steps = plan.train.steps
+    first = max(1, math.ceil(guide.step * steps - _ROUNDING))
+    due = (step for step in range(first, steps) if plan.ema is not None and plan.ema.snapshot_due(step, steps))
+    return next(due, first)
+
+
+def guide_problem(plan: Plan, guide: Guide, scored_at: Iterable[int] = ()) -> str | None:
+    """Return why a run of the plan will not have these weights, or is scored too early; None where all is well."""
+    step, steps = guide_step(plan, guide), plan.train.steps
+    if plan.ema is None or not plan.ema.snapshot_due(step, steps):
+        return (
+            f"autoguidance needs the weights of step {step:,}, and the plan keeps no snapshot of that step; let the "
+            "baseline have power-ema, and choose a step at which a snapshot is due, or a share of the training"
+        )
+    if early := [one for one in (*scored_at, steps) if one <= step]:
+        return f"autoguidance leads away from the weights of step {step:,}, but the run is scored at step {early[0]:,}"
+    return None
+
+
+def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
+    at = guide_step(parts.plan, guide)
+    if at >= step:
+        raise UserError(
+            f"autoguidance leads away from earlier weights, and those of step {at:,} are not earlier than the ones to "
+            f"sample from, of step {step:,}; choose an earlier step (guidance.step, --guide-step)"
+        )
+    twin = build_twin(parts)
+    weights = _weights(run, parts.plan, at, guide.length)
+    trained = dict(twin.modules.named_parameters())
+    wanted = {name: Form(one.shape, torch.float32) for name, one in trained.items()}
+    found = {name: weights[name].float() for name in wanted if name in weights}
+    if wrong := misfits(forms_of(found), wanted):
+        raise UserError(f"the weights of step {at} of {run} do not fit its plan: {wrong}")
+    own = parts.modules.state_dict()
+    twin.modules.load_state_dict({name: own[name] for name in twin.modules.state_dict()} | found)
+    twin.modules.eval()
+    return replace(twin, trained_steps=at)
+
+
+def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str, Tensor]:
+    """Return the weights by their names in the modules: a snapshot's, else those of a checkpoint."""
+    folder = RunFolder(run)
+    snapshots = {one.step: one for one in read_snapshots(folder.snapshots)}
+    if step in snapshots and isinstance(plan.ema, PowerEmaSettings):
+        wanted = plan.ema.lengths[0] if length is None else length
+        if wanted in snapshots[step].lengths:
+            return Reconstruction(wanted, step, 0.0, ((snapshots[step], wanted, 1.0),)).weights()
+        return reconstruction(run, wanted, step).weights()
+    checkpoints = checkpoint.steps(folder.checkpoints)
+    if step in checkpoints and length is None:
+        try:
+            tensors, _ = checkpoint.read(checkpoint.folder_of(folder.checkpoints, step))
+        except checkpoint.DamagedError as error:
+            raise UserError(f"the checkpoint of step {step} in {run} is damaged ({error}); choose another") from None
+        return weights_in(tensors, plan.ema)
+    raise UserError(
+        f"autoguidance: {run} has no {'weights' if length is None else f'average of length {length:g}'} of step "
+        f"{step:,}. It has snapshots of the steps {_listed(snapshots)} and checkpoints of {_listed(checkpoints)}. "
+        "Choose one of them (guidance.step, --guide-step); training with --technique power-ema takes snapshots"
+    )
+
+
+def _listed(steps: Iterable[int]) -> str:
+    return ", ".join(f"{step:,}" for step in steps) or "none"
