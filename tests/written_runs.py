@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.results import EvaluationResult, read_result, result_file, write_result
+from tintype.evaluation.results import EvaluationResult, read_result, result_file, write_misread, write_result
+from tintype.metrics.misread import Misread
 from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
@@ -102,8 +103,12 @@ class Drawer(Writer):
         places = [file.parent / f"preview-{index}.png" for index in range(2)]
         names = [str(place.relative_to(task.folder)) for place in places]
         write_result(file, read_result(file).model_copy(update={"previews": tuple(names)}))
+        write_misread(file, ["two words"] * 2, [[Misread(0, 3, "drawn red, asked blue")], []])
         if task.along:
-            early = result_file(task.folder, task.along.protocol, task.along.steps[0]).parent
+            result = result_file(task.folder, task.along.protocol, task.along.steps[0])
+            early = result.parent
+            early.mkdir(exist_ok=True)
+            write_misread(result, ["two words"] * 2, [[Misread(0, 3, "not drawn")] * 5, []])
             places += [early / f"preview-{index}.png" for index in range(2)]
         for place in places:
             place.parent.mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from tintype.config.strict import first_problem
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
 from tintype.metrics.metric import Measured
+from tintype.metrics.misread import Misread
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
 
@@ -24,6 +25,9 @@ _UNCHECKED = 2
 
 PER_IMAGE_FILE = "per_image.json"
 """File beside a result: numbers of single images, which arms of a study are compared by."""
+
+MISREAD_FILE = "misread.json"
+"""File beside a result: words of the prompts that the preview images got wrong."""
 
 
 class _Record(BaseModel):
@@ -38,6 +42,17 @@ class EncoderInfo(_Record):
     definition: str
     text: str = ""
     """SHA-256 of the tokenizer, for an encoder that reads text."""
+
+
+class WrongWords(_Record):
+    """A part of a prompt that an image got wrong."""
+
+    start: int
+    """Place of its first character in the prompt."""
+    end: int
+    """Place after its last character."""
+    words: str
+    """Reason in words, as "drawn red, asked blue"."""
 
 
 class AverageInfo(_Record):
@@ -148,6 +163,27 @@ def read_per_image(file: Path) -> dict[str, list[float]]:
     """Return the numbers of the images of a stored result, by metric; empty for a result that was stored without."""
     content = read_checked(file.with_name(PER_IMAGE_FILE), _remake(file))
     return dict(content["metrics"]) if content else {}
+
+
+def write_misread(
+    file: Path, prompts: Sequence[str], misread: Sequence[Sequence[Misread]], fence: Fence = OPEN
+) -> None:
+    """Write the words that the preview images of a result got wrong, in a file beside it; nothing where none were read.
+
+    An image that got nothing wrong has an empty list.
+    """
+    if misread:
+        images = [
+            {"prompt": prompt, "wrong": [one._asdict() for one in of_image]}
+            for prompt, of_image in zip(prompts, misread, strict=False)
+        ]
+        write_checked(file.with_name(MISREAD_FILE), {"images": images}, fence=fence)
+
+
+def read_misread(file: Path) -> list[list[WrongWords]]:
+    """Return the words that each preview image of a stored result got wrong; empty where they were not read."""
+    content = read_checked(file.with_name(MISREAD_FILE), _remake(file))
+    return [[WrongWords(**one) for one in image["wrong"]] for image in content.get("images", [])]
 
 
 def _remake(file: Path) -> str:

@@ -93,6 +93,7 @@ def evaluate(
             raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
         init_warning = plan.ema.init_warning(step) if plan.ema and average is None else None
         previews = _save_previews(next(samples[0].shards()), file.parent, path, fence)
+        results.write_misread(file, samples[0].prompts, card.misread, fence)
         lines = RunFolder(path).metrics()
         measured = {**card.measured, **{metric.name: metric.measure(lines) for metric in LOG_METRICS if lines}}
         result = EvaluationResult(
@@ -163,6 +164,7 @@ def _stored(
     try:
         result = results.read_result(file)
         results.read_per_image(file)
+        results.read_misread(file)
     except DamagedFileError as error:
         _discard(path, file, step, error, fence)
         return None
@@ -207,7 +209,7 @@ def _sample_and_score(
     with cpu_threads(parts.plan.run.device, threads or parts.plan.run.threads):
         for one in samples:
             one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps), fence)
-        return score(parts, protocol, samples, counter)
+        return score(parts, protocol, samples, counter, PREVIEWS)
 
 
 def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tuple[str, ...]:

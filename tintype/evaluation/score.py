@@ -31,6 +31,7 @@ from tintype.metrics import validation
 from tintype.metrics.clip_score import TextFeatures
 from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import Measured
+from tintype.metrics.misread import Misread, misread_words
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.scene_accuracy import ReadScenes
 from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS, TRAINING_METRICS
@@ -54,16 +55,21 @@ class Scorecard:
     warnings: list[str] = field(default_factory=list)
     real: dict[str, dict[str, float]] = field(default_factory=dict)
     """Scene metrics on the real images of the prompts: what a perfect model would get."""
+    misread: list[list[Misread]] = field(default_factory=list)
+    """Words that the first images got wrong, of the first condition; empty where its prompts are of no scenes."""
 
 
-def score(parts: Model, protocol: Protocol, samples: Sequence[Samples], counter: Counter) -> Scorecard:
+def score(
+    parts: Model, protocol: Protocol, samples: Sequence[Samples], counter: Counter, previews: int = 0
+) -> Scorecard:
+    """Score the samples of all conditions; the words that the first `previews` images got wrong are named."""
     card = Scorecard()
     for one in samples:
         counter.begin("checking the images")
         if current().leads:
             card.warnings += _duplicates(one)  # the first pass, which checks the shards
         if parts.plan.data.of_scenes and one.sampling.prompts in SCENE_METRICS:
-            _score_scenes(card, parts, protocol, one)
+            _score_scenes(card, parts, protocol, one, previews if one is samples[0] else 0)
         for settings in protocol.encoders_of(one.sampling):
             _score_features(card, parts, protocol, settings, one, counter)
     counter.begin("validation loss")
@@ -145,7 +151,7 @@ def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples)
     return TextFeatures(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts], groups)
 
 
-def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Samples) -> None:
+def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Samples, previews: int) -> None:
     data, kind = parts.plan.data, samples.sampling.prompts
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
     real = _read_real(data, protocol, len(samples), parts.device)
@@ -157,6 +163,8 @@ def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Sa
         name = samples.sampling.metric(metric.name)
         of_real = metric.measure(replace(read, reading=real))
         card.measured[name], card.real[name] = metric.measure(read), {**of_real.parts, "overall": of_real.value}
+    if previews:
+        card.misread = misread_words(read, samples.prompts[:previews])
 
 
 @lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from tintype.page import numerals
+from tintype.page.marked import mark, marked
 
 _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "significant")
 
@@ -34,7 +35,7 @@ def template(
         loader=FunctionLoader(lambda path: files("tintype").joinpath(path).read_text(encoding="utf-8")),
     )
     environment.globals["style"] = Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8"))
-    environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, **filters)
+    environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, mark=mark, marked=marked, **filters)
     return environment.from_string((files(package) / name).read_text(encoding="utf-8"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,7 +14,8 @@ from urllib.parse import quote as url_quote
 
 from jinja2 import Template
 
-from tintype.evaluation.results import result_file
+from tintype.errors import DamagedFileError
+from tintype.evaluation.results import WrongWords, read_misread, result_file
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.serve.curves import Curves
@@ -149,10 +151,22 @@ class Cell:
     """An image of the grid at each step that has one: the address by the step, the last one at the end."""
 
     at: Mapping[int, str]
+    wrong: Mapping[int, list[WrongWords]] = field(default_factory=dict)
+    """Words of the prompt that it got wrong, by the step; no entry where they were not read."""
 
     @property
     def last(self) -> str:
         return self.at[max(self.at)] if self.at else ""
+
+    @property
+    def last_wrong(self) -> list[WrongWords] | None:
+        """Return what the last image got wrong; None where it was not read."""
+        return self.wrong.get(max(self.at)) if self.at else None
+
+    @property
+    def wrong_json(self) -> str:
+        """Return (start, end, words) of the wrong words by step, for the page's script."""
+        return json.dumps({step: [(one.start, one.end, one.words) for one in of] for step, of in self.wrong.items()})
 
 
 @dataclass(frozen=True)
@@ -171,16 +185,21 @@ class Grid:
     def is_empty(self) -> bool:
         return not any(cell.at for row in self.cells for cell in row)
 
+    @property
+    def is_read(self) -> bool:
+        """Return whether the words that images got wrong are known."""
+        return any(cell.wrong for row in self.cells for cell in row)
+
 
 def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
     arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
     count, steps = len(view.results.prompts), set[int]()
     for arm in view.everyone:
-        at = _images(arm, folder, study, count)
-        steps |= {step for of in at for step in of}
+        cells = _images(path, arm, folder, study, count)
+        steps |= {step for cell in cells for step in cell.at}
         seed = next((run.seed for run in arm.runs if run.previews), None)
         arms.append((arm.name, view.colours[arm.name], "no run yet" if seed is None else f"seed {seed}"))
-        columns.append([Cell({step: _address(path, name) for step, name in of.items()}) for of in at])
+        columns.append(cells)
     if view.results.real_previews:
         real = [{max(steps, default=0): name} for name in view.results.real_previews[:count]]
         arms.append(("real images", "arm-control", "held out"))
@@ -190,25 +209,40 @@ def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
     return Grid(view.baseline.resolution, view.results.prompts, arms, rows, sorted(steps))
 
 
-def _images(arm: Arm, folder: Path, study: Study | None, count: int) -> list[dict[int, str]]:
-    """Return the paths of the samples of an arm's first run that has any, for each prompt by step."""
+def _images(path: str, arm: Arm, folder: Path, study: Study | None, count: int) -> list[Cell]:
+    """Return the samples of an arm's first run that has any, one cell for each prompt."""
     found: list[dict[int, str]] = [{} for _ in range(count)]
+    wrong: list[dict[int, list[WrongWords]]] = [{} for _ in range(count)]
     run = next((run for run in arm.runs if run.previews), None)
     if run is None:
-        return found
+        return [Cell({}) for _ in found]
     plans = {one.label: one.plans for one in study.arms}.get(arm.label, ()) if study else ()
     plan = next((plan for plan in plans if plan.seed == run.seed), None)
     last = plan.train.steps if plan else 0
     for index, name in enumerate(run.previews[:count]):
         if (folder / name).is_file():
-            found[index][last] = name
+            found[index][last] = _address(path, name)
+    for index, words in enumerate(run.wrong[:count]):
+        wrong[index][last] = words
     along = study.along(plan) if study and plan else None
-    for step in along.steps if along else ():
-        images = result_file(folder / run.folder, along.protocol, step).parent if along else folder
+    if along is None:
+        return [Cell(at, words) for at, words in zip(found, wrong, strict=True)]
+    for step in along.steps:
+        result = result_file(folder / run.folder, along.protocol, step)
         for index in range(count):
-            if (file := images / f"preview-{index}.png").is_file():
-                found[index][step] = file.relative_to(folder).as_posix()
-    return found
+            if (file := result.with_name(f"preview-{index}.png")).is_file():
+                found[index][step] = _address(path, file.relative_to(folder).as_posix())
+        for index, words in enumerate(_misread(result)[:count]):
+            wrong[index][step] = words
+    return [Cell(at, words) for at, words in zip(found, wrong, strict=True)]
+
+
+def _misread(result: Path) -> list[list[WrongWords]]:
+    """Return the words that the images of a stored result got wrong; none where their file is damaged."""
+    try:
+        return read_misread(result)
+    except DamagedFileError:
+        return []
 
 
 def _address(path: str, name: str) -> str:

@@ -294,10 +294,37 @@ if (controls) {
 
 // ---- images --------------------------------------------------------------------------------------------------------
 
-function imageAt(button, step) {
-  const at = JSON.parse(button.dataset.at);
-  const steps = Object.keys(at).map(Number).filter((one) => one <= step);
-  return at[steps.length ? Math.max(...steps) : Math.min(...Object.keys(at).map(Number))];
+function stepOf(button, step) {
+  const known = Object.keys(JSON.parse(button.dataset.at)).map(Number);
+  const steps = known.filter((one) => one <= step);
+  return steps.length ? Math.max(...steps) : Math.min(...known);
+}
+
+const imageAt = (button, step) => JSON.parse(button.dataset.at)[stepOf(button, step)];
+
+// [start, end, words] of the words of the prompt that the image got wrong; undefined where it was not read
+const wrongAt = (button, step) => JSON.parse(button.dataset.wrong ?? "{}")[stepOf(button, step)];
+
+const marked = (words, remark) => make("mark", { class: "wrong", title: remark }, words, make("span", { class: "unseen" }, ` (${remark})`));
+
+function read(prompt, wrong) {
+  const most = 3;
+  if (!wrong.length) return make("span", { class: "read" }, make("span", { class: "right" }, "✓ as asked"));
+  const words = wrong.slice(0, most).flatMap(([start, end, remark], index) => [index ? ", " : "", marked(prompt.slice(start, end), remark)]);
+  const rest = wrong.slice(most).map((one) => one[2]).join("; ");
+  const more = rest ? [" ", make("span", { title: rest }, `and ${wrong.length - most} more`)] : [];
+  return make("span", { class: "read" }, make("span", { class: "unseen" }, "Wrong: "), ...words, ...more);
+}
+
+function markedPrompt(prompt, wrong) {
+  const parts = [];
+  let done = 0;
+  for (const [start, end, remark] of [...wrong].sort((a, b) => a[0] - b[0])) {
+    if (start < done) continue;
+    parts.push(prompt.slice(done, start), marked(prompt.slice(start, end), remark));
+    done = end;
+  }
+  return [...parts, prompt.slice(done)];
 }
 
 function chosenStep(grid) {
@@ -314,6 +341,9 @@ function showStep(grid) {
     const source = imageAt(button, step);
     const image = button.querySelector("img");
     if (image.getAttribute("src") !== source) image.setAttribute("src", source);
+    const wrong = wrongAt(button, step);
+    button.parentElement.querySelector(".read")?.remove();
+    if (wrong) button.after(read(button.dataset.prompt, wrong));
   }
 }
 
@@ -324,14 +354,18 @@ document.addEventListener("input", (event) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.("button");
   if (!button) return;
-  if (button.classList.contains("image")) zoom(button.querySelector("img").src, `${button.dataset.name}: ${button.dataset.prompt}`);
+  if (button.classList.contains("image")) zoom(button);
   if (button.classList.contains("wipe-open")) openWipe(button.closest(".grid-of-images"));
 });
 
-function zoom(source, title) {
-  byId("zoom-title").textContent = title;
-  byId("zoom-image").src = source;
-  byId("zoom-image").alt = title;
+function zoom(button) {
+  const { name, prompt } = button.dataset;
+  const grid = button.closest(".grid-of-images");
+  const wrong = (grid && wrongAt(button, chosenStep(grid))) ?? [];
+  byId("zoom-title").replaceChildren(`${name}: `, ...markedPrompt(prompt, wrong));
+  byId("zoom-image").src = button.querySelector("img").src;
+  byId("zoom-image").alt = `${name}: ${prompt}`;
+  byId("zoom-wrong").replaceChildren(...wrong.map(([start, end, remark]) => make("li", {}, make("b", {}, prompt.slice(start, end)), `: ${remark}`)));
   byId("zoom").showModal();
 }
 

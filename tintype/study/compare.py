@@ -19,7 +19,14 @@ from pydantic import ValidationError
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import held_out, in_blocks
-from tintype.evaluation.results import EvaluationResult, read_per_image, read_result, result_file
+from tintype.evaluation.results import (
+    EvaluationResult,
+    WrongWords,
+    read_misread,
+    read_per_image,
+    read_result,
+    result_file,
+)
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
@@ -358,13 +365,15 @@ def read_run(
     if result.plan not in ("", plan.hash):
         raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     try:
-        run = _finished_run(plan, folder, result, RunFolder(path), logs)
+        run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
         return _with_along(run, plan, along, RunFolder(path)) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 
-def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder, logs: bool) -> results.Run:
+def _finished_run(
+    plan: Plan, folder: str, result: EvaluationResult, wrong: list[list[WrongWords]], files: RunFolder, logs: bool
+) -> results.Run:
     lines, environment = files.metrics() if logs else [], files.read_record("environment.json")
     loaded = files.read_record("loaded.json")
     metrics = dict(result.metrics)
@@ -392,6 +401,7 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         text=_text(plan, loaded.get("text", "")),
         lineage=files.read_record("lineage.json") or None,
         previews=[f"{folder}/{name}" for name in result.previews],
+        wrong=wrong,
     )
 
 
@@ -413,6 +423,8 @@ def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) ->
                     images=plan.train.images_before(step),
                     metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
                     errors=result.errors,
+                    previews=[f"{run.folder}/{name}" for name in result.previews],
+                    wrong=read_misread(file),
                 )
             )
     return run.model_copy(update={"along": found, "evaluate_s": seconds})

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
-from tintype.evaluation.results import EncoderInfo
+from tintype.evaluation.results import EncoderInfo, WrongWords
 from tintype.metrics import throughput
 from tintype.runtime.files import read_checked
 from tintype.runtime.redact import last_names, redact
@@ -110,6 +110,10 @@ class ScoreAt(_Data):
     metrics: dict[str, float]
     errors: dict[str, float] = {}
     """Standard error of each metric over the sampling noise."""
+    previews: list[str] = []
+    """Paths of the samples of the first prompts; empty where they were not kept."""
+    wrong: list[list[WrongWords]] = []
+    """Words of the prompt that each of these samples got wrong; empty where they were not read."""
 
 
 class Run(_Data):
@@ -140,6 +144,8 @@ class Run(_Data):
     """The run whose weights it started from, and its own lineage; None where the weights were drawn at random."""
     previews: list[str] = []
     """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
+    wrong: list[list[WrongWords]] = []
+    """Words of the prompt that each of these samples got wrong; empty where they were not read."""
     along: list[ScoreAt] = []
     """Scores along training, the end among them, the earliest first; empty in a study without `score_at`."""
 
@@ -591,6 +597,9 @@ class StudyResults(_Data):
         for key in ("tuning", "factors", "earlier"):
             if not getattr(self, key):
                 del content[key]
+        for run in (run for arm in content["arms"] for run in arm["runs"]):
+            for one in (run, *run["along"]):
+                _drop_empty(one, ("wrong",) if one is run else ("previews", "wrong"))
         if not self.resolutions:
             del content["resolutions"], content["trends"]
             for arm in content["arms"]:
@@ -600,7 +609,8 @@ class StudyResults(_Data):
     def without_data(self) -> StudyResults:
         """Return the results without images and captions of the data; samples of the models stay."""
         resolutions = [one.model_copy(update=_unshown(one)) for one in self.resolutions]
-        return self.model_copy(update={**_unshown(self), "resolutions": resolutions})
+        arms = [arm.model_copy(update={"runs": [_without_words(run) for run in arm.runs]}) for arm in self.arms]
+        return self.model_copy(update={**_unshown(self), "resolutions": resolutions, "arms": arms})
 
     def without_paths(self) -> StudyResults:
         """Return the results without paths of this machine; the last name of each is left."""
@@ -629,6 +639,19 @@ class StudyResults(_Data):
             )
             for one in self.resolutions
         ]
+
+
+def _drop_empty(content: dict[str, Any], keys: Iterable[str]) -> None:
+    """Remove lists that are empty: results without them stay as they were written."""
+    for key in keys:
+        if not content[key]:
+            del content[key]
+
+
+def _without_words(run: Run) -> Run:
+    """Return a run without the words of prompts that its samples got wrong."""
+    along = [one.model_copy(update={"wrong": []}) for one in run.along]
+    return run.model_copy(update={"wrong": [], "along": along})
 
 
 def _unshown(one: StudyResults | Resolution) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -24,7 +25,15 @@ from tintype.evaluation import samples as sampling
 from tintype.evaluation.fit import readiness_problems, refuse
 from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.results import PER_IMAGE_FILE, EvaluationResult, read_per_image, read_result, result_file
+from tintype.evaluation.results import (
+    MISREAD_FILE,
+    PER_IMAGE_FILE,
+    EvaluationResult,
+    read_misread,
+    read_per_image,
+    read_result,
+    result_file,
+)
 from tintype.evaluation.run import evaluate
 from tintype.metrics.metric import Measured
 from tintype.metrics.scene_accuracy import SHUFFLED, UNSCALED
@@ -110,6 +119,21 @@ def test_a_run_whose_numbers_of_images_are_damaged_is_scored_again(scored: Score
     file.write_text(whole.replace("1", "2", 1))
     assert evaluate(scored.run, scored.protocol).metrics == pytest.approx(scored.result.metrics)
     assert file.read_text() == whole
+
+
+def test_the_words_that_the_shown_images_got_wrong_stand_beside_the_scores(scored: Scored) -> None:
+    file = result_file(scored.run, scored.protocol, scored.result.step)
+    prompts = [image["prompt"] for image in json.loads(file.with_name(MISREAD_FILE).read_text())["images"]]
+    found = read_misread(file)
+    assert len(found) == len(prompts) == len(scored.result.previews)
+    remarks = [
+        (prompt[one.start : one.end], one.words) for prompt, of in zip(prompts, found, strict=True) for one in of
+    ]
+    assert remarks, "a model of a few steps draws no scene as asked"
+    for words, remark in remarks:
+        drawn, _, asked = remark.removeprefix("drawn ").partition(", asked ")
+        assert remark == "not drawn" or drawn != asked
+        assert words and (remark == "not drawn" or asked in words or asked.isdigit())
 
 
 def test_benchmark_prompts_are_scored_by_group(scored: Scored) -> None:

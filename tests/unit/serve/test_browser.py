@@ -146,6 +146,26 @@ def test_one_slider_moves_all_images_through_training(page: Any) -> None:
     assert page.locator("#verdicts .chip").count() > 0
 
 
+def test_the_words_that_an_image_got_wrong_are_marked(page: Any) -> None:
+    page.goto("/study/drawn")
+    page.wait_for_selector("#images .image")
+    cells = page.locator("#images tbody td")
+    wrong = cells.first.locator("mark.wrong")
+    assert wrong.count() == 1 and wrong.get_attribute("title") == "drawn red, asked blue"
+    assert "(drawn red, asked blue)" in wrong.text_content()  # for screen readers
+    assert "underline" in wrong.evaluate("one => getComputedStyle(one).textDecorationLine")
+    assert "✓ as asked" in page.locator("#images tbody tr").nth(1).locator("td").first.inner_text()
+    cells.first.locator(".image").click()
+    assert page.locator("#zoom-title mark").count() == 1
+    assert "drawn red, asked blue" in page.locator("#zoom-wrong").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#images .step").focus()
+    page.keyboard.press("ArrowLeft")
+    assert wrong.first.get_attribute("title") == "not drawn"
+    assert "and 2 more" in cells.first.inner_text()
+    assert fits(page)
+
+
 def test_a_stored_report_opens_without_scripts(page: Any) -> None:
     page.goto("/study/done")
     page.get_by_role("link", name="Report").click()

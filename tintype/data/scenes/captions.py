@@ -16,8 +16,8 @@ from tintype.data.scenes.scene import POSITIONS, VOCABULARY, Scene, SceneObject
 CaptionKind = Literal["long", "short"]
 SHORT_NAMES_OBJECTS = 2
 
-_NUMBERS = ("no", "one", "two", "three", "four")
-_LIGHT_PHRASES = {"left": "from the left", "right": "from the right", "above": "from above", "below": "from below"}
+NUMBERS = ("no", "one", "two", "three", "four")
+LIGHT_PHRASES = {"left": "from the left", "right": "from the right", "above": "from above", "below": "from below"}
 _LONG_ONE = (
     "A {style} of {objects}. The backdrop is {sky} above and {ground} below, and the light comes {light}.",
     "This {style} shows {objects}. The light comes {light}, and the backdrop goes from {sky} at the top to {ground} "
@@ -47,13 +47,15 @@ def _joined(phrases: list[str]) -> str:
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
 
 
-def _name(thing: SceneObject) -> str:
+def object_name(thing: SceneObject) -> str:
+    """Return colour and shape, which no two objects of a scene share."""
     return f"{thing.colour} {thing.shape}"
 
 
-def _description(thing: SceneObject) -> str:
+def description(thing: SceneObject) -> str:
+    """Return every attribute of an object and its place, as a long caption has them."""
     place = "in the centre" if thing.position == "centre" else f"at the {thing.position}"
-    return f"{_with_article(f'{thing.size} {thing.texture} {_name(thing)}')} {place}"
+    return f"{_with_article(f'{thing.size} {thing.texture} {object_name(thing)}')} {place}"
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
@@ -71,18 +73,18 @@ def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
 def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
     """Return (first, relation, second) for every ordered pair of objects."""
     pairs = chain.from_iterable(((a, b), (b, a)) for a, b in combinations(scene.objects, 2))
-    return [(_name(a), relation, _name(b)) for a, b in pairs for relation in relations(a, b)]
+    return [(object_name(a), relation, object_name(b)) for a, b in pairs for relation in relations(a, b)]
 
 
 def long_caption(scene: Scene, variant: int) -> str:
     """Return every attribute in words. The variant, 0 or more, chooses the phrasing and the related pair."""
     words = {
         "style": scene.style,
-        "objects": _joined([_description(thing) for thing in scene.objects]),
+        "objects": _joined([description(thing) for thing in scene.objects]),
         "sky": scene.sky,
         "ground": scene.ground,
-        "light": _LIGHT_PHRASES[scene.light],
-        "count": _NUMBERS[len(scene.objects)],
+        "light": LIGHT_PHRASES[scene.light],
+        "count": NUMBERS[len(scene.objects)],
     }
     if len(scene.objects) == 1:
         return _LONG_ONE[variant % len(_LONG_ONE)].format(**words)
@@ -94,18 +96,18 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 def short_caption(scene: Scene, variant: int) -> str:
     """Return a few words: colour and shape of the first two objects, and the number of the others."""
-    named = [_with_article(_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
+    named = [_with_article(object_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:
         phrase = _OTHERS[variant // len(_SHORT) % len(_OTHERS)]
-        named.append(phrase.format(number=_NUMBERS[others], things="thing" if others == 1 else "things"))
+        named.append(phrase.format(number=NUMBERS[others], things="thing" if others == 1 else "things"))
     return _SHORT[variant % len(_SHORT)].format(named=_joined(named))
 
 
 def vocabulary() -> frozenset[str]:
     """Return every lower-case word that a caption can contain."""
-    attributes = (*VOCABULARY.values(), POSITIONS, _NUMBERS[1:])
-    phrasings = (_LONG_ONE, _LONG_MANY, _SHORT, _OTHERS, _LIGHT_PHRASES.values())
+    attributes = (*VOCABULARY.values(), POSITIONS, NUMBERS[1:])
+    phrasings = (_LONG_ONE, _LONG_MANY, _SHORT, _OTHERS, LIGHT_PHRASES.values())
     fixed = [re.sub(r"\{.*?\}", " ", phrase) for phrase in chain(*phrasings)]
     built = ["a an and at in the thing things", "above below to the left of to the right of"]
     return frozenset(re.findall(r"[a-z]+", " ".join(chain(*attributes, fixed, built)).lower()))
