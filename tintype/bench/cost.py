@@ -170,8 +170,13 @@ class PlanCost:
 
     @property
     def run_flops(self) -> float:
-        each = (phase.steps * (self.batch * phase.image_flops + self.optimizer_flops) for phase in self.phases)
-        return sum(each)
+        return self.flops_until(self.phases[-1].end)
+
+    def flops_until(self, step: float) -> float:
+        """Return the operations of the run's first steps."""
+        counts = (max(0.0, min(step, phase.end) - phase.first) for phase in self.phases)
+        costs = (self.batch * phase.image_flops + self.optimizer_flops for phase in self.phases)
+        return sum(count * cost for count, cost in zip(counts, costs, strict=True))
 
     @property
     def gpu_hours(self) -> float:

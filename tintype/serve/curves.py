@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -12,14 +12,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.serve.flops import Flops
 from tintype.serve.tail import EventsLog, MetricsLog, Series
 from tintype.study.results import Curve
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
 """The curves that are listed first, in this order."""
-Band: TypeAlias = list[tuple[float, float, float, float, float]]
-"""(step, seconds, mean, lowest, highest) of each bin that has values."""
+Band: TypeAlias = list[tuple[float | None, ...]]
+"""(step, seconds, mean, lowest, highest, operations) of each bin that has values; no operations where not counted."""
 _Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -49,6 +50,7 @@ class Curves:
         self._lock = threading.Lock()
         """One thread reads the files, others ask for bands."""
         self._binned: dict[tuple[str, str], tuple[int, _Bins]] = {}
+        self.flops = Flops()
 
     def read(self, budget_s: float = 0.25) -> bool:
         """Read what is new, in turn, until all runs are read or the budget is spent; return whether all were read."""
@@ -73,7 +75,13 @@ class Curves:
         """Return the mean and the range over an arm's seeds."""
         with self._lock:
             rows = [bins for run in self.runs if run.arm == arm and (bins := self._bins(run.hash, name)) is not None]
-        return _band(rows, self.steps) if rows else []
+        until = self.flops.costs.get(arm)
+        return _band(rows, self.steps, until.flops_until if until else None) if rows else []
+
+    def counted(self, arm: str) -> None:
+        """Note that an arm's operations are counted: its curves are sent again."""
+        with self._lock:
+            self.versions[arm] += 1
 
     def _bins(self, run: str, name: str) -> _Bins | None:
         """Return the values and seconds of a run's curve in each bin, NaN where it has none; kept until it grows."""
@@ -119,11 +127,12 @@ def _bins(series: Series, steps: int) -> _Bins:
         return np.bincount(place, weight * value, BINS) / whole, np.bincount(place, weight * seconds, BINS) / whole
 
 
-def _band(rows: Iterable[_Bins], steps: int) -> Band:
+def _band(rows: Iterable[_Bins], steps: int, flops_until: Callable[[float], float] | None) -> Band:
     values, seconds = (np.stack(columns) for columns in zip(*rows, strict=True))
     there = ~np.isnan(values).all(0)
     values, seconds = values[:, there], seconds[:, there]
     middle = (np.flatnonzero(there) + 1) * steps / BINS
     count = np.maximum(1, (~np.isnan(seconds)).sum(0))
     columns = middle, np.nansum(seconds, 0) / count, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
-    return [tuple(float(f"{number:.6g}") for number in point) for point in zip(*columns, strict=True)]  # type: ignore[misc]
+    points = [[float(f"{number:.6g}") for number in point] for point in zip(*columns, strict=True)]
+    return [(*point, flops_until(point[0]) if flops_until else None) for point in points]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,7 @@ from jinja2 import Template
 
 from tintype.errors import DamagedFileError
 from tintype.evaluation.results import WrongWords, read_misread, result_file
+from tintype.page import numerals
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.serve.curves import Curves
@@ -23,6 +24,7 @@ from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
 from tintype.study.report.view import columns_of
 from tintype.study.results import Arm, StudyResults
+from tintype.study.side_by_side import SideBySide
 from tintype.study.status import RunState, RunStatus, StudyStatus
 from tintype.study.study import Study
 
@@ -88,6 +90,23 @@ def study_fragments(
         found["time"] = _rendered("time", figures=figures, parts=parts, part_colours=charts.PART_COLOURS, **values)
         found["images"] = _rendered("images", grids=[_grid(path, view, folder, study) for view in views], **values)
     return found
+
+
+def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mapping[str, str]) -> Fragments:
+    """Render the parts of a page of runs side by side."""
+    runs, values = compared.runs, {"paths": paths, "colours": colours, "compared": compared, "runs": compared.runs}
+    facts: dict[str, list[str]] = {
+        "state": [run.state for run in runs],
+        "step": [f"{run.step:,} of {run.plan.train.steps:,}" for run in runs],
+        "parameters": ["–" if run.parameters is None else numerals.count(run.parameters) for run in runs],
+        "training images/s": [numerals.significant(run.images_per_s) for run in runs],
+        "training time": ["–" if run.training_s is None else numerals.duration(run.training_s) for run in runs],
+    }
+    return {
+        "differences": _rendered("differences", **values),
+        "runs": _rendered("runs", facts=facts, **values),
+        "scores": _rendered("scores", **values),
+    }
 
 
 def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:

@@ -27,8 +27,10 @@ function connect() {
   const base = document.body.dataset.stream;
   if (!base) return;
   if (stream) stream.close();
-  const chosen = chart.chosen ? "?metrics=" + encodeURIComponent([...chart.chosen].join(",")) : "";
-  stream = new EventSource(base + chosen);
+  const asked = new URLSearchParams(base.split("?")[1] ?? "");
+  if (chart.chosen) asked.set("metrics", [...chart.chosen].join(","));
+  if (chart.axis === FLOPS) asked.set("over", "flops");
+  stream = new EventSource(base.split("?")[0] + (asked.size ? "?" + asked : ""));
   stream.onopen = () => say(play ? "connected" : "live: this page follows the files");
   stream.onerror = () => say("the server does not answer; trying again …");
   for (const name of Object.keys(listeners)) {
@@ -70,13 +72,16 @@ listeners.problem = (words) => {
 
 // ---- curves --------------------------------------------------------------------------------------------------------
 
-const chart = { chosen: null, names: [], colours: {}, bands: {}, events: [], hidden: new Set(), axis: 0, logx: false,
+const chart = { chosen: null, names: [], colours: {}, bands: {}, events: [], hidden: new Set(), axis: 0, uncounted: {}, logx: false,
   logy: false, smooth: 0, showEvents: true };
+const FLOPS = 5; // the place of a point's operations, counted on the server
+const AXES = { 0: { each: "step", all: "steps" }, 1: { each: "second", all: "seconds" }, [FLOPS]: { each: "FLOP", all: "FLOPs" } };
 const SIZE = { width: 520, height: 270, left: 52, right: 12, top: 12, bottom: 34 };
 
 listeners.curves = (news) => {
   chart.colours = news.colours ?? chart.colours;
   chart.events = news.events ?? chart.events;
+  chart.uncounted = news.uncounted ?? {};
   for (const [name, arms] of Object.entries(news.bands)) {
     chart.bands[name] = { ...chart.bands[name], ...arms };
   }
@@ -128,6 +133,21 @@ const shownNumber = (value) => {
   return value.toLocaleString("en-GB", { maximumSignificantDigits: 4 }).replace("-", "−");
 };
 
+function shownPlace(value) {
+  if (chart.axis !== FLOPS || value < 1e6) return shownNumber(value);
+  const [size, unit] = [[1e21, "Z"], [1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"]].find(([one]) => value >= one);
+  return `${shownNumber(value / size)} ${unit}`;
+}
+
+function sayUncounted() {
+  const place = byId("uncounted");
+  if (!place) return;
+  const waiting = chart.axis === FLOPS && Object.values(chart.bands).some((arms) => Object.entries(arms).some(([arm, band]) => band.length && band[0][FLOPS] === null && !chart.uncounted[arm]));
+  const words = Object.entries(chart.uncounted).map(([arm, parts]) => `${arm}: ${parts.join("; ")}`);
+  place.hidden = chart.axis !== FLOPS;
+  place.textContent = "FLOPs are counted from the plan, as tintype plan cost counts them." + (waiting ? " Counting …" : "") + (words.length ? ` ${words.join(". ")}.` : "");
+}
+
 function smoothed(band) {
   const keep = chart.smooth;
   if (!keep) return band;
@@ -137,7 +157,7 @@ function smoothed(band) {
       state[index] = state[index] === null ? point[at] : keep * state[index] + (1 - keep) * point[at];
       return state[index];
     });
-    return [point[0], point[1], ...values];
+    return [point[0], point[1], ...values, point[FLOPS]];
   });
 }
 
@@ -166,6 +186,7 @@ function ticks(low, high, log) {
 }
 
 function drawCharts() {
+  sayUncounted();
   const place = byId("charts");
   const names = chart.names.filter((name) => chart.chosen.has(name));
   const there = new Map([...place.querySelectorAll("figure")].map((one) => [one.dataset.name, one]));
@@ -205,7 +226,7 @@ function fill(figure, name) {
   const svg = figure.querySelector("svg");
   const title = draw("title");
   const last = lines.map(([arm, band]) => `${arm} ${shownNumber(band.at(-1)[2])}`).join(", ");
-  title.textContent = `${name.replaceAll("_", " ")} over ${chart.axis ? "seconds" : "steps"}; newest: ${last || "none"}`;
+  title.textContent = `${name.replaceAll("_", " ")} over ${AXES[chart.axis].all}; newest: ${last || "none"}`;
   figure.lines = lines;
   if (!lines.length) { svg.replaceChildren(title); return; }
   const points = lines.flatMap(([, band]) => band);
@@ -225,9 +246,9 @@ function fill(figure, name) {
     parts.push(words(SIZE.left - 6, y(tick) + 4, shownNumber(tick), "end"));
   }
   for (const tick of ticks(x0, x1, chart.logx)) {
-    parts.push(words(x(tick), SIZE.height - SIZE.bottom + 15, shownNumber(tick), "middle"));
+    parts.push(words(x(tick), SIZE.height - SIZE.bottom + 15, shownPlace(tick), "middle"));
   }
-  parts.push(words(SIZE.width - SIZE.right, SIZE.height - 3, chart.axis ? "seconds →" : "step →", "end"));
+  parts.push(words(SIZE.width - SIZE.right, SIZE.height - 3, `${AXES[chart.axis].all} →`, "end"));
   if (chart.showEvents && chart.axis === 0) {
     for (const [step, kind, arm] of chart.events) {
       if (step < x0 || step > x1 || chart.hidden.has(arm)) continue;
@@ -270,7 +291,7 @@ function point(figure, px) {
   figure.cursor.setAttribute("x2", px);
   figure.cursor.setAttribute("visibility", "visible");
   const nearest = (band) => band.reduce((a, b) => Math.abs(b[chart.axis] - wanted) < Math.abs(a[chart.axis] - wanted) ? b : a);
-  place.replaceChildren(make("span", {}, (chart.axis ? "second " : "step ") + shownNumber(Math.max(0, Math.round(wanted)))),
+  place.replaceChildren(make("span", {}, `${AXES[chart.axis].each} ${shownPlace(Math.max(0, Math.round(wanted)))}`),
     ...figure.lines.map(([arm, band]) => value(arm, nearest(band))));
 }
 
@@ -282,7 +303,9 @@ function value(arm, p) {
 const controls = byId("controls");
 if (controls) {
   controls.addEventListener("input", () => {
+    const counts = chart.axis !== FLOPS && Number(controls.axis.value) === FLOPS;
     chart.axis = Number(controls.axis.value);
+    if (counts) connect(); // the server counts when a reader asks
     chart.logx = controls.logx.checked;
     chart.logy = controls.logy.checked;
     chart.smooth = Number(controls.smooth.value);

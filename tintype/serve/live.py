@@ -8,15 +8,18 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from string import ascii_uppercase
 
 from tintype.errors import DamagedFileError, UserError
-from tintype.plan import plan_from_folder
+from tintype.plan import Plan, plan_from_folder
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
-from tintype.serve.fragments import Fragments, run_fragments, study_fragments
+from tintype.serve.fragments import Fragments, compare_fragments, run_fragments, study_fragments
 from tintype.study.compare import collect, read_run
 from tintype.study.results import Run, StudyResults, read_results_file
+from tintype.study.side_by_side import read_run_data, side_by_side
 from tintype.study.status import LEFT, StatusReader, StudyStatus
 from tintype.study.study import Study
 
@@ -41,6 +44,8 @@ class Live(ABC):
         self.version = 0
         self.colours: dict[str, str] = {}
         """Class of the style sheet for each arm's label."""
+        self.plans: dict[str, Plan] = {}
+        """A plan of each arm, by its label."""
         self.changed = threading.Condition()
         self._asked_s = 0.0
         self._reading = False
@@ -58,6 +63,20 @@ class Live(ABC):
                 threading.Thread(target=self._read, name=f"live {self.path}", daemon=True).start()
             if wait_s:
                 self.changed.wait_for(lambda: self.version > 0, wait_s)
+
+    def count_flops(self) -> None:
+        """Count the operations of all plans, if nobody has asked before; the curves get them when they are counted."""
+        curves = self.curves
+
+        def on_counted(arm: str) -> None:
+            curves.counted(arm)
+            with self.changed:
+                self.version += 1
+                self.changed.notify_all()
+
+        for arm in curves.versions.keys() - self.plans:
+            curves.flops.missing.setdefault(arm, ["not counted: its plan is not here"])
+        curves.flops.ask({arm: plan for arm, plan in self.plans.items() if arm in curves.versions}, on_counted)
 
     def wait(self, version: int, timeout_s: float) -> int:
         """Wait until the page is newer than `version`; return its version."""
@@ -139,6 +158,7 @@ class LiveStudy(Live):
                 for run in status.runs
             ]
         )
+        self.plans = {arm.label: arm.plans[0] for arm in study.arms}
         for run in status.runs:
             self.colours.setdefault(run.arm, "arm-control")
         self._ended = None
@@ -205,10 +225,57 @@ class LiveRun(Live):
             label = f"seed {plan.seed}"
             self.colours = {label: "arm-0"}
             self.curves = Curves([RunPlace(label, plan.seed, plan.hash, self.folder, plan.train.steps)])
-            self.plan = plan
+            self.plans, self.plan = {label: plan}, plan
         is_read = self.curves.read()
         self.fragments |= run_fragments(self.path, self.folder, self.plan, self.curves)
         return not is_read
+
+
+class LiveCompare(Live):
+    """Runs of any studies or folders side by side, as `tintype compare` shows them, and their curves."""
+
+    def __init__(self, runs: Sequence[tuple[str, str, Path]]) -> None:
+        """Take (path in the served folder, words, folder) of each run."""
+        super().__init__(runs[0][2], runs[0][0])
+        self.runs = [
+            (path, f"{ascii_uppercase[index]}: {words}", folder) for index, (path, words, folder) in enumerate(runs)
+        ]
+        self._stamps: tuple[object, ...] = ()
+        self._rested_s = 0.0
+        self._events_shown = -1
+
+    def look(self) -> bool:
+        """Read the plans once, what is new of the logs, and now and then all that `tintype compare` shows."""
+        if not self.curves.runs:
+            self.plans = {label: plan_from_folder(folder) for _, label, folder in self.runs}
+            self.colours = {label: f"arm-{index % 8}" for index, label in enumerate(self.plans)}
+            self.curves = Curves(
+                [
+                    RunPlace(label, self.plans[label].seed, label, folder, self.plans[label].train.steps)
+                    for _, label, folder in self.runs
+                ]
+            )
+        is_read = self.curves.read()
+        if self.curves.events_version != self._events_shown:
+            self._events_shown = self.curves.events_version
+            self.fragments |= study_fragments(self.path, self.colours, curves=self.curves)
+        self._compare()
+        return not is_read
+
+    def _compare(self) -> None:
+        stamps = tuple(_stamps(folder) for _, _, folder in self.runs)
+        if stamps == self._stamps or time.monotonic() < self._rested_s:
+            return
+        began_s, self._stamps = time.monotonic(), stamps
+        found = side_by_side([replace(read_run_data(str(folder)), name=label) for _, label, folder in self.runs])
+        self.fragments |= compare_fragments(found, [path for path, _, _ in self.runs], self.colours)
+        self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+
+
+def _stamps(folder: Path) -> tuple[object, ...]:
+    """Return what changes when a run has got further or was scored."""
+    log = folder / "metrics.jsonl"
+    return log.stat().st_size if log.is_file() else 0, *sorted(folder.glob("evaluation/*/result.json"))
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,7 @@ from tintype.runtime.notes import note
 from tintype.serve.find import describe, find, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static
 from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
-from tintype.serve.live import Live, LiveRun, LiveStudy
+from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.playground import LIMITS, Playground, Request
 
 PORT = 8420
@@ -37,6 +37,7 @@ _MOST_LIVE = 32
 _MOST_BYTES = 16_384
 """Largest content of a request."""
 _MOST_RUNS = 400
+_MOST_COMPARED = 8
 _CURVES_EVERY_S = 1.0
 _READ = ("study.yaml", "baseline.yaml", "results.json", "report.html", "plan.yaml", "metrics.jsonl", "events.jsonl")
 """Files whose content pages show. None of them may be a link that leads out of the served folder."""
@@ -69,7 +70,7 @@ class LiveServer(ThreadingHTTPServer):
         needed = token or not is_local(host)
         self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
         self.playground = Playground(device)
-        self._lives: OrderedDict[tuple[type[Live], Path], Live] = OrderedDict()
+        self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
 
     @property
@@ -83,12 +84,18 @@ class LiveServer(ThreadingHTTPServer):
     def relative(self, folder: Path) -> str:
         return "" if folder == self.root else folder.relative_to(self.root).as_posix()
 
-    def live(self, kind: type[Live], folder: Path) -> Live:
-        """Return the state of a page, the same for all who look at it."""
+    def live(self, kind: type[LiveStudy | LiveRun], folder: Path) -> Live:
+        """Return the state of a study's or a run's page, the same for all who look at it."""
+        return self._shared((kind, folder), lambda: kind(folder, self.relative(folder)))
+
+    def compared(self, runs: Sequence[tuple[str, str, Path]]) -> Live:
+        """Return the state of a page of runs side by side."""
+        return self._shared((LiveCompare, *runs), lambda: LiveCompare(runs))
+
+    def _shared(self, key: tuple[object, ...], make: Callable[[], Live]) -> Live:
         with self._lock:
-            key = kind, folder
             if key not in self._lives:
-                self._lives[key] = kind(folder, self.relative(folder))
+                self._lives[key] = make()
             self._lives.move_to_end(key)
             while len(self._lives) > _MOST_LIVE:
                 self._lives.popitem(last=False)
@@ -134,6 +141,7 @@ class Handler(BaseHTTPRequestHandler):
                 "report": self._report,
                 "image": self._image,
                 "playground": self._playground,
+                "compare": self._compare,
                 "events": self._events,
             }
             if kind not in answers:
@@ -235,6 +243,35 @@ class Handler(BaseHTTPRequestHandler):
             **{"above": None, **more},
         )
 
+    def _compare(self, rest: str) -> None:
+        chosen = self._chosen()
+        values = {"title": "Compare", "runs": list(self._sampled_runs()), "chosen": chosen, "most": _MOST_COMPARED}
+        if len(chosen) < 2:
+            self._send_page("compare.html.j2", fragments={}, problem="", **values)
+            return
+        live = self._compared(chosen)
+        live.ask(_FIRST_PAINT_S)
+        stream = f"/events/compare?{urlencode([('run', path) for path in chosen])}"
+        fragments = dict(live.fragments)
+        self._send_page("compare.html.j2", fragments=fragments, problem=live.problem, stream=stream, **values)
+
+    def _chosen(self) -> list[str]:
+        """Return the paths of the runs that an address names, each once."""
+        given = parse_qs(urlsplit(self.path).query).get("run", [])
+        return list(dict.fromkeys(path for path in given if path))[:_MOST_COMPARED]
+
+    def _compared(self, paths: list[str]) -> Live:
+        folders = [(path, self._folder(quote(path), is_run)) for path in paths]
+        return self.server.compared([(path, self._run_words(folder, path), folder) for path, folder in folders])
+
+    def _run_words(self, folder: Path, path: str) -> str:
+        """Return a run's name for readers: of a study's, the study, the arm and the seed."""
+        study = folder.parent.parent
+        if folder.parent.name != "runs" or not study.is_relative_to(self.server.root) or not is_study(study):
+            return path or "the folder itself"
+        name = describe(study, "").name
+        return f"{name}: {self._names(study).get(folder.name, folder.name)}"
+
     def _playground(self, rest: str) -> None:
         given = dict(parse_qsl(urlsplit(self.path).query))
         values = {key: given.get(key, usual)[: LIMITS.prompt] for key, usual in _FORM.items()}
@@ -317,13 +354,18 @@ class Handler(BaseHTTPRequestHandler):
         kind, _, path = rest.partition("/")
         if kind == "play":
             self._begin_stream(self._follow_playground(path))
+        elif kind == "compare" and len(chosen := self._chosen()) > 1:
+            self._follow(self._compared(chosen))
         elif kind in ("study", "run"):
             folder = self._folder(path, is_study if kind == "study" else is_run)
-            live = self.server.live(LiveStudy if kind == "study" else LiveRun, folder)
-            asked = parse_qs(urlsplit(self.path).query).get("metrics", [""])[0]
-            self._begin_stream(follow(live, [name for name in asked.split(",") if name]))
+            self._follow(self.server.live(LiveStudy if kind == "study" else LiveRun, folder))
         else:
             raise _NOT_FOUND
+
+    def _follow(self, live: Live) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        names = [name for name in query.get("metrics", [""])[0].split(",") if name]
+        self._begin_stream(follow(live, names, flops=query.get("over") == ["flops"]))
 
     def _begin_stream(self, news: Iterator[tuple[str, object]]) -> None:
         with self.server.stream():
@@ -396,12 +438,14 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing: addresses may hold a token."""
 
 
-def follow(live: Live, metrics: list[str]) -> Iterator[tuple[str, object]]:
-    """Yield the events of a page: parts and curves that a reader does not have yet."""
+def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[tuple[str, object]]:
+    """Yield the events of a page: parts and curves that a reader does not have yet, with `flops` if it wants them."""
     fragments, problem, version = dict[str, str](), "", -1
     curves, arms, names = None, dict[tuple[str, str], int](), list[str]()
     while True:
         version = live.wait(version, _BEAT_S)
+        if flops:
+            live.count_flops()
         news: list[tuple[str, object]] = []
         if changed := {key: html for key, html in dict(live.fragments).items() if fragments.get(key) != html}:
             fragments |= changed
@@ -422,6 +466,7 @@ def follow(live: Live, metrics: list[str]) -> Iterator[tuple[str, object]]:
                 arms[name, arm] = versions[arm]
                 bands.setdefault(name, {})[arm] = curves.band(arm, name)
             content = {"names": names, "shown": shown, "bands": bands, "events": curves.event_steps()}
+            content["uncounted"] = {arm: words for arm, words in curves.flops.missing.items() if words}
             news.append(("curves", content | {"colours": {arm: live.colours.get(arm, "arm-0") for arm in versions}}))
         yield from news or [("", None)]
         time.sleep(_CURVES_EVERY_S / 4)

@@ -34,6 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, a study that has begun, and one of hostile names and captions that is done."""
     root = tmp_path_factory.mktemp("root")
     train(tiny_plan("train.steps=2"), root / "run", Interrupt())
+    train(tiny_plan("train.steps=2", "optimizer.lr=0.0007"), root / "second", Interrupt())
     prepare_study(load_study("pocket", ["seeds=[0,1]", "control_seeds=[]"]), root / "begun")
     for task in tasks_of(stored_study(root / "begun"), root / "begun"):
         task.folder.mkdir(parents=True)
@@ -114,6 +115,35 @@ def test_curves_are_drawn_followed_and_read(page: Any, root: Path) -> None:
     assert fits(page)
 
 
+def test_curves_are_drawn_over_operations(page: Any) -> None:
+    page.goto("/study/begun")
+    page.wait_for_selector("#charts svg .curve", state="attached")
+    page.locator("[name=axis]").select_option(label="FLOPs")
+    chart = page.locator("#charts svg").first
+    page.locator("#charts figure").first.locator(".curve").nth(2).wait_for(state="attached", timeout=20_000)
+    assert "over FLOPs" in chart.locator("title").first.text_content()
+    assert "tintype plan cost" in page.locator("#uncounted").inner_text()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert "FLOP" in page.locator("#charts .values").first.inner_text()
+    page.locator("[name=axis]").select_option(label="steps")
+    assert page.locator("#uncounted").is_hidden() and fits(page)
+
+
+def test_runs_are_compared_side_by_side(page: Any) -> None:
+    page.goto("/compare")
+    for index, name in enumerate(("run", "second")):
+        page.locator(".play select").nth(index).select_option(label=name)
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_selector("#charts svg .curve", state="attached")
+    assert page.locator("#charts figure").first.locator(".curve").count() == 2
+    assert "optimizer.lr" in page.locator("#differences").inner_text()
+    assert page.locator(".play select").count() == 3, "a third one can be added"
+    page.locator("[name=axis]").select_option(label="FLOPs")
+    page.locator("#charts figure").first.locator(".curve").nth(1).wait_for(state="attached", timeout=20_000)
+    assert fits(page)
+
+
 def test_hostile_text_is_shown_as_text_and_images_open(page: Any) -> None:
     page.goto("/study/done")
     assert page.locator("h1").inner_text() == "<b>Is it safe?</b>"
@@ -184,7 +214,7 @@ def test_an_image_is_made_in_the_playground(page: Any) -> None:
 
 
 def test_every_control_has_a_name(page: Any) -> None:
-    for address in ("/", "/study/begun", "/study/done", "/run/run", "/playground"):
+    for address in ("/", "/study/begun", "/study/done", "/run/run", "/playground", "/compare?run=run&run=second"):
         page.goto(address)
         page.wait_for_load_state("domcontentloaded")
         nameless = page.evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.live_server import serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example
 from tests.written_runs import Drawer, Writer, written_runs
+from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.runtime.files import append_line, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve.curves import Curves, RunPlace
@@ -103,6 +105,42 @@ def test_bands_are_the_mean_and_the_range_over_seeds(tmp_path: Path) -> None:
     assert band[:, 2] == pytest.approx(np.arange(1, 13) + 10) and band[:, 3] == pytest.approx(np.arange(1, 13))
     assert band[:, 4] == pytest.approx(np.arange(1, 13) + 20) and band[:, 1] == pytest.approx(2.0 * np.arange(1, 13))
     assert curves.band("arm", "nothing") == [] and curves.names() == ["flow"]
+
+
+def test_curves_have_the_operations_that_plan_cost_counts(tmp_path: Path) -> None:
+    """An arm that costs more a step lies further to the right; nothing is counted before a reader asks."""
+    study = pocket("seeds=[0]", "arms=[{techniques: [x-prediction], set: [model.depth=3]}]")
+    prepare_study(study, tmp_path)
+    for task in tasks_of(stored_study(tmp_path), tmp_path):
+        task.folder.mkdir(parents=True)
+        for step in (300, 600):
+            append_line(task.folder / "metrics.jsonl", {"step": step, "flow": 1.0, "seconds": 1.0})
+    live = LiveStudy(tmp_path, "study")
+    read(live)
+    labels = list(live.plans)
+    assert [point[5] for point in live.curves.band(labels[0], "flow")] == [None, None]
+    live.count_flops()
+    end = time.monotonic() + 20
+    while len(live.curves.flops.costs) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    for label in labels:
+        cost = cost_of_plan(live.plans[label], estimated_speed("h200"))
+        points = live.curves.band(label, "flow")
+        assert [point[5] for point in points] == pytest.approx([300 * cost.step_flops, cost.run_flops])
+    assert live.curves.versions[labels[0]] > 1, "the curves are sent again"
+
+
+def test_runs_side_by_side_show_what_compare_prints(tmp_path: Path) -> None:
+    for name, changes in (("a", []), ("b", ["optimizer.lr=0.0007", "seed=5"])):
+        train(tiny_plan("train.steps=2", *changes), tmp_path / name, Interrupt())
+    with serving(tmp_path) as client:
+        page = client.get("/compare?run=a&run=b").text
+        assert "optimizer.lr" in page and "0.0007" in page and "2 of 2" in page and "No run was scored" in page
+        sent = dict(client.events("/events/compare?run=a&run=b&metrics=flow", 2))
+        curves = sent["curves"]
+        assert isinstance(curves, dict) and set(curves["bands"]["flow"]) == {"A: a", "B: b"}
+        assert "Choose two runs" in client.get("/compare?run=a").text
+        assert client.get("/compare?run=a&run=..").status == 404 and client.get("/events/compare?run=a").status == 404
 
 
 def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
