@@ -19,6 +19,17 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/tintype ablate pocket --out demo --jobs 2
 
+.PHONY: dist lock
+
+dist: .venv/ready
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m tools.dist build/dist
+
+lock: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.7
+	$(BIN)/python -m tools.lock
+
 test: .venv/weights
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
