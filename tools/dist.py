@@ -1,10 +1,13 @@
 """Check the files that are published: the wheel has the package alone, the source distribution what builds it.
 
-`make dist` calls it on the folder with both.
+`make dist` calls it on the folder with both. Before a release is published, `--tag` and `--source` are compared with
+the version and the address that the wheel states.
 """
 
 from __future__ import annotations
 
+import argparse
+import email
 import sys
 import tarfile
 import zipfile
@@ -60,8 +63,28 @@ def _package() -> set[str]:
     return {file.relative_to(PACKAGE.parent).as_posix() for file in files}
 
 
+def misstated(folder: Path, tag: str | None, source: str | None) -> list[str]:
+    """Return where the wheel's version differs from the release's tag, or its address from the repository's."""
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        about = email.message_from_bytes(wheel.read(name))
+    found = []
+    if tag is not None and tag.removeprefix("v") != about["Version"]:
+        found.append(f"the tag is {tag}, and the wheel has the version {about['Version']}")
+    urls = dict(text.split(", ", 1) for text in about.get_all("Project-URL", []))
+    if source is not None and urls["Source"] != source:
+        found.append(f"the repository is {source}; {urls['Source']} stands in pyproject.toml: change it there")
+    return found
+
+
 def main() -> None:
-    if found := problems(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tag", help="Tag of the release: v0.1.0")
+    parser.add_argument("--source", help="Address of the repository")
+    asked = parser.parse_args()
+    if found := problems(asked.folder) or misstated(asked.folder, asked.tag, asked.source):
         sys.exit("\n".join(found))
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.dist import BESIDE, problems
+import tintype
+from tools.dist import BESIDE, misstated, problems
 
 ROOT = Path(__file__).parents[2]
 TINY_STUDY = [
@@ -64,6 +65,8 @@ def installed(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.slow
 def test_the_wheel_has_the_package_and_nothing_else(published: Path) -> None:
     assert not problems(published)
+    assert not misstated(published, f"v{tintype.__version__}", "https://github.com/tintype-lab/tintype")
+    assert len(misstated(published, "v9.9.9", "https://github.com/another/tintype")) == 2
 
 
 @pytest.mark.slow
