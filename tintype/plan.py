@@ -70,26 +70,54 @@ class Plan(Settings):
     start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
         None, description="The run whose weights it starts from; without, they are drawn"
     )
-    data: Annotated[DataPart, OneOf(DATA, "scenes")] = ScenesSettings()
-    captions: Annotated[CaptionsPart, OneOf(CAPTIONS, "column")] = ColumnSettings()
-    text: TextChoice = WordsSettings()
-    tokenizer: TokenizerChoice = PixelsSettings()
-    model: ModelSettings = ModelSettings()
-    objective: Annotated[ObjectivePart, OneOf(OBJECTIVES, "velocity")] = VelocitySettings()
-    time: Annotated[TimePart, OneOf(TIMES, "mixture")] = MixtureTime()
+    data: Annotated[DataPart, OneOf(DATA, "scenes")] = Field(
+        ScenesSettings(), description="The images and captions that the run is trained on and scored against"
+    )
+    captions: Annotated[CaptionsPart, OneOf(CAPTIONS, "column")] = Field(
+        ColumnSettings(), description="Which caption of its image a training sample reads"
+    )
+    text: TextChoice = Field(WordsSettings(), description="The text encoder: trained with the model, or frozen")
+    tokenizer: TokenizerChoice = Field(
+        PixelsSettings(), description="The space that the denoiser works in: pixels, or the latents of an autoencoder"
+    )
+    model: ModelSettings = Field(ModelSettings(), description="The denoiser, PRX's transformer")
+    objective: Annotated[ObjectivePart, OneOf(OBJECTIVES, "velocity")] = Field(
+        VelocitySettings(), description="What the denoiser predicts"
+    )
+    time: Annotated[TimePart, OneOf(TIMES, "mixture")] = Field(
+        MixtureTime(), description="The density from which training draws t"
+    )
     noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
         None, description="How training chooses the noise of an image; without, it is drawn at random"
     )
-    sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = SamplingSettings()
-    weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = None
-    route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
-    losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = ()
-    tuning: Annotated[TuningSettings | None, Since(None)] = None
-    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = AdamWSettings()
-    train: TrainSettings = TrainSettings()
-    precision: PrecisionSettings = PrecisionSettings()
-    ema: Annotated[AverageSettings, OneOf(AVERAGES, "fixed-decay", by_keys=True)] | None = None
-    run: RunSettings = RunSettings()
+    sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = Field(
+        SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
+    )
+    weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(
+        None, description="Weight of the loss at each time; null: 1"
+    )
+    route: Annotated[RoutePart, OneOf(ROUTES)] | None = Field(
+        None, description="Which tokens skip which blocks in training; null: none"
+    )
+    losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = Field(
+        (), description="Loss terms beside that of the objective, each kind at most once"
+    )
+    tuning: Annotated[TuningSettings | None, Since(None)] = Field(
+        None, description="Train the tokenizer's autoencoder with the denoiser (REPA-E); null: it is frozen"
+    )
+    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = Field(
+        AdamWSettings(), description="How gradients become steps"
+    )
+    train: TrainSettings = Field(TrainSettings(), description="Steps, batch, learning-rate schedule and safeguards")
+    precision: PrecisionSettings = Field(
+        PrecisionSettings(), description="Number formats of stored weights, matrix products and single operations"
+    )
+    ema: Annotated[AverageSettings, OneOf(AVERAGES, "fixed-decay", by_keys=True)] | None = Field(
+        None, description="Weight average, which is then sampled and scored; null: none"
+    )
+    run: RunSettings = Field(
+        RunSettings(), description="Housekeeping: device, saving, logging, ranks. No part of the plan's hash"
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Plan:

@@ -321,17 +321,17 @@ class DataPart(Part):
 class ModelSettings(Settings):
     """The PRX transformer. The defaults are PRX's small model (1.17B parameters on 16-channel latents)."""
 
-    depth: int = Field(16, ge=1)
-    width: int = Field(1792, ge=8)
-    heads: int = Field(28, ge=1)
-    mlp_ratio: float = Field(3.5, gt=0)
+    depth: int = Field(16, ge=1, description="Number of blocks")
+    width: int = Field(1792, ge=8, description="Size of a token in the blocks")
+    heads: int = Field(28, ge=1, description="Attention heads; each has width / heads numbers")
+    mlp_ratio: float = Field(3.5, gt=0, description="Inner width of a block's MLP, as a multiple of width")
     patch: int = Field(2, ge=1, description="Side of a patch in latent pixels")
     bottleneck: int | None = Field(
         None, ge=1, description="Inner size of a two-layer patch embedding; null for one layer"
     )
-    rope_theta: int = Field(10000, ge=1)
-    time_factor: float = Field(1000.0, gt=0)
-    time_max_period: int = Field(10000, ge=1)
+    rope_theta: int = Field(10000, ge=1, description="Base of the rotary position embedding")
+    time_factor: float = Field(1000.0, gt=0, description="t is multiplied by this before its sinusoidal embedding")
+    time_max_period: int = Field(10000, ge=1, description="Longest period of that embedding")
     resolution_embeds: Annotated[bool, Since(False)] = Field(
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
@@ -442,11 +442,13 @@ class SpikeSettings(Settings):
 
 
 class TrainSettings(Settings):
-    steps: int = Field(100_000, ge=1)
+    steps: int = Field(100_000, ge=1, description="Updates of the weights")
     batch: int = Field(256, ge=1, description="Images per update, over all micro-batches")
     accumulate: int = Field(1, ge=1, description="Micro-batches per update")
-    warmup_steps: int = Field(1000, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = Field(1000, ge=0, description="Steps in which the learning rate rises linearly from 0")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="The learning rate after the warm-up: as it is, or falling to 0 along a cosine"
+    )
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
     most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
     most_skipped: Annotated[float, Since(0.25)] = Field(
@@ -550,18 +552,20 @@ class PrecisionSettings(Settings):
     Losses with weights of their own and weight averages are fp32 always.
     """
 
-    storage: Literal["fp32", "bf16"] = "fp32"
+    storage: Literal["fp32", "bf16"] = Field("fp32", description="The type of the trained weights and their moments")
     rounding: Annotated[Literal["nearest", "stochastic", "kahan"], Since("nearest")] = Field(
         "nearest", description="How an updated weight is rounded to bf16"
     )
-    compute: Literal["fp32", "bf16"] = "bf16"
+    compute: Literal["fp32", "bf16"] = Field("bf16", description="The type of the matrix products")
     gather: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
         "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
     )
     matmul: Annotated[Literal["plain", "fp8"], Since("plain")] = Field(
         "plain", description="How the linear layers of the blocks multiply: in `compute`'s type, or in FP8"
     )
-    islands: Annotated[IslandSettings, Since(IslandSettings().model_dump())] = IslandSettings()
+    islands: Annotated[IslandSettings, Since(IslandSettings().model_dump())] = Field(
+        IslandSettings(), description="Operations of the denoiser whose precision is chosen one by one"
+    )
     loss_scale: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, description="The loss is multiplied by this, the gradients are divided by it before clipping"
     )
@@ -640,7 +644,7 @@ class RunSettings(Settings):
         description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit; "
         "an operation that has none is named in an event and in the report. Nothing changes on the CPU",
     )
-    save_every_steps: int = Field(1000, ge=1)
+    save_every_steps: int = Field(1000, ge=1, description="Steps between two checkpoints")
     save: Literal["auto", "wait", "background"] = Field(
         "auto",
         description="wait: training stops while a checkpoint is written; background: a copy of the state, in the "
@@ -648,7 +652,7 @@ class RunSettings(Settings):
         "the time and a copy fits into half of the available memory",
     )
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
-    log_every_steps: int = Field(10, ge=1)
+    log_every_steps: int = Field(10, ge=1, description="Steps between two lines of `metrics.jsonl`")
     trackers: tuple[TrackerName, ...] = Field(
         (),
         description="Where the run is mirrored to: numbers, scores, images and plan; each is an extra of the package. "
@@ -664,8 +668,10 @@ class RunSettings(Settings):
         description="Processes, each with its own GPU, by which workers of a study train a run; `tintype train` has "
         "as many as torchrun starts",
     )
-    distribution: DistributionSettings = DistributionSettings()
-    watchdog: WatchdogSettings = WatchdogSettings()
+    distribution: DistributionSettings = Field(
+        DistributionSettings(), description="How several ranks hold the weights: replicated or sharded"
+    )
+    watchdog: WatchdogSettings = Field(WatchdogSettings(), description="When stuck ranks are ended")
     latents: Literal["none", "disk"] = Field(
         "none",
         description="disk: encode each image once and cache its latents on disk, in fp32, for all runs; pixels and "

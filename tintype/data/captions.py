@@ -56,7 +56,7 @@ class ColumnSettings(CaptionsPart):
     """Always the same caption column."""
 
     kind: Literal["column"] = "column"
-    column: str = "long"
+    column: str = Field("long", description="Column of the data that has the captions")
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
         return captions.get(self.column, NULL_CAPTION)
@@ -114,7 +114,7 @@ class MixSettings(CaptionsPart):
     """
 
     kind: Literal["mix"] = "mix"
-    weights: Weights
+    weights: Weights = Field(description="Weight of each column of captions")
 
     def problems(self) -> Iterator[str]:
         if len(self.weights) == 1:
@@ -139,8 +139,8 @@ class CurriculumSettings(CaptionsPart):
     """
 
     kind: Literal["curriculum"] = "curriculum"
-    first: str
-    weights: Weights
+    first: str = Field(description="The column that is read at the start")
+    weights: Weights = Field(description="Weight of each column in the mix that follows")
     schedule: Schedule = Field(description="The share of the samples that read the mix, at each step")
 
     def problems(self) -> Iterator[str]:

@@ -54,9 +54,9 @@ class Condition(Settings):
         None, ge=2, description="Images; by default as many as the main sampling, or the file has"
     )
     per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
-    method: Method | None = None
-    steps: int | None = Field(None, ge=1)
-    guidance: Guidance | None = None
+    method: Method | None = Field(None, description="Integrator; by default that of the main sampling")
+    steps: int | None = Field(None, ge=1, description="Sampling steps; by default those of the main sampling")
+    guidance: Guidance | None = Field(None, description="By default that of the main sampling")
     distances: bool = Field(True, description="Compare these images with the reference too; never for a prompt file")
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class Protocol(Settings):
     metrics: tuple[MetricKind, ...] = Field(
         DEFAULT_METRICS, description="What is computed from each encoder's features"
     )
-    sampler: SamplerSettings = SamplerSettings()
+    sampler: SamplerSettings = Field(SamplerSettings(), description="How images are sampled")
 
     @model_validator(mode="after")
     def _known(self) -> Protocol:

@@ -52,9 +52,9 @@ class Guide:
 
 
 class GuidancePart(Part):
-    scale: float = Field(3.5, ge=0)
-    from_t: float = Field(0.0, ge=0, le=1)
-    to_t: float = Field(1.0, ge=0, le=1)
+    scale: float = Field(3.5, ge=0, description="Guidance scale; 1 switches guidance off")
+    from_t: float = Field(0.0, ge=0, le=1, description="Guidance is used from this t on")
+    to_t: float = Field(1.0, ge=0, le=1, description="and up to this t; t = 1 is noise")
     unbias: bool = Field(
         False, description="Undo the bias of the run's own contrastive loss; no effect on a run without one"
     )

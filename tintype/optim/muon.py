@@ -60,15 +60,15 @@ _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.wei
 
 class MuonSettings(OptimizerPart):
     kind: Literal["muon"] = "muon"
-    lr: float = Field(1e-3, gt=0)
-    momentum: float = Field(0.95, ge=0, lt=1)
-    nesterov: bool = True
+    lr: float = Field(1e-3, gt=0, description="Learning rate after the warm-up; adamw has its own")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of the gradients")
+    nesterov: bool = Field(True, description="Nesterov's momentum: the gradient is added once more")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")
     scaling: Literal["matched", "original"] = Field(
         "matched",
         description="Times 0.2 sqrt(max(rows, columns)), the size of AdamW's steps; or sqrt(max(1, rows / columns))",
     )
-    newton_schulz_steps: int = Field(5, ge=1, le=20)
+    newton_schulz_steps: int = Field(5, ge=1, le=20, description="Steps of the iteration that orthogonalises")
     compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
     iteration: Annotated[Literal["newton-schulz", "polar-express"], Since("newton-schulz")] = Field(
         "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"

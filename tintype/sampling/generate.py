@@ -41,9 +41,9 @@ def sides(size_px: Size) -> tuple[int, int]:
 
 
 class SamplerSettings(Settings):
-    method: Method = "euler"
-    steps: int = Field(50, ge=1)
-    guidance: Guidance = ClassifierFreeSettings()
+    method: Method = Field("euler", description="Integrator")
+    steps: int = Field(50, ge=1, description="Sampling steps")
+    guidance: Guidance = Field(ClassifierFreeSettings(), description="What the guided velocity is led away from")
     batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
 
 

@@ -69,6 +69,8 @@ SAME_FOR_ALL = ("seed", "data", "run")
 
 
 class ArmSettings(Settings):
+    """An arm: the baseline with techniques, overrides, or both."""
+
     name: str | None = Field(None, description="By default its overrides and the names of its techniques")
     set: tuple[str, ...] = Field(
         (), description="Overrides of the baseline, each key.path=value, before its techniques"
@@ -158,7 +160,9 @@ MOST_TUNING_PLANS = 64
 
 
 class StudySettings(Settings):
-    question: str
+    """A study as a file: a baseline, arms that each change something, seeds, and how they are scored and compared."""
+
+    question: str = Field(description="The question in a sentence; it heads the report")
     recipe: Annotated[str, NamesFile(lambda name: name in recipes.names("plans"))] = Field(
         description="The baseline: a named recipe or the path of a plan"
     )
@@ -168,7 +172,7 @@ class StudySettings(Settings):
         (), description="Every arm runs at each; two or more, or none for the baseline's own"
     )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
-    arms: tuple[ArmSettings, ...] = ()
+    arms: tuple[ArmSettings, ...] = Field((), description="Each with techniques, overrides, or both")
     factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
         (), description="Factors, each a list of techniques and overrides: their combinations become arms"
     )
@@ -183,14 +187,14 @@ class StudySettings(Settings):
         min_length=1,
         description="The metrics of the question; for data without scenes, by default the first of each encoder",
     )
-    evaluation: Protocol = Protocol()
+    evaluation: Protocol = Field(Protocol(), description="How every run is scored")
     score_at: tuple[int | float, ...] = Field(
         (), description="When to score before the end too: shares of training (0.25, 0.5) or steps (whole numbers)"
     )
     score_count: int | None = Field(
         None, ge=FEWEST, description="Images of each of these scores; by default a quarter of count, at least 128"
     )
-    analysis: AnalysisSettings = AnalysisSettings()
+    analysis: AnalysisSettings = Field(AnalysisSettings(), description="How arms are compared")
     retries: int = Field(
         RETRIES, ge=0, description="How often a run whose process dies is tried again without getting any further"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from tintype.plan import Plan
 from tintype.settings import IslandSettings, PrecisionSettings, Settings
@@ -16,11 +16,11 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    norms: Literal["fp32", "bf16"] | None = None
-    softmax: Literal["fused", "fp32", "bf16"] | None = None
-    rope: Literal["fp32", "bf16"] | None = None
-    timestep: Literal["fp32", "bf16"] | None = None
-    modulation: Literal["autocast", "fp32", "bf16"] | None = None
+    norms: Literal["fp32", "bf16"] | None = Field(None, description="As precision.islands.norms")
+    softmax: Literal["fused", "fp32", "bf16"] | None = Field(None, description="As precision.islands.softmax")
+    rope: Literal["fp32", "bf16"] | None = Field(None, description="As precision.islands.rope")
+    timestep: Literal["fp32", "bf16"] | None = Field(None, description="As precision.islands.timestep")
+    modulation: Literal["autocast", "fp32", "bf16"] | None = Field(None, description="As precision.islands.modulation")
 
     @model_validator(mode="after")
     def _some(self) -> Options:

@@ -18,16 +18,21 @@ from tintype.techniques.technique import Changes, Technique
 
 class Options(Settings):
     lr: float | None = Field(None, gt=0, description="By default the plan's own")
-    momentum: float = Field(0.95, ge=0, lt=1)
-    nesterov: bool = True
-    weight_decay: float = Field(0.0, ge=0)
-    scaling: Literal["matched", "original"] = "matched"
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of the gradients")
+    nesterov: bool = Field(True, description="Nesterov's momentum: the gradient is added once more")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled")
+    scaling: Literal["matched", "original"] = Field(
+        "matched",
+        description="Steps of the size of AdamW's, or sqrt(max(1, rows / columns)) times the orthogonal matrix",
+    )
     iteration: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
     )
     cautious: bool = Field(False, description="Decay only the weights that the step itself brings nearer to zero")
-    fused: Literal["whole", "parts"] = "whole"
-    modulation: bool = True
+    fused: Literal["whole", "parts"] = Field(
+        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
+    )
+    modulation: bool = Field(True, description="Take the modulation matrices too; without, AdamW has them")
 
 
 def apply(plan: Plan, options: Options, name: str = "muon") -> Changes:

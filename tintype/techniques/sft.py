@@ -23,7 +23,7 @@ _LR_SHARE = 0.1
 
 class Options(Settings):
     from_: PathText = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
-    weights: Literal["raw", "average"] = "raw"
+    weights: Literal["raw", "average"] = Field("raw", description="Those of the last step, or their average")
     sha256: str | None = Field(None, description="The first digits of the weights' hash: refuse any others")
     lr: float | None = Field(None, gt=0, description="By default a tenth of the plan's own")
     steps: int | None = Field(None, ge=1, description="Of this stage; by default the plan's own")

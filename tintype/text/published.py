@@ -28,7 +28,7 @@ class T5GemmaSettings(FrozenTextPart):
 
     kind: Literal["t5gemma"] = "t5gemma"
     weights: Source = "google/t5gemma-2b-2b-ul2"
-    compute: Compute = "bf16"
+    compute: Compute = Field("bf16", description="What the network computes in")
 
     def network(self) -> Untyped:
         """Load the encoder. A config holds one for the encoder and one for the decoder; an encoder saved by itself may
@@ -58,7 +58,7 @@ class T5Settings(FrozenTextPart):
     kind: Literal["t5"] = "t5"
     weights: Source = "google/flan-t5-large"
     revision: Revision = "0613663d0d48ea86ba8cb3d7a44f0f65dc596a2a"
-    compute: Compute = "bf16"
+    compute: Compute = Field("bf16", description="What the network computes in")
 
 
 class Qwen3VlSettings(FrozenTextPart):
@@ -70,7 +70,7 @@ class Qwen3VlSettings(FrozenTextPart):
     kind: Literal["qwen3-vl"] = "qwen3-vl"
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"
     revision: Revision = "89644892e4d85e24eaac8bacfd4f463576704203"
-    compute: Compute = "bf16"
+    compute: Compute = Field("bf16", description="What the network computes in")
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):

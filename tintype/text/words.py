@@ -31,10 +31,10 @@ _WORD = re.compile(r"\w+")
 
 class WordsSettings(TextPart):
     kind: Literal["words"] = "words"
-    buckets: int = Field(4096, ge=16)
-    width: int = Field(128, ge=8)
-    depth: int = Field(2, ge=0)
-    heads: int = Field(4, ge=1)
+    buckets: int = Field(4096, ge=16, description="Rows of the embedding table; words are hashed to them")
+    width: int = Field(128, ge=8, description="Size of a word's embedding")
+    depth: int = Field(2, ge=0, description="Transformer layers over the words")
+    heads: int = Field(4, ge=1, description="Attention heads of a layer")
     max_tokens: int = Field(96, ge=2, description="Captions are padded or truncated to this many words, with the start")
 
     def build(self, device: torch.device) -> WordsEncoder:

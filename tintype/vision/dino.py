@@ -59,7 +59,7 @@ class Dinov2Settings(HubEncoderPart):
     """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
 
     kind: Literal["dinov2"] = "dinov2"
-    form: Literal["fd", "prx"] = "fd"
+    form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or that of PRX's DINO-MMD")
     source: Source | None = Field(None, description="Repository or local folder; by default the form's")
     size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
 

@@ -96,7 +96,9 @@ class MixtureSettings(DataPart):
     has_sources: ClassVar[bool] = True
 
     kind: Literal["mixture"] = "mixture"
-    sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(min_length=1)
+    sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(
+        min_length=1, description="The sources by a name of your choice, each with its data and share"
+    )
     evaluate: str = Field("", description="The source whose held-out images are the reference; by default the last")
 
     @model_validator(mode="before")

@@ -31,10 +31,10 @@ _Words = Annotated[tuple[str, ...], Field(strict=False)]
 class ObjectWords(Settings):
     """The words that objects are drawn from. Fewer make a task that a smaller model learns sooner."""
 
-    shape: _Words = OBJECT_VOCABULARY["shape"]
-    colour: _Words = OBJECT_VOCABULARY["colour"]
-    size: _Words = OBJECT_VOCABULARY["size"]
-    texture: _Words = OBJECT_VOCABULARY["texture"]
+    shape: _Words = Field(OBJECT_VOCABULARY["shape"], description="Shapes of the objects")
+    colour: _Words = Field(OBJECT_VOCABULARY["colour"], description="Colours of the objects")
+    size: _Words = Field(OBJECT_VOCABULARY["size"], description="Sizes of the objects")
+    texture: _Words = Field(OBJECT_VOCABULARY["texture"], description="Textures of the objects")
 
     def problems(self) -> Iterator[str]:
         for name, known in OBJECT_VOCABULARY.items():
@@ -60,11 +60,15 @@ class ScenesSettings(DataPart):
     kind: Literal["scenes"] = "scenes"
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
     count: int = Field(8192, ge=1, description="Number of training images")
-    style: Literal["render", "photo", "both"] = "render"
-    min_objects: int = Field(1, ge=1, le=4)
-    max_objects: int = Field(4, ge=1, le=4)
+    style: Literal["render", "photo", "both"] = Field(
+        "render", description="Clean; or with noise, blur, vignette and rougher texture; or both in turn"
+    )
+    min_objects: int = Field(1, ge=1, le=4, description="Fewest objects of a scene")
+    max_objects: int = Field(4, ge=1, le=4, description="Most objects of a scene")
     seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
-    objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = ObjectWords()
+    objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = Field(
+        ObjectWords(), description="The words that objects are drawn from"
+    )
 
     def problems(self) -> Iterator[str]:
         seen = len(self.objects.pairs) - len(self.objects.held_out_pairs)

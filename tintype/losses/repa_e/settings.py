@@ -38,7 +38,7 @@ class TuningPerceptual(PerceptualSettings):
     kind: Literal["none", "scenes", "lpips"] = Field(
         "lpips", description="lpips: needs its weights; scenes: the packaged scene encoder; none"
     )
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(1.0, gt=0, description="Weight of the perceptual distance in the autoencoder's loss")
 
 
 class TuningDiscriminator(DiscriminatorSettings):
