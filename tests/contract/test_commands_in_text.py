@@ -1,24 +1,30 @@
-"""Commands in documents, help and messages can be pasted into any shell: zsh reads unquoted brackets as a pattern."""
+"""Commands in documents, help and messages exist, and can be pasted into any shell.
+
+zsh reads unquoted brackets as a pattern.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.cli.test_help import ALL
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "studies").glob("*/README.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "studies").glob("*/README.md")])
 SOURCES = sorted((ROOT / "tintype").rglob("*.py"))
 PLANS = sorted((ROOT / "tintype" / "recipes").rglob("*.yaml"))
 SHELL = ("sh", "bash", "zsh", "console")
 GLOBS = "[]{}*?()<>#"
 """A comment too: typed into zsh it is more arguments, and its apostrophe opens a quote."""
 COMMAND = r"(?:\$ )?(?:tintype|torchrun|pip|python|make) "
+IS_TINTYPE = re.compile(r"^tintype |-m tintype ")
 UNKNOWN = "\0"
 """Stands for a value that a message has at run time and that no function quoted."""
 
@@ -90,6 +96,45 @@ def test_commands_in_documents_are_quoted(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     found = [*commands_in(text), *options_in(re.sub(r"^```(?!sh).*?^```", "", text, flags=re.MULTILINE | re.DOTALL))]
     assert not [command for command in found if unquoted(command)]
+
+
+def problem_of(command: str) -> str | None:
+    """Return what is wrong with a command line of tintype: an unknown command or option, too many arguments."""
+    words = shlex.split(command)
+    words = words[words.index("tintype") + 1 :]
+    found: Any = ALL[()]
+    path: tuple[str, ...] = ()
+    while words and (*path, words[0]) in ALL:
+        path = (*path, words.pop(0))
+        found = ALL[path]
+    if hasattr(found, "commands"):
+        known = {name for one in found.params for name in one.opts} | {"--help"}
+        unknown = [word for word in words if word not in (*known, "…", "COMMAND", "NAME") and not word.isupper()]
+        return f"no such command: {unknown[0]}" if unknown else None
+    if words and any(words[-1] in one.opts and not one.is_flag for one in found.params if one.opts[0][:2] == "--"):
+        words = [*words, "X"]  # prose names an option without its value
+    context = found.make_context(" ".join(path), [], resilient_parsing=True)
+    context.resilient_parsing = False
+    try:
+        _, left, _ = found.make_parser(context).parse_args([word for word in words if word != "--help"])
+    except Exception as error:  # typer has its own copy of click, whose errors it does not export
+        return str(error) or type(error).__name__
+    return f"too many arguments: {left}" if left else None
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_commands_in_documents_exist_with_their_options(file: Path) -> None:
+    found = [command for command in commands_in(file.read_text(encoding="utf-8")) if IS_TINTYPE.search(command)]
+    assert not {command: problem for command in found if (problem := problem_of(command))}
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    assert problem_of("tintype train pocket --out runs/first --set a=1") is None
+    assert problem_of("torchrun --nproc-per-node 8 -m tintype train mini --out x") is None
+    assert "no such command" in (problem_of("tintype tran pocket --out runs/first") or "")
+    assert "no such command" in (problem_of("tintype data imprt x") or "")
+    assert "--outt" in (problem_of("tintype train pocket --outt runs/first") or "")
+    assert "too many" in (problem_of("tintype train pocket mini --out runs/first") or "")
 
 
 def settings_in(text: str) -> Iterator[str]:

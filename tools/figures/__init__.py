@@ -12,6 +12,6 @@ A figure in prose is covered by one of three:
   arithmetic, or a published figure.
 
 A figure that nothing covers is an error, and so is a fragment that its page does not have exactly once. In the pages
-that report results (the studies' READMEs, and "What it finds" in README.md) words that state a verdict or a size
-(better, worse, costs, halves, …) must be covered too.
+that report results (the studies' READMEs, docs/findings.md, and "What it finds" in README.md) words that state
+a verdict or a size (better, worse, costs, halves, …) must be covered too.
 """

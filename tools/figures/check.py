@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def page_names(root: Path = ROOT) -> list[str]:
     """README, every page of docs, the list of studies and every study's README."""
-    lists = [root / "README.md", *sorted(root.glob("docs/*.md")), root / "studies" / "README.md"]
+    lists = [root / "README.md", *sorted(root.glob("docs/**/*.md")), root / "studies" / "README.md"]
     paths = [*lists, *sorted(root.glob("studies/*/README.md"))]
     return [str(path.relative_to(root)) for path in paths]
 

@@ -26,6 +26,7 @@ _LINK = re.compile(r"\]\([^)\s]*\)|https?://\S+")
 _HIDDEN = re.compile(r"<!--.*?-->", re.DOTALL)
 _MARKER = "<!-- made by tools/figures: {name} -->"
 _ANY_MARKER = re.compile(_MARKER.format(name=r"(\S+)"))
+FINDINGS = "docs/findings.md"
 RESULTS_SECTION = re.compile(r"^## What it finds$.*?(?=^## )", re.MULTILINE | re.DOTALL)
 
 
@@ -118,8 +119,8 @@ class Page:
             yield from (match.span() for match in VERDICT_WORD.finditer(readable, low, high))
 
     def _results(self) -> Iterator[Span]:
-        """Where the page reports results: all of a study's README, and one section of the project's."""
-        if self.name.startswith("studies/"):
+        """Where the page reports results: all of a study's README and of the findings, one section of README.md."""
+        if self.name.startswith("studies/") or self.name == FINDINGS:
             yield 0, len(self.text)
         elif section := RESULTS_SECTION.search(self.text):
             yield section.span()

@@ -1,11 +1,12 @@
-"""README.md: its results, and what it says can be relied on."""
+"""README.md, docs/findings.md with the results of all studies in short, and docs/rely-on.md."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from tintype.study.report import earlier
-from tintype.study.results import Comparison
+from tintype.study.results import SPEED, Comparison
 from tools.figures.claims import measured
 from tools.figures.claims.studies import (
     ACCURACY,
@@ -30,13 +31,42 @@ from tools.figures.claims.studies import (
     tokenizers,
     tokenizers_photos,
 )
-from tools.figures.data import BASELINE, interval, study
+from tools.figures.data import BASELINE, interval, relative, study
 from tools.figures.pages import Block, Claim, Quote
 
 
-def page() -> Iterator[Claim]:
-    yield from finds()
-    yield from relies_on()
+def readme() -> Iterator[Claim]:
+    """Three results, each with how far it can be trusted."""
+    one = objectives()
+    repa = one.compared("repa", ACCURACY)
+    speed = one.compared("repa", SPEED)
+    yield Quote(
+        f"At {millions(one).removesuffix(' parameters')} parameters and 64 px, `repa` raises "
+        "[scene accuracy](studies/2026-11-15_objectives-mini/README.md) by "
+        f"{magnitude(repa, 3)} (better), at {abs(100 * relative(speed)):.0f}% less speed; three seeds, not replicated",
+        holds=repa.verdict == "better" and relative(speed) < 0 and len(one.results.seeds) == 3,
+    )
+    first, again = optimizers(), muon_replication()
+    yield Quote(
+        "Three seeds called `muon` at 3e-3 [better](studies/2026-11-15_optimizers-mini/README.md) in Fréchet distance. "
+        "By today's method they are undecided, and so are "
+        "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md). At AdamW's own learning rate Muon is "
+        "worse on both.",
+        holds=first.before("muon 3e-3", FRECHET).verdict == "better"
+        and first.compared("muon 3e-3", FRECHET).verdict == "undecided"
+        and again.compared("muon 3e-3", FRECHET).verdict == "undecided"
+        and len(again.results.seeds) == 10
+        and again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
+    )
+    told = captions()
+    short = told.compared("short", ACCURACY)
+    yield Quote(
+        f"loses {magnitude(short, 3)} of accuracy [on long prompts](studies/2026-11-15_captions-mini/README.md) "
+        "(worse). On short prompts every arm is undecided; three seeds, not replicated",
+        holds=short.verdict == "worse"
+        and told.verdicts(told.arms, [ACCURACY_SHORT]) == UNDECIDED
+        and len(told.results.seeds) == 3,
+    )
 
 
 def finds() -> Iterator[Claim]:
@@ -62,7 +92,7 @@ def held_up() -> Iterator[Claim]:
     before, kept, new = (sum(getattr(each, name) for each in found) for name in ("before", "kept", "new"))
     yield Quote(
         f"Of the {before} verdicts that the paired method had given, {kept} stand, and {new} are new "
-        "([which](studies/README.md))"
+        "([which](../studies/README.md))"
     )
 
 
@@ -78,12 +108,12 @@ def finds_of_optimizers() -> Iterator[Claim]:
     again = muon_replication()
     fast, slow = (again.compared(arm, FRECHET) for arm in ("muon 3e-3", "muon 1e-3"))
     yield Quote(
-        f"[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md) ({interval(fast, 2)})",
+        f"[ten fresh seeds](../studies/2026-11-16_muon-replication-mini/README.md) ({interval(fast, 2)})",
         holds=len(again.results.seeds) == 10 and again.verdicts(["muon 3e-3"], again.primary) == UNDECIDED,
     )
     bank = study("2026-11-17_bank-mini").compared("muon 3e-3", FRECHET)
     yield Quote(
-        f"[twelve later ones](studies/2026-11-17_bank-mini/README.md) call it better ({interval(bank, 2)})",
+        f"[twelve later ones](../studies/2026-11-17_bank-mini/README.md) call it better ({interval(bank, 2)})",
         holds=bank.verdict == "better",
     )
     yield Quote(
@@ -148,6 +178,14 @@ def finds_of_data() -> Iterator[Claim]:
     )
 
 
+def limits() -> Iterator[Claim]:
+    runs = [run for one in every_study() for arm in one.results.arms for run in arm.runs]
+    most = max(run.parameters for run in runs)
+    yield Quote(f"models of at most {math.ceil(most / 1e6)} million parameters")
+    few = [one for one in every_study() if len(one.results.seeds) == 3]
+    yield Quote("Most committed studies have three seeds", holds=2 * len(few) > len(every_study()))
+
+
 def magnitude(one: Comparison, digits: int) -> str:
     """A difference and its interval without signs, where all of it has one."""
     low, high = sorted(abs(end or 0.0) for end in (one.low, one.high))
@@ -168,4 +206,9 @@ def relies_on() -> Iterator[Claim]:
     yield Quote(f"a run killed at any of {measured.kill_points()} tried points ends bit-identical")
 
 
-PAGES: dict[str, Callable[[], Iterable[Claim]]] = {"README.md": page}
+PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
+    "README.md": readme,
+    "docs/findings.md": finds,
+    "docs/limits.md": limits,
+    "docs/rely-on.md": relies_on,
+}
