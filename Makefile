@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray clean
+.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray docs clean
 
 setup: .venv/ready
 
@@ -55,6 +55,13 @@ test-slurm: .venv/weights
 
 test-ray: .venv/ray
 	TINTYPE_RAY=1 RAY_AUTH_MODE=disabled $(BIN)/pytest -s tests/ray
+
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	touch .venv/docs
+
+docs: .venv/docs
+	$(BIN)/python -m tools.site --out build/docs
 
 clean:
 	rm -rf .venv demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache
