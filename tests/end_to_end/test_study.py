@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,3 +242,21 @@ def test_a_study_of_two_resolutions_compares_each_with_its_own_baseline_and_both
     plan.unlink()
     report_study(out)
     assert json.loads((out / "results.json").read_text()) == results
+
+
+def test_a_proposal_is_trained_judged_and_remembered(
+    study: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    _, out, _ = study
+    shutil.copytree(out, tmp_path / "out")
+    command = ["propose", str(tmp_path / "out"), "--looks", "2", "--json", "--arm"]
+    before = {folder.name for folder in (out / "runs").iterdir()}
+    found = json.loads(ask(*command, "calm=train.clip_norm=0.5"))
+    assert (found["number"], found["seeds"]) == (1, 2)
+    assert found["answer"] in ("keep", "drop"), "two seeds are all that were planned"
+    new = {folder.name for folder in (tmp_path / "out" / "runs").iterdir()} - before
+    assert len(new) == 2, "two runs of the arm, and none of the baseline"
+    again = json.loads(ask(*command, "other=train.clip_norm=0.50"))
+    assert (again["answer"], again["repeats"], again["ledger"]) == (found["answer"], "calm", found["ledger"])
+    assert "calm" in ask("propose", str(tmp_path / "out"))
+    assert [one["name"] for one in json.loads(ask("propose", str(tmp_path / "out"), "--json"))] == ["calm"]

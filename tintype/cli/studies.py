@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from tintype.cli import complete, options
 from tintype.cli.shared import app, console, print_json
+from tintype.terminal.lines import progress_console
 
 PerGpu = Annotated[
     str | None,
@@ -168,6 +169,44 @@ def replicate(
     code = replicate_with_progress(folder, seeds, jobs, console, ["tintype", *sys.argv[1:]])
     if code:
         sys.exit(code)
+
+
+@app.command()
+def propose(
+    folder: Annotated[Path, Argument(help="Folder of a study that was run")],
+    arm: Annotated[
+        str | None,
+        Option(
+            help="What to try: NAME=PARTS, the parts techniques or key.path=value, joined by ' + '. Without it, list "
+            "all proposals"
+        ),
+    ] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; 1 by default")] = None,
+    per_gpu: PerGpu = None,
+    budget: Annotated[
+        str | None, Option(help="Time for this command, as 45m: a look begins only where it is expected to fit")
+    ] = None,
+    looks: Annotated[
+        str | None, Option(help="Seeds at each look, as 4,8,16; with the first proposal to a study only")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what it would take and spend, and stop")] = False,
+    json_: options.Json = False,
+) -> None:
+    """Propose one more arm to a study: run the seeds that it needs, and answer keep, drop or more seeds needed."""
+    from tintype.study.packing import choose_jobs
+    from tintype.study.propose import proposals
+    from tintype.terminal.proposals import Options, propose_with_progress, show_proposal, show_proposals
+
+    if arm is None:
+        every = proposals(folder)
+        print_json([one.model_dump(mode="json") for one in every]) if json_ else show_proposals(every, console)
+        return
+    given = Options(arm, budget, looks, dry_run)
+    lines = progress_console if json_ else console
+    found = propose_with_progress(folder, given, choose_jobs(jobs, per_gpu), lines, ["tintype", *sys.argv[1:]])
+    print_json(found.model_dump(mode="json")) if json_ else show_proposal(found, console)
+    if found.failed:
+        sys.exit(1)
 
 
 @app.command()

@@ -69,7 +69,7 @@ from tintype.study.replicate import (
 from tintype.study.report import write_report
 from tintype.study.results import Command, Replication, SeedSet, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Message, Task, tasks_of
-from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
+from tintype.study.study import ArmPlan, ArmSettings, Study, check_study, read_settings, remake_study, resolve
 from tintype.study.tracking import track_verdicts
 from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import Worker, is_settled, lease_folder
@@ -138,14 +138,15 @@ class StudyProgress:
         """Report something that the user should know and that stops nothing."""
 
 
-_SILENT = StudyProgress()
+SILENT = StudyProgress()
+"""Progress that nobody sees."""
 
 
 def run_study(
     study: Study,
     out: Path,
     jobs: Jobs,
-    progress: StudyProgress = _SILENT,
+    progress: StudyProgress = SILENT,
     argv: Sequence[str] = (),
     budget_s: float | None = None,
 ) -> StudyOutcome:
@@ -191,7 +192,7 @@ def run_study(
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
 
 
-def prepare_study(study: Study, out: Path, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()) -> None:
+def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT, argv: Sequence[str] = ()) -> None:
     """Check a study and make its folder, for workers that are started elsewhere."""
     with locked(out):
         _prepare(study, out, progress, argv)
@@ -202,7 +203,7 @@ def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[st
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         untrained = _check_data(study, tasks)
         _claim(study, out, progress)
-        _note_command(argv, out, progress)
+        note_command(argv, out, progress)
         _check_weights(tasks, untrained)
 
 
@@ -221,7 +222,7 @@ class WorkOutcome:
 
 def work_on_study(
     out: Path,
-    progress: StudyProgress = _SILENT,
+    progress: StudyProgress = SILENT,
     run: str | None = None,
     wait: bool = True,
     expiry_s: float = EXPIRY_S,
@@ -381,7 +382,7 @@ def _trained(task: Task) -> bool:
 
 
 def report_study(
-    out: Path, progress: StudyProgress = _SILENT, without_data: bool = False, method: Method | None = None
+    out: Path, progress: StudyProgress = SILENT, without_data: bool = False, method: Method | None = None
 ) -> StudyReport:
     """Compare the runs of a study again, and write its report; from results.json where the runs are not there.
 
@@ -462,7 +463,7 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
+def _claim(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
     """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
@@ -487,7 +488,7 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
     _remove_leftovers(out, study.baselines)
 
 
-def _note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
+def note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
     """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
     try:
         known = read_commands(out)
@@ -617,7 +618,7 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
 
 
 def replicate_study(
-    out: Path, count: int, jobs: int, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()
+    out: Path, count: int, jobs: int, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
 ) -> StudyOutcome:
     """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
     for file in (_STUDY, _RESULTS):
@@ -633,13 +634,13 @@ def replicate_study(
             f"give chance another chance: keep it (--seeds {len(before.seeds)}), or move {out / FOLDER} away"
         )
     read = results.replication.seeds if before is None and results.replication else []  # of one that was moved away
-    seeds = fresh_seeds(used_seeds(stored_study(out), results, [*_seeds_in(out), *read]), count)
+    seeds = fresh_seeds(used_seeds(stored_study(out), results, [*seeds_in(out), *read]), count)
     with locked(out):
         fresh, folder = claimed_arms(_fresh_study(out, seeds, results), claims), out / FOLDER
         tasks = tasks_of(fresh, folder)
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             _check_weights(tasks, _check_data(fresh, tasks))
-            _note_command(argv, out, progress)
+            note_command(argv, out, progress)
         with watch_signals() as interrupt, progress.runs(len(tasks), interrupt, "replication") as on_message:
             last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
         if interrupt.signal is not None:
@@ -651,7 +652,7 @@ def replicate_study(
     return StudyOutcome(len(tasks), last, interrupt.signal, report)
 
 
-def _seeds_in(out: Path) -> list[int]:
+def seeds_in(out: Path) -> list[int]:
     """Return the seeds of all runs in a study's folder, those of arms that it no longer has too."""
     plans = [read_yaml(file.read_text(), str(file)).data for file in (out / "runs").glob("*/plan.yaml")]
     return [seed for plan in plans if isinstance(plan, dict) and isinstance(seed := plan.get("seed"), int)]
@@ -667,6 +668,48 @@ def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress
     if not (out / "runs").is_dir():  # the results are all that there is of the runs
         write_checked(out / _RESULTS, results.dump())
     return report_study(out, progress)
+
+
+def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_seeds: Sequence[int]) -> Study:
+    """Return the study of a folder with one more arm, the last, and with these seeds, compared by the shared method.
+
+    Where the study was tuned, its baseline has the chosen values, and the other arms, which have their own, are gone.
+    """
+    study = stored_study(out)
+    if any(one.name == arm.label for one in study.arms):
+        raise UserError(f"--arm {arm.label}: {out} has an arm of this name; take another name")
+    of_baseline = [one for one in study.arms if one.role == "baseline"]
+    baselines = {one.resolution: one.plans[0].model_copy(update={"seed": 0}) for one in of_baseline}
+    settings = study.settings.model_copy(
+        update={
+            "arms": (*(study.settings.arms if not study.settings.tune else ()), arm),
+            "factorial": study.settings.factorial if not study.settings.tune else (),
+            "tune": {},
+            "seeds": tuple(seeds),
+            "control_seeds": tuple(control_seeds),
+            "score_at": (),
+            "analysis": study.settings.analysis.by("shared"),
+        }
+    )
+    found = resolve(
+        study.name, settings, baselines, lambda path: f"--arm {arm.label}", _known_tokenizers(out / _RESULTS)
+    )
+    own = next(one for one in found.arms if one.name == arm.label)
+    return replace(found, arms=(*(one for one in found.arms if one is not own), own))
+
+
+def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SILENT) -> None:
+    """Refuse runs that cannot be trained or scored, before the first of them begins."""
+    with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
+        _check_weights(tasks, _check_data(study, tasks))
+
+
+def run_more(
+    tasks: Sequence[Task], protocol: Protocol, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress = SILENT
+) -> dict[tuple[str, int], Message]:
+    """Run these tasks of a study; return the last message of each that was begun."""
+    with progress.runs(len(tasks), interrupt, "proposal") as on_message:
+        return run_tasks(tasks, protocol, jobs, interrupt, on_message)
 
 
 def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:

@@ -59,23 +59,23 @@ def run_with_progress(
     study: Study, out: Path, jobs: Jobs, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
 ) -> int:
     """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
-    return _show_outcome(run_study(study, out, jobs, _ShownProgress(console), argv, budget_s), console)
+    return _show_outcome(run_study(study, out, jobs, ShownProgress(console), argv, budget_s), console)
 
 
 def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
     """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
-    return _show_outcome(replicate_study(out, seeds, jobs, _ShownProgress(console), argv), console)
+    return _show_outcome(replicate_study(out, seeds, jobs, ShownProgress(console), argv), console)
 
 
 def prepare_with_progress(study: Study, out: Path, console: Console, argv: Sequence[str] = ()) -> None:
     """Make the folder of a study for workers, and say how they are started."""
-    prepare_study(study, out, _ShownProgress(console), argv)
+    prepare_study(study, out, ShownProgress(console), argv)
     say(console, f"{out} is ready: start any number of `tintype work {quote(str(out))}`, here or on other machines")
 
 
 def work_with_progress(out: Path, console: Console, run: str | None, wait: bool, expiry_s: float) -> None:
     """Work on a study and show the progress of the runs that this worker takes."""
-    outcome = work_on_study(out, _ShownProgress(console), run, wait, expiry_s)
+    outcome = work_on_study(out, ShownProgress(console), run, wait, expiry_s)
     done = f"{outcome.done} of the {len(outcome.last)} runs that this worker took are done"
     if outcome.signal is not None:
         leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
@@ -124,7 +124,7 @@ def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
 
 def report_with_progress(out: Path, console: Console, without_data: bool = False, method: Method | None = None) -> None:
     """Write a study's report again and show its verdicts."""
-    show_report(report_study(out, _ShownProgress(console), without_data, method), console)
+    show_report(report_study(out, ShownProgress(console), without_data, method), console)
     if without_data:
         say_note(
             console,
@@ -138,7 +138,7 @@ def show_report(report: StudyReport, console: Console) -> None:
     say(console, f"report: {report.page.resolve()}")
 
 
-class _ShownProgress(StudyProgress):
+class ShownProgress(StudyProgress):
     def __init__(self, console: Console) -> None:
         self._console = console
 

@@ -1,0 +1,261 @@
+"""Proposals: what is kept, dropped or given more seeds, what each costs, and a ledger that only grows."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import TINY
+from tests.written_runs import METRIC, Writer, written_runs
+from tintype.errors import DamagedFileError, UserError
+from tintype.plan import plan_from_yaml
+from tintype.runtime.files import write_lines
+from tintype.study.analysis import DEFAULT
+from tintype.study.lab import run_study, stored_study
+from tintype.study.ledger import ERROR, FLATNESS, left_after, level_of, read_ledger
+from tintype.study.looks import SeedPlan
+from tintype.study.propose import Proposal, judge, parse_arm, proposals, propose
+from tintype.study.results import MetricInfo, Run
+from tintype.study.study import load_study
+from tools.calibration.proposals import false_keeps, normal, power
+
+STUDY = """
+question: What comes next?
+recipe: PLAN
+seeds: [0, 1, 2, 3]
+control_seeds: [100, 101, 102, 103]
+arms:
+  - {name: old, set: [optimizer.lr=0.01]}
+primary: [validation_loss]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [], sampler: {steps: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("standing")
+    (folder / "plan.yaml").write_text(TINY)
+    (folder / "study.yaml").write_text(STUDY.replace("PLAN", str(folder / "plan.yaml")))
+    with written_runs(Writer()):
+        run_study(load_study(str(folder / "study.yaml")), folder / "out", 1)
+    return folder / "out"
+
+
+@pytest.fixture
+def out(standing: Path, tmp_path: Path) -> Path:
+    """A study that was run, and may be proposed to."""
+    shutil.copytree(standing, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def ask(out: Path, arm: str, writer: Writer | None = None, **options: object) -> Proposal:
+    with written_runs(writer or Writer()):
+        return propose(out, parse_arm(arm), **options)  # type: ignore[arg-type]
+
+
+def test_the_levels_of_an_endless_chain_sum_to_the_error() -> None:
+    many = 10_000
+    assert math.isclose(math.fsum(map(level_of, range(1, many + 1))) + left_after(many), ERROR)
+    assert all(level_of(number) > level_of(number + 1) > 0 for number in range(1, 200))
+    assert math.isclose(level_of(1), ERROR / (FLATNESS + 1))
+
+
+def test_a_gain_is_kept_after_the_fewest_seeds_and_its_plan_is_written(out: Path) -> None:
+    writer = Writer({"fast": -20.0})
+    found = ask(out, "fast=optimizer.lr=0.02", writer)
+    assert (found.answer, found.number, found.seeds, found.level) == ("keep", 1, 4, level_of(1))
+    assert writer.begun == [("fast", seed) for seed in range(4)], "the baseline's runs are those of the study"
+    assert found.comparisons[METRIC].verdict == "better"
+    assert found.kept_plan is not None
+    kept = plan_from_yaml(Path(found.kept_plan).read_text(), "kept")
+    assert (kept.hash, kept.optimizer.lr, kept.seed) == (found.plan, 0.02, 0)
+    assert [one.name for one in stored_study(out).arms] == ["baseline", "control", "old"], "the study stays as it is"
+
+
+@pytest.mark.parametrize(("effect", "reason"), [(0.0, "no gain in sight"), (20.0, "worse in"), (1.0, "no gain in")])
+def test_what_gains_nothing_is_dropped_after_the_first_look(out: Path, effect: float, reason: str) -> None:
+    found = ask(out, "idle=optimizer.lr=0.02", Writer({"idle": effect}))
+    assert (found.answer, found.seeds, found.kept_plan) == ("drop", 4, None)
+    assert found.reason.startswith(reason)
+
+
+def test_a_small_gain_gets_more_seeds_and_fresh_ones_for_the_baseline_too(out: Path) -> None:
+    writer = Writer({"small": -1.6})
+    found = ask(out, "small=optimizer.lr=0.02", writer)
+    assert (found.answer, found.seeds) == ("keep", 8)
+    seeds = [0, 1, 2, 3, *range(10_000, 10_004)]
+    assert sorted(seed for arm, seed in writer.begun if arm == "small") == seeds
+    assert sorted(seed for arm, seed in writer.begun if arm == "baseline") == seeds[4:]
+    again = Writer({"next": -1.6})
+    ask(out, "next=optimizer.lr=0.03", again)
+    assert {arm for arm, _ in again.begun} == {"next"}, "later proposals share the baseline's runs"
+
+
+def test_a_budget_leaves_a_look_for_later_and_the_same_command_resumes_it(out: Path) -> None:
+    writer = Writer({"small": -1.6}, seconds=60.0)
+    found = ask(out, "small=optimizer.lr=0.02", writer, budget_s=0.0)
+    assert (found.answer, found.more_seeds, found.words) == (
+        "more seeds needed",
+        4,
+        "more seeds needed: 4, about 1 minutes",
+    )
+    assert not writer.begun
+    found = ask(out, "small=optimizer.lr=0.02", writer, budget_s=5.0)
+    assert (found.seeds, found.more_seeds) == (4, 4), "the first look fits, at one second for each of the study's runs"
+    assert found.minutes == pytest.approx(8 * 60 / 60, rel=0.5)
+    assert ask(out, "small=optimizer.lr=0.02", writer).answer == "keep"
+    assert [one.number for one in proposals(out)] == [1], "resuming is not charged again"
+    assert len(writer.begun) == len(set(writer.begun))
+
+
+def test_a_dry_run_runs_and_spends_nothing(out: Path) -> None:
+    writer = Writer()
+    found = ask(out, "small=optimizer.lr=0.02", writer, dry_run=True)
+    assert (found.answer, found.more_seeds, found.level) == ("more seeds needed", 4, level_of(1))
+    assert not writer.begun
+    assert not proposals(out)
+
+
+def test_every_proposal_is_charged_whether_it_wins_or_loses(out: Path) -> None:
+    writer = Writer({"b": -20.0})
+    found = [ask(out, f"{name}=optimizer.lr={rate}", writer) for name, rate in (("a", 0.02), ("b", 0.03), ("c", 0.04))]
+    assert [one.answer for one in found] == ["drop", "keep", "drop"]
+    assert [one.level for one in found] == [level_of(number) for number in (1, 2, 3)]
+    assert found[-1].error_left == left_after(3)
+    assert [one.answer for one in proposals(out)] == ["drop", "keep", "drop"]
+
+
+def test_the_same_plan_under_another_name_gets_the_recorded_answer(out: Path) -> None:
+    first = ask(out, "first=optimizer.lr=0.02")
+    writer = Writer({"lucky": -20.0})
+    again = ask(out, "lucky=optimizer.lr=2e-2", writer)
+    assert (again.answer, again.repeats, again.number) == (first.answer, "first", 1)
+    assert not writer.begun
+    assert len(read_ledger(out).charged) == 1
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("lucky=seed=7", "another seed is no change"),
+        ("lucky=run.threads=2", "are the same for all arms of a study"),
+        ("same=optimizer.lr=1e-3", "changes nothing"),
+        ("mine=optimizer.lr=0.01", "the arms 'old' and 'mine' have the same plan"),
+        ("old=optimizer.lr=0.02", "has an arm of this name"),
+        ("optimizer.lr=0.02", "give a name and what it changes"),
+        ("x=wrong", "unknown technique 'wrong'"),
+        ("x=", "give a name and what it changes"),
+    ],
+)
+def test_what_is_no_arm_is_refused_and_spends_nothing(out: Path, arm: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ask(out, arm)
+    assert not read_ledger(out).entries
+
+
+def test_a_name_that_is_taken_by_another_plan_is_refused(out: Path) -> None:
+    ask(out, "one=optimizer.lr=0.02")
+    with pytest.raises(UserError, match="proposal 1 with another plan has this name"):
+        ask(out, "one=optimizer.lr=0.03")
+
+
+def test_the_looks_are_fixed_with_the_first_proposal(out: Path) -> None:
+    ask(out, "one=optimizer.lr=0.02", looks=SeedPlan(first=2, most=4))
+    with pytest.raises(UserError, match="have looks at 2, 4 seeds"):
+        ask(out, "two=optimizer.lr=0.03", looks=SeedPlan(first=2, most=8))
+    begun = read_ledger(out).begun
+    assert begun is not None
+    assert [(look.arm, look.baseline) for look in begun.looks] == [((0, 1), (0, 1, 2, 3)), ((0, 1, 2, 3),) * 2]
+
+
+def test_a_run_that_fails_is_reported_and_tried_again(out: Path) -> None:
+    writer = Writer({"fast": -20.0}, failing={("fast", 2)})
+    found = ask(out, "fast=optimizer.lr=0.02", writer)
+    assert found.answer == "more seeds needed"
+    assert found.failed == ["fast, seed 2: "]
+    writer.failing.clear()
+    assert ask(out, "fast=optimizer.lr=0.02", writer).answer == "keep"
+
+
+def test_a_signal_leaves_the_proposal_open(out: Path) -> None:
+    writer = Writer({"fast": -20.0}, stop_after=2)
+    found = ask(out, "fast=optimizer.lr=0.02", writer)
+    assert (found.answer, found.signal) == ("more seeds needed", 2)
+    writer.stop_after = None
+    assert ask(out, "fast=optimizer.lr=0.02", writer).answer == "keep"
+    assert len(writer.begun) == 4
+
+
+def _edit(out: Path, change: str) -> None:
+    """Change the ledger as somebody would who wants another answer."""
+    folder = out / "proposals"
+    ledger = folder / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    if change == "cut":
+        ledger.write_text("".join(lines[:-2]))
+    elif change == "empty":
+        ledger.write_text("")
+    elif change == "gone":
+        ledger.unlink()
+        (folder / "head.json").unlink()
+    elif change == "headless":
+        (folder / "head.json").unlink()
+    elif change == "answer":
+        ledger.write_text("".join(lines[:-1]) + lines[-1].replace('"drop"', '"keep"'))
+    else:  # the lines of one proposal, renumbered with good checksums, but of another chain
+        kept = [json.loads(line) for line in (*lines[:1], *lines[3:])]
+        write_lines(ledger, [{k: v for k, v in one.items() if k not in ("line", "checksum")} for one in kept])
+
+
+@pytest.mark.parametrize("change", ["cut", "empty", "gone", "headless", "answer", "renumbered"])
+def test_a_ledger_that_was_shortened_or_edited_is_refused(out: Path, change: str) -> None:
+    for name, rate in (("a", 0.02), ("b", 0.03)):
+        ask(out, f"{name}=optimizer.lr={rate}", argv=["tintype", "propose", name])
+    _edit(out, change)
+    with pytest.raises(DamagedFileError, match=r"ledger\.jsonl|head\.json"):
+        ask(out, "c=optimizer.lr=0.04")
+
+
+def test_a_kill_between_the_ledger_and_its_head_loses_nothing(out: Path) -> None:
+    ask(out, "a=optimizer.lr=0.02")
+    before = (out / "proposals" / "head.json").read_text()
+    ask(out, "b=optimizer.lr=0.03")
+    (out / "proposals" / "head.json").write_text(before)
+    assert [one.name for one in read_ledger(out).charged] == ["a", "b"]
+
+
+def _runs(first: list[float], second: list[float]) -> list[Run]:
+    return [
+        Run(seed=seed, hash=str(seed), folder="", state="done", metrics={"first": a, "second": b})
+        for seed, (a, b) in enumerate(zip(first, second, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(("shift", "answer"), [(0.0, "keep"), (-5.0, "keep"), (5.0, "drop")])
+def test_a_gain_that_makes_another_primary_metric_worse_is_dropped(shift: float, answer: str) -> None:
+    names = ("first", "second")
+    metrics = {name: MetricInfo(name=name, label=name, direction="lower", definition="") for name in names}
+    spread = [1.0, -0.5, -1.0, 0.5]
+    runs = {
+        "baseline": _runs([100 + one for one in spread], [100 + one for one in reversed(spread)]),
+        "arm": _runs([90 + one for one in reversed(spread)], [100 + shift + one for one in spread]),
+    }
+    found = judge(runs, metrics, DEFAULT, level_of(1), 16)  # type: ignore[arg-type]
+    assert found.answer == answer
+    assert ("worse in second" in found.reason) == (answer == "drop")
+
+
+def test_few_chains_of_nothing_have_a_false_keep_and_without_the_charge_most_have() -> None:
+    chains, length = 40, 20
+    charged, _ = false_keeps(normal(), chains, length)
+    assert charged <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / chains)
+    free, _ = false_keeps(normal(), 15, length, lambda number: 0.05)
+    assert free > 0.3, "each at 5%: a chain of 20 is wrong far more often"
+
+
+def test_a_large_gain_is_kept_late_in_a_chain_too() -> None:
+    assert power(normal(), 50, 3.0, 20).kept >= 0.9

@@ -1,0 +1,183 @@
+"""Ledger of the proposals to a study: what each may spend of the error, and what it was answered.
+
+Whoever proposes one change after another gives chance many chances. All proposals to a study therefore share one error
+of 5%: over the whole chain, however long, the chance that any change without a gain is kept is at most that. Proposal i
+may spend 5% · 10 / ((9 + i)(10 + i)); these levels sum to 5%, so the bound holds by Bonferroni's inequality, whatever
+the proposals have in common: the baseline's runs, for one. A level is spent when the proposal begins, and stays spent
+whether it wins, loses or is left half done.
+
+The ledger only grows. Each line has the hash of the one before it, and a second file has the number of lines and the
+hash of the last: a line that is changed, removed or moved is noticed, and so is a ledger that was cut short.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tintype.runtime.files import append_line, checksum_of, damaged, flush, read_checked, read_lines, write_checked
+
+FOLDER = "proposals"
+"""Folder in a study's own that has the ledger, and the plans of proposals that were kept."""
+ERROR = 0.05
+"""The chance of any false `keep` in a chain of proposals."""
+FLATNESS = 10
+"""How slowly the levels fall: the larger, the less the first proposals get and the more the later ones."""
+_LEDGER, _HEAD = "ledger.jsonl", "head.json"
+_REMEDY = (
+    "put the ledger back from a copy. Without it nobody knows what the proposals have spent, so no other is judged "
+    "here; begin a new study with fresh seeds"
+)
+
+
+def level_of(number: int) -> float:
+    """Return what the proposal of this number, from 1 on, may spend of the error."""
+    return ERROR * FLATNESS / ((FLATNESS + number - 1) * (FLATNESS + number))
+
+
+def left_after(number: int) -> float:
+    """Return what all proposals after this number may spend together."""
+    return ERROR * FLATNESS / (FLATNESS + number)
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class LookSeeds(_Entry):
+    """Seeds that are compared at one look at a proposal."""
+
+    arm: tuple[int, ...]
+    baseline: tuple[int, ...]
+    """Seeds of the arm, and those that the study had when the first proposal was made."""
+
+
+class Begun(_Entry):
+    """First line of a ledger: what all proposals are compared with, fixed before the first of them is seen."""
+
+    kind: Literal["begun"] = "begun"
+    baseline: str
+    """Hash of the baseline's plan with seed 0."""
+    metric: str
+    """The metric in which a proposal must be better."""
+    others: tuple[str, ...]
+    """Metrics in which it must not be worse."""
+    looks: tuple[LookSeeds, ...]
+    control: tuple[int, ...]
+    """Seeds of the control's runs, which are runs of the baseline too."""
+
+
+class Charged(_Entry):
+    """A proposal that has begun, and so has spent its level."""
+
+    kind: Literal["charged"] = "charged"
+    number: int
+    name: str
+    set: tuple[str, ...]
+    techniques: tuple[str, ...]
+    plan: str
+    """Hash of its plan with seed 0."""
+    level: float
+    date: str
+
+
+class Answered(_Entry):
+    """The answer that a proposal got. It never gets another."""
+
+    kind: Literal["answered"] = "answered"
+    number: int
+    answer: Literal["keep", "drop"]
+    reason: str
+    seeds: int
+    """Seeds of the arm that were compared."""
+    comparisons: dict[str, dict[str, Any]]
+    """The comparison with the baseline by metric, as results.json writes them."""
+
+
+Entry = Annotated[Begun | Charged | Answered, Field(discriminator="kind")]
+_ENTRIES: TypeAdapter[Begun | Charged | Answered] = TypeAdapter(Entry)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The lines of a ledger, oldest first, and the hash of the last."""
+
+    folder: Path
+    entries: tuple[Begun | Charged | Answered, ...] = ()
+    hash: str = ""
+
+    @property
+    def begun(self) -> Begun | None:
+        return next((one for one in self.entries if isinstance(one, Begun)), None)
+
+    @property
+    def charged(self) -> list[Charged]:
+        return [one for one in self.entries if isinstance(one, Charged)]
+
+    def answer_to(self, number: int) -> Answered | None:
+        return next((one for one in self.entries if isinstance(one, Answered) and one.number == number), None)
+
+    def by_plan(self, plan: str) -> Charged | None:
+        """Return the proposal of this plan, whatever its name."""
+        return next((one for one in self.charged if one.plan == plan), None)
+
+    def by_name(self, name: str) -> Charged | None:
+        return next((one for one in self.charged if one.name == name), None)
+
+    def begin(self, begun: Begun) -> Ledger:
+        """Return the ledger with its first line, written; as it is where it has one."""
+        return self if self.begun is not None else self._with(begun)
+
+    def charge(self, entry: Charged) -> Ledger:
+        """Return the ledger with one more proposal, dated and written."""
+        return self._with(entry.model_copy(update={"date": datetime.now(UTC).isoformat(timespec="seconds")}))
+
+    def record(self, answered: Answered) -> Ledger:
+        """Return the ledger with an answer, written."""
+        return self._with(answered)
+
+    def _with(self, entry: Begun | Charged | Answered) -> Ledger:
+        """Append a line, then say in the other file that it is there: a kill between the two loses nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        line = {**entry.model_dump(mode="json"), "previous": self.hash}
+        append_line(self.folder / _LEDGER, line)
+        flush(self.folder / _LEDGER)
+        made = Ledger(self.folder, (*self.entries, entry), checksum_of(line))
+        write_checked(self.folder / _HEAD, {"lines": len(made.entries), "hash": made.hash})
+        return made
+
+
+def read_ledger(out: Path, vouched: bool = False) -> Ledger:
+    """Return the ledger of a study; an empty one where no proposal was made.
+
+    Raise `DamagedFileError` where it is not what was written. `vouched`: proposals are known to have been made.
+    """
+    folder = out / FOLDER
+    file = folder / _LEDGER
+    head = read_checked(folder / _HEAD, _REMEDY)
+    lines = read_lines(file, _REMEDY, vouched=max(int(head.get("lines", 0)), int(vouched)))
+    if len(lines) > 1 and not head:
+        raise damaged(folder / _HEAD, "it is missing", _REMEDY)
+    previous, entries = "", []
+    for number, line in enumerate(lines, 1):
+        if line.get("previous") != previous:
+            raise damaged(file, f"line {number} does not follow the one before it", _REMEDY)
+        previous = checksum_of(line)
+        if number == head.get("lines") and previous != head.get("hash"):
+            raise damaged(file, f"line {number} is not the one that was written", _REMEDY)
+        entries.append(_entry(file, number, line))
+    if entries and (not isinstance(entries[0], Begun) or any(isinstance(one, Begun) for one in entries[1:])):
+        raise damaged(file, "it does not begin where it should", _REMEDY)
+    return Ledger(folder, tuple(entries), previous)
+
+
+def _entry(file: Path, number: int, line: dict[str, Any]) -> Begun | Charged | Answered:
+    try:
+        return _ENTRIES.validate_json(json.dumps({key: value for key, value in line.items() if key != "previous"}))
+    except ValidationError as error:
+        raise damaged(file, f"line {number}: {error.errors()[0]['msg']}", _REMEDY) from None

@@ -1,0 +1,511 @@
+"""Proposals: one more arm for a study that stands, judged with as few runs as it takes, and paid for.
+
+A proposal is compared with the baseline's runs of the study, at planned looks (4, 8 and 16 seeds, unless the study
+plans its own). It is
+
+- kept where it is better in the study's first primary metric at its level, and not worse in any other primary metric;
+- dropped where it is worse, where the difference is none worth having, where nothing is in sight, where runs diverged
+  or fell off, and where the last look has shown no gain;
+- given more seeds otherwise.
+
+The level is that of the ledger (tintype/study/ledger.py), one-sided, since a `keep` is the only claim that is made; the
+looks share it in proportion to their seeds. The seeds of the baseline at each look are fixed with the first proposal:
+were they those that happen to be there, one could wait for a baseline that was unlucky. Spreads are shared between the
+arm and the baseline as in any study. A baseline stays the baseline: whoever wants to build on a kept arm begins a new
+study with its plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+from tintype.config.strict import Document, parse
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.runtime.files import write_sealed
+from tintype.runtime.interrupt import Interrupt, watch_signals
+from tintype.runtime.locks import locked
+from tintype.study import stats
+from tintype.study.adaptive import HOPELESS_P
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.compare import Metrics, incomparable, metric_infos, read_commands, standing_runs
+from tintype.study.costs import Budget, RunSeconds, run_seconds
+from tintype.study.groups import metric_groups
+from tintype.study.lab import (
+    SILENT,
+    StudyProgress,
+    check_runs,
+    note_command,
+    run_more,
+    seeds_in,
+    stored_study,
+    study_with_arm,
+)
+from tintype.study.ledger import Answered, Begun, Charged, Ledger, LookSeeds, left_after, level_of, read_ledger
+from tintype.study.looks import SeedPlan
+from tintype.study.packing import Jobs, most_of
+from tintype.study.pairs import pair_runs, without_seeds
+from tintype.study.replicate import fresh_seeds, read_replication
+from tintype.study.results import Comparison, Role, Run
+from tintype.study.runner import Task
+from tintype.study.shared import shared_row
+from tintype.study.study import ArmPlan, ArmSettings, Study
+
+Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
+Runs: TypeAlias = Mapping[Role, Sequence[Run]]
+"""The runs of a proposal's arm, of the baseline, and of the control where there is one."""
+LOOKS = SeedPlan(first=4, most=16)
+"""Looks at proposals to a study that plans none itself."""
+NOT_WORSE = stats.CONFIDENCE
+"""Confidence of the interval that shows a kept arm to be worse in another primary metric. It needs no correction."""
+_SUREST = 1 - 1e-12
+"""Largest confidence of an interval: no number is nearer to one."""
+_NAME = re.compile(r"[\w][\w -]*")
+
+
+def parse_arm(text: str) -> ArmSettings:
+    """Return the arm of `NAME=PART + PART`; each part is a technique, or an override `key.path=value`."""
+    name, sign, rest = (part.strip() for part in text.partition("="))
+    parts = [part.strip() for part in rest.split(" + ")]
+    if not sign or not _NAME.fullmatch(name) or not all(parts):
+        raise UserError(
+            f"--arm {text}: give a name and what it changes, as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
+            "'both=repa + train.clip_norm=2.0'"
+        )
+    overrides = [part for part in parts if "=" in part.partition(":")[0]]
+    if any(part.partition("=")[0].strip() == "seed" for part in overrides):
+        raise UserError(f"--arm {text}: another seed is no change, and what it gains is luck; propose a setting")
+    techniques = [part for part in parts if part not in overrides]
+    return parse(ArmSettings, Document(f"--arm {name}", {"name": name, "set": overrides, "techniques": techniques}))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Answer of one look at a proposal."""
+
+    answer: Answer
+    reason: str
+    rows: Mapping[str, Comparison]
+    """The comparisons with the baseline by metric."""
+
+
+def judge(
+    runs: Runs, metrics: Metrics, analysis: AnalysisSettings, level: float, most: int, last: bool = False
+) -> Judgement:
+    """Judge a proposal at one look. The first of the metrics is the one in which it must be better.
+
+    `level` is the one-sided level of this look, `most` are the seeds of the last one.
+    """
+    (first, meaning), *others = metrics.items()
+    row = compare_proposal(runs, first, metrics, analysis, 1 - 2 * level)
+    if row.verdict == "better":
+        more = {name: compare_proposal(runs, name, metrics, analysis, NOT_WORSE) for name, _ in others}
+        bad = [name for name, one in more.items() if one.verdict in ("worse", "diverged", "failed", "unstable")]
+        words = f"better in {first}, and {more[bad[0]].words} in {bad[0]}" if bad else f"better in {first}"
+        return Judgement("drop" if bad else "keep", words, {first: row, **more})
+    if row.verdict != "undecided":
+        return Judgement("drop", row.lost or f"{row.words} in {first}", {first: row})
+    good = (row.difference < 0) == (meaning.direction == "lower")
+    in_reach = row.seeds_needed is not None and row.seeds_needed <= most
+    if not good or (not in_reach and (row.p is None or row.p > HOPELESS_P)):
+        return Judgement("drop", f"no gain in sight in {first}", {first: row})
+    if last:
+        return Judgement("drop", f"no gain shown in {first} with {most} seeds", {first: row})
+    return Judgement("more seeds needed", f"undecided in {first}", {first: row})
+
+
+def compare_proposal(
+    runs: Runs, metric: str, metrics: Metrics, analysis: AnalysisSettings, confidence: float
+) -> Comparison:
+    """Compare one metric of a proposal's runs with the baseline's.
+
+    Runs of the baseline that fell off are left out of its mean, which is against the proposal, and make no verdict.
+    """
+    roles: dict[str, Role] = {role: role for role in ("baseline", "control", "arm") if role in runs}
+    groups = metric_groups(roles, {role: runs[role] for role in roles.values()}, metric, metrics[metric])
+    pair = groups.compared(pair_runs(runs["arm"], runs["baseline"], metric, True), "arm")
+    if not pair.new:
+        return without_seeds(pair)
+    pair = replace(pair, baseline_fallen=())
+    return shared_row(pair, metrics[metric], min(round(confidence, 12), _SUREST), analysis.margin_of(metric))
+
+
+class Proposal(BaseModel):
+    """A proposal, and how it stands."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    name: str
+    plan: str
+    """Hash of its plan with seed 0."""
+    answer: Answer
+    reason: str
+    seeds: int
+    """Seeds of the arm that were compared."""
+    level: float
+    """Part of the error that it has spent."""
+    comparisons: dict[str, Comparison]
+    """The comparison with the baseline at its last look, by metric."""
+    repeats: str | None = None
+    """Name of the earlier proposal with the same plan, whose answer this is."""
+    more_seeds: int = 0
+    """Seeds of the arm that the next look adds."""
+    minutes: float | None = None
+    """Time that the runs of the next look are expected to take; None where no run was measured, or none is left."""
+    failed: list[str] = []
+    """Runs that failed in this command; the same command tries them again."""
+    kept_plan: str | None = None
+    """File of the plan of a kept arm, to begin a new study with."""
+    error_left: float
+    """Part of the error that later proposals may spend together."""
+    ledger: str
+    """Hash of the ledger's last line. A later ledger that has no such line was changed."""
+    signal: int | None = None
+    """The signal that stopped this command, if one did."""
+
+    @property
+    def words(self) -> str:
+        """Return the answer in a line."""
+        if self.answer != "more seeds needed":
+            return f"{self.answer}: {self.reason}"
+        time = "" if self.minutes is None else f", about {max(1, round(self.minutes))} minutes"
+        return f"{self.answer}: {self.more_seeds}{time}"
+
+
+def propose(
+    out: Path,
+    arm: ArmSettings,
+    jobs: Jobs = 1,
+    progress: StudyProgress = SILENT,
+    argv: Sequence[str] = (),
+    budget_s: float | None = None,
+    looks: SeedPlan | None = None,
+    dry_run: bool = False,
+) -> Proposal:
+    """Judge one more arm of a study: run the seeds that it needs, and answer.
+
+    A look begins only where its expected time fits into what is left of `budget_s`. With `dry_run` nothing is run and
+    nothing is spent. `looks` can be given with the first proposal only.
+    """
+    with locked(out, "propose one arm after another"):
+        chain = _Chain.open(out, looks)
+        entered = chain.find(arm)
+        known = entered and chain.ledger.answer_to(entered.number)
+        if entered and known:
+            return _recorded(chain, entered, known, arm.label)
+        study = chain.study_of(arm)
+        work = _Work(chain, study, Budget(budget_s, most_of(jobs)), jobs, progress)
+        if dry_run and entered is None:
+            return work.open_answer(chain.next_entry(arm, study), 0, {}, chain.begun.looks[0])
+        check_runs(study, work.tasks(chain.begun.looks[0]), progress)
+        if entered is None:
+            chain = chain.charge(arm, study)
+            entered = chain.ledger.charged[-1]
+            note_command(argv, out, progress)
+        with watch_signals() as interrupt:
+            return replace(work, chain=chain).judge(entered, interrupt, run=not dry_run)
+
+
+def proposals(out: Path) -> list[Proposal]:
+    """Return all proposals to a study, oldest first."""
+    ledger = _ledger_of(out)
+    found = []
+    for one in ledger.charged:
+        answered = ledger.answer_to(one.number)
+        found.append(_proposal(ledger, one, answered) if answered else _open(ledger, one, 0, {}, reason="not finished"))
+    return found
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A study with the ledger of its proposals."""
+
+    out: Path
+    study: Study
+    ledger: Ledger
+    begun: Begun
+
+    @classmethod
+    def open(cls, out: Path, looks: SeedPlan | None) -> _Chain:
+        ledger, study = _ledger_of(out), stored_study(out)
+        if len(study.by_resolution()) > 1:
+            raise UserError(f"{out} is a study of several resolutions; propose to a study of one")
+        planned = _first_line(out, study, looks)
+        begun = ledger.begun or planned
+        if begun.baseline != planned.baseline or (begun.metric, begun.others) != (planned.metric, planned.others):
+            raise UserError(
+                f"{out}: its proposals were compared with another baseline or in other metrics "
+                f"({', '.join((begun.metric, *begun.others))}); put these back, or propose to another study"
+            )
+        if looks is not None and [len(one.arm) for one in begun.looks] != list(looks.counts):
+            counts = ", ".join(str(len(one.arm)) for one in begun.looks)
+            raise UserError(
+                f"--looks: the proposals to {out} have looks at {counts} seeds, fixed with the first of them"
+            )
+        return cls(out, study, ledger, begun)
+
+    def find(self, arm: ArmSettings) -> Charged | None:
+        """Return the proposal with the plan of this arm; refuse an arm of the study, and a name that is taken."""
+        study = self.study_of(arm)
+        plan = _plan_hash(_arm_of(study, arm).plans[0])
+        for one in self.study.arms:
+            if one.role == "arm" and _plan_hash(one.plans[0]) == plan:
+                raise UserError(f"--arm {arm.label}: it is the arm '{one.name}' of {self.out}, which its report judges")
+        found, named = self.ledger.by_plan(plan), self.ledger.by_name(arm.label)
+        if named is not None and named != found:
+            raise UserError(f"--arm {arm.label}: proposal {named.number} with another plan has this name; take another")
+        return found
+
+    def study_of(self, arm: ArmSettings) -> Study:
+        """Return the study with the proposed arm and all seeds that it may get."""
+        study = study_with_arm(self.out, arm, self._all_seeds, self.begun.control)
+        own = _arm_of(study, arm)
+        if reason := incomparable(study).get((own.label, self.begun.metric)):
+            raise UserError(f"--arm {arm.label}: it cannot be compared in {self.begun.metric} ({reason})")
+        parents, wanted = {one.name: one for one in study.arms}, [own]
+        while wanted[-1].parent:
+            wanted.append(parents[wanted[-1].parent])
+        return replace(study, arms=tuple(one for one in study.arms if one.role != "arm" or one in wanted))
+
+    @property
+    def _all_seeds(self) -> list[int]:
+        return list(dict.fromkeys(seed for look in self.begun.looks for seed in (*look.arm, *look.baseline)))
+
+    def next_entry(self, arm: ArmSettings, study: Study) -> Charged:
+        """Return the proposal as it would be entered."""
+        number = len(self.ledger.charged) + 1
+        plan = _plan_hash(_arm_of(study, arm).plans[0])
+        return Charged(
+            number=number,
+            name=arm.label,
+            set=arm.set,
+            techniques=arm.techniques,
+            plan=plan,
+            level=level_of(number),
+            date="",
+        )
+
+    def charge(self, arm: ArmSettings, study: Study) -> _Chain:
+        return replace(self, ledger=self.ledger.begin(self.begun).charge(self.next_entry(arm, study)))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The runs of one proposal."""
+
+    chain: _Chain
+    study: Study
+    budget: Budget
+    jobs: Jobs
+    progress: StudyProgress
+
+    @property
+    def arm(self) -> ArmPlan:
+        return self.study.arms[-1]
+
+    def judge(self, entered: Charged, interrupt: Interrupt, run: bool = True) -> Proposal:
+        """Go from look to look until there is an answer. Without `run`, read what is there."""
+        looks, seen = planned_shares(self.chain.begun.looks), 0
+        rows: Mapping[str, Comparison] = {}
+        for look, share in looks:
+            failed = self._run(look, interrupt) if run else []
+            runs = self._runs(look)
+            if failed or any(run.state in ("missing", "failed") for some in runs.values() for run in some):
+                return self.open_answer(entered, seen, rows, look, failed, interrupt.signal)
+            self._refuse_lost_baseline(runs)
+            level, most = share * entered.level, len(looks[-1][0].arm)
+            metrics = self._metrics()
+            found = judge(runs, metrics, self.study.settings.analysis, level, most, look is looks[-1][0])
+            rows, seen = found.rows, len(look.arm)
+            if found.answer != "more seeds needed":
+                return self._close(entered, found, seen)
+        raise AssertionError("the last look always answers")
+
+    def _run(self, look: LookSeeds, interrupt: Interrupt) -> list[str]:
+        """Run what a look wants, where it fits into the budget; return the runs that failed."""
+        tasks, seconds = self._left(look)
+        if not tasks or self.budget.refusal(tasks, seconds):
+            return []
+        with self.budget.running():
+            last = run_more(tasks, self.study.settings.evaluation, self.jobs, interrupt, self.progress)
+        return [f"{one.key[0]}, seed {one.key[1]}: {one.text}" for one in last.values() if one.state == "failed"]
+
+    def _left(self, look: LookSeeds) -> tuple[list[Task], RunSeconds]:
+        """Return the runs of a look that have not ended, and the seconds that runs of the study took."""
+        runs = standing_runs(self.study, self.chain.out)
+        states = {(label, run.seed): run.state for label, some in runs.items() for run in some}
+        left = [task for task in self.tasks(look) if states[task.key] not in ("done", "diverged")]
+        return left, run_seconds(runs)
+
+    def tasks(self, look: LookSeeds) -> list[Task]:
+        """Return all runs that a look compares, and those of the arms that the arm starts from, seed by seed."""
+        seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
+        found = [
+            Task(one.label, plan, self.chain.out / "runs" / plan.hash, retries=self.study.settings.retries)
+            for one in self.study.arms
+            for plan in one.plans
+            if plan.seed in seeds[one.role]
+        ]
+        order = {seed: place for place, seed in enumerate((*look.arm, *look.baseline, *self.chain.begun.control))}
+        return sorted(found, key=lambda task: order[task.plan.seed])
+
+    def _runs(self, look: LookSeeds) -> dict[Role, list[Run]]:
+        """Return the runs that a look compares."""
+        every = standing_runs(self.study, self.chain.out)
+        seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
+        compared = [one for one in self.study.arms if one.role != "arm" or one is self.arm]
+        return {one.role: [run for run in every[one.label] if run.seed in seeds[one.role]] for one in compared}
+
+    def _metrics(self) -> Metrics:
+        """Return the metric that decides, then the others in which the arm can be compared."""
+        infos, apart = metric_infos(self.study), incomparable(self.study)
+        names = [self.chain.begun.metric, *self.chain.begun.others]
+        return {name: infos[name] for name in names if (self.arm.label, name) not in apart}
+
+    def _refuse_lost_baseline(self, runs: Mapping[Role, Sequence[Run]]) -> None:
+        for run in (run for role, some in runs.items() if role != "arm" for run in some):
+            if run.state == "diverged":
+                raise UserError(
+                    f"the baseline's run with seed {run.seed} diverged, so no proposal can be compared with it; begin "
+                    "a study with a baseline that trains"
+                )
+
+    def _close(self, entered: Charged, found: Judgement, seeds: int) -> Proposal:
+        answer: Literal["keep", "drop"] = "keep" if found.answer == "keep" else "drop"
+        answered = Answered(
+            number=entered.number,
+            answer=answer,
+            reason=found.reason,
+            seeds=seeds,
+            comparisons={name: row.model_dump(mode="json") for name, row in found.rows.items()},
+        )
+        if answer == "keep":
+            plan = self.arm.plans[0].model_copy(update={"seed": 0})
+            write_sealed(_kept_file(self.chain.ledger, entered), plan.to_yaml())
+        return _proposal(self.chain.ledger.record(answered), entered, answered)
+
+    def open_answer(
+        self,
+        entered: Charged,
+        seen: int,
+        rows: Mapping[str, Comparison],
+        look: LookSeeds,
+        failed: Sequence[str] = (),
+        signal: int | None = None,
+    ) -> Proposal:
+        """Return that a look is left to do, and what it takes."""
+        left, seconds = self._left(look)
+        minutes = self.budget.expected_s(left, seconds) / 60 if seconds.known else None
+        found = _open(self.chain.ledger, entered, seen, rows, reason=f"the look at {len(look.arm)} seeds is not made")
+        return found.model_copy(
+            update={
+                "more_seeds": len(look.arm) - seen,
+                "minutes": minutes,
+                "failed": list(failed),
+                "signal": signal,
+            }
+        )
+
+
+def planned_shares(looks: Sequence[LookSeeds]) -> list[tuple[LookSeeds, float]]:
+    """Return each look with its share of a proposal's level, in proportion to its seeds."""
+    whole = sum(len(look.arm) for look in looks)
+    return [(look, len(look.arm) / whole) for look in looks]
+
+
+def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple[LookSeeds, ...]:
+    """Return the looks at a proposal whose arm gets seeds in this order. The baseline also has those that are done."""
+    return tuple(
+        LookSeeds(arm=tuple(order[:count]), baseline=tuple(dict.fromkeys([*order[:count], *done])))
+        for count in plan.counts
+    )
+
+
+def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
+    """Return what proposals to a study are compared with, by the runs that it has now."""
+    settings, baseline = study.settings, study.arms[0]
+    every, runs = settings.every_seed, standing_runs(study, out)
+    done = [run.seed for run in runs[baseline.label] if run.state == "done"]
+    control = [
+        run.seed for one in study.arms if one.role == "control" for run in runs[one.label] if run.state == "done"
+    ]
+    if len(done) < 2:
+        raise UserError(
+            f"{out} has {len(done)} finished runs of its baseline; run the study first, with two seeds or more"
+        )
+    plan = looks or (settings.seeds if isinstance(settings.seeds, SeedPlan) else LOOKS)
+    replication = read_replication(out)
+    used = {*every.seeds, *every.control_seeds, *settings.tune_seeds, *seeds_in(out)}
+    fresh = fresh_seeds(used.union(replication.seeds if replication else ()), plan.most)
+    order = list(dict.fromkeys([*done, *every.seeds, *fresh]))
+    return Begun(
+        baseline=_plan_hash(baseline.plans[0]),
+        metric=settings.primary[0],
+        others=tuple(settings.primary[1:]),
+        looks=looks_at(plan, order, done),
+        control=tuple(control),
+    )
+
+
+def _ledger_of(out: Path) -> Ledger:
+    """Return the ledger of a study; refuse one that is gone though proposals were made."""
+    if not (out / "study.yaml").is_file():
+        raise UserError(f"{out} holds no study (no study.yaml); `tintype ablate STUDY --out DIR` makes one")
+    made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
+    return read_ledger(out, vouched=made)
+
+
+def _arm_of(study: Study, arm: ArmSettings) -> ArmPlan:
+    return next(one for one in study.arms if one.name == arm.label)
+
+
+def _plan_hash(plan: Plan) -> str:
+    return plan.model_copy(update={"seed": 0}).hash
+
+
+def _kept_file(ledger: Ledger, entered: Charged) -> Path:
+    return ledger.folder / f"{entered.plan}.yaml"
+
+
+def _recorded(chain: _Chain, entered: Charged, answered: Answered, name: str) -> Proposal:
+    """Return the answer that a plan has got before."""
+    found = _proposal(chain.ledger, entered, answered)
+    return found.model_copy(update={"name": name, "repeats": entered.name})
+
+
+def _proposal(ledger: Ledger, entered: Charged, answered: Answered) -> Proposal:
+    return Proposal(
+        number=entered.number,
+        name=entered.name,
+        plan=entered.plan,
+        answer=answered.answer,
+        reason=answered.reason,
+        seeds=answered.seeds,
+        level=entered.level,
+        comparisons={name: Comparison.model_validate(row) for name, row in answered.comparisons.items()},
+        kept_plan=str(_kept_file(ledger, entered)) if answered.answer == "keep" else None,
+        error_left=left_after(max(len(ledger.charged), entered.number)),
+        ledger=ledger.hash,
+    )
+
+
+def _open(ledger: Ledger, entered: Charged, seeds: int, rows: Mapping[str, Comparison], reason: str) -> Proposal:
+    return Proposal(
+        number=entered.number,
+        name=entered.name,
+        plan=entered.plan,
+        answer="more seeds needed",
+        reason=reason,
+        seeds=seeds,
+        level=entered.level,
+        comparisons=dict(rows),
+        error_left=left_after(max(len(ledger.charged), entered.number)),
+        ledger=ledger.hash,
+    )

@@ -1,0 +1,89 @@
+"""Proposals to a study: the answer to one, and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tintype.errors import UserError
+from tintype.page.numerals import significant
+from tintype.study.costs import parse_duration
+from tintype.study.ledger import ERROR, left_after
+from tintype.study.looks import SeedPlan
+from tintype.study.packing import Jobs
+from tintype.study.propose import Proposal, parse_arm, propose
+from tintype.terminal.interrupts import leave
+from tintype.terminal.lines import say, say_note
+from tintype.terminal.studies import ShownProgress
+
+_STYLE = {"keep": "green", "drop": "red"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one proposal, as they were given."""
+
+    arm: str
+    budget: str | None = None
+    looks: str | None = None
+    dry_run: bool = False
+
+
+def propose_with_progress(
+    out: Path, options: Options, jobs: Jobs, console: Console, argv: Sequence[str] = ()
+) -> Proposal:
+    """Judge a proposal and show the progress of its runs."""
+    budget_s = None if options.budget is None else parse_duration(options.budget)
+    arm, looks = parse_arm(options.arm), _looks(options.looks)
+    found = propose(out, arm, jobs, ShownProgress(console), argv, budget_s, looks, options.dry_run)
+    if found.signal is not None:
+        leave(
+            found.signal, "the runs that had begun are saved, and the proposal stays open; run the same command again"
+        )
+    return found
+
+
+def _looks(text: str | None) -> SeedPlan | None:
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(one) for one in text.split(","))
+        return SeedPlan(first=counts[0], most=counts[-1], looks=counts)
+    except ValueError:
+        raise UserError(f"--looks {text}: give growing numbers of seeds from 2 on, as 4,8,16") from None
+
+
+def show_proposal(found: Proposal, console: Console) -> None:
+    """Show the answer to a proposal, its comparisons, and what is left of the error."""
+    say(console, f"{found.name}: {found.words}", _STYLE.get(found.answer, "yellow"))
+    for metric, row in found.comparisons.items():
+        interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
+        say(console, f"  {metric}: {row.difference:+.3g}{interval}, {row.verdict}, with {found.seeds} seeds")
+    for line in found.failed:
+        say(console, f"failed: {line}", "red")
+    if found.repeats is not None:
+        say_note(console, f"proposal {found.number} ('{found.repeats}') has the same plan: this is its answer")
+    elif found.answer == "more seeds needed":
+        say_note(console, f"{found.reason}; run the same command, with a larger --budget or none, to go on")
+    if found.kept_plan is not None:
+        say_note(console, f"to build on it, begin a new study with fresh seeds and recipe: {found.kept_plan}")
+    say(console, f"proposal {found.number} spends {_percent(found.level)}; {_percent(found.error_left)} are left")
+
+
+def show_proposals(found: Sequence[Proposal], console: Console) -> None:
+    """Show all proposals to a study."""
+    table = Table("", "proposal", "answer", "seeds", "spent", title="Proposals")
+    for one in found:
+        answer = f"[{_STYLE.get(one.answer, 'yellow')}]{one.answer}[/]: {escape(one.reason)}"
+        table.add_row(str(one.number), escape(one.name), answer, str(one.seeds or ""), _percent(one.level))
+    console.print(table)
+    say(console, f"{_percent(left_after(len(found)))} of the {ERROR:.0%} are left for all that follow")
+
+
+def _percent(share: float) -> str:
+    return f"{significant(100 * share, 2)}%"
