@@ -29,6 +29,7 @@ from tintype.model.start import STARTS, StartPart
 from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.part import AverageSettings, OptimizerPart
+from tintype.plugins.record import naming_missing_plugin
 from tintype.runtime.files import Json, read_sealed
 from tintype.seams import TimeDensity
 from tintype.settings import (
@@ -99,13 +100,13 @@ class Plan(Settings):
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = Field(
         None, description="Which tokens skip which blocks in training; null: none"
     )
-    losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = Field(
+    losses: tuple[Annotated[LossPart, OneOf(LOSSES, group="losses")], ...] = Field(
         (), description="Loss terms beside that of the objective, each kind at most once"
     )
     tuning: Annotated[TuningSettings | None, Since(None)] = Field(
         None, description="Train the tokenizer's autoencoder with the denoiser (REPA-E); null: it is frozen"
     )
-    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = Field(
+    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw", group="optimizers")] = Field(
         AdamWSettings(), description="How gradients become steps"
     )
     train: TrainSettings = Field(TrainSettings(), description="Steps, batch, learning-rate schedule and safeguards")
@@ -337,6 +338,16 @@ def _forget_other_kinds(section: str, data: Plain) -> None:
         data[section].pop(key, None)
 
 
+def parts_of(plan: Plan) -> list[tuple[str, str]]:
+    """Return the parts of a plan that plugins may have added: their groups and kinds."""
+    return [
+        ("text_encoders", plan.text.kind),
+        ("tokenizers", plan.tokenizer.kind),
+        ("optimizers", plan.optimizer.kind),
+        *(("losses", loss.kind) for loss in plan.losses),
+    ]
+
+
 def plan_from_folder(folder: Path) -> Plan:
     """Return the plan of a run's folder."""
     if (folder / "study.yaml").is_file():
@@ -365,7 +376,8 @@ def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
         _add_later(Plan, document.data)
         if (file.parent / _EXPORTED).is_file():
             _find_own_weights(document.data, file.parent)
-    return plan_from_document(document, known=known)
+    with naming_missing_plugin(file.parent):
+        return plan_from_document(document, known=known)
 
 
 def _add_later(settings: type[Settings], content: Plain) -> None:

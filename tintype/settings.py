@@ -6,6 +6,7 @@ object that does the work. Parts live beside that object, in the room of their s
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,22 @@ from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+
+from tintype.plugins.load import added
+from tintype.plugins.registry import declare
 
 Plain: TypeAlias = dict[str, Any]
 """Settings as plain data: dictionaries, lists and scalars."""
@@ -147,25 +162,52 @@ class OneOf:
     """Marks a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
 
     Settings without a `kind` are of the `usual` one. With `by_keys` they are of the one that has all their keys.
+    Plugins can add parts to a `group`.
     """
 
-    parts: tuple[type[Settings], ...]
+    built_in: tuple[type[Settings], ...]
     usual: str | None = None
     by_keys: bool = False
+    group: str | None = None
+
+    @property
+    def parts(self) -> tuple[type[Settings], ...]:
+        """Every part, those of plugins last."""
+        return (*self.built_in, *(one.part for one in added(self.group).values())) if self.group else self.built_in
 
     @property
     def kinds(self) -> dict[str, type[Settings]]:
-        """Parts by kind; one without a `kind` is the usual one."""
+        """Built-in parts by kind; one without a `kind` is the usual one."""
         return {
             str(part.model_fields["kind"].default) if "kind" in part.model_fields else str(self.usual): part
-            for part in self.parts
+            for part in self.built_in
         }
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if len(self.parts) == 1:
-            return handler.generate_schema(self.parts[0])
+        if len(self.built_in) == 1 and self.group is None:
+            return handler.generate_schema(self.built_in[0])
         tagged: list[object] = [Annotated[part, Tag(kind)] for kind, part in self.kinds.items()]
-        return handler.generate_schema(Annotated[reduce(or_, tagged), Discriminator(self._kind_of)])
+        if self.group is not None:
+            declare(self.group, self.kinds, source if isinstance(source, type) else None)
+            tagged.append(Annotated[Any, PlainValidator(self._of_plugin), Tag(OF_PLUGIN)])
+        return handler.generate_schema(Annotated[reduce(or_, tagged), Discriminator(self._tag_of)])
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe the parts of the plugins that are loaded now in place of the choice that validates them."""
+        return handler(schema if self.group is None else self._with_plugins(schema))
+
+    def _with_plugins(self, schema: Any) -> Any:
+        if schema["type"] != "tagged-union":  # a validator around it
+            return {**schema, "schema": self._with_plugins(schema["schema"])} if "schema" in schema else schema
+        choices = {kind: choice for kind, choice in schema["choices"].items() if kind != OF_PLUGIN}
+        found = {kind: one.part.__pydantic_core_schema__ for kind, one in added(str(self.group)).items()}
+        return {**schema, "choices": {**choices, **found}}
+
+    def _tag_of(self, value: object) -> str | None:
+        kind = self._kind_of(value)
+        if self.group is None or kind is None or kind in self.kinds:
+            return kind
+        return OF_PLUGIN if kind in added(self.group) else kind
 
     def _kind_of(self, value: object) -> str | None:
         if not isinstance(value, Mapping):
@@ -173,6 +215,17 @@ class OneOf:
         fits = (kind for kind, part in self.kinds.items() if self.by_keys and set(value) <= set(part.model_fields))
         kind = value.get("kind", next(fits, self.usual))
         return None if kind is None else str(kind)
+
+    def _of_plugin(self, value: object) -> Settings:
+        """Validate a part of a plugin."""
+        part: type[Settings] = added(str(self.group))[str(self._kind_of(value))].part
+        if isinstance(value, part):
+            return value
+        return part.model_validate_json(json.dumps(value))  # JSON's rules: a list may fill a tuple
+
+
+OF_PLUGIN = "plugin"
+"""The tag of parts of plugins in the paths of pydantic's errors."""
 
 
 class PlanView(Protocol):

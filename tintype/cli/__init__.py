@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ import tintype
 from tintype.cli import runs, studies, serve, plans, measure, data, tokenizers, export, sync  # noqa: F401
 
 # isort: on
-from tintype.cli.shared import LAUNCHED, app, console
+from tintype.cli.shared import LAUNCHED, PLUGIN_HELP, app, console, load_plugins
 from tintype.errors import DivergedError, UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
@@ -110,5 +111,6 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version")
     ] = False,
+    plugin: Annotated[list[Path], typer.Option("--plugin", help=PLUGIN_HELP)] = [],  # noqa: B006
 ) -> None:
-    pass
+    load_plugins(plugin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,41 @@ _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer ca
 """Commands whose work ranks share; all others run as one process."""
 
 
+PLUGIN_HELP = (
+    "Run your own Python file and load its techniques and other parts (repeatable; before or after the command)"
+)
+_PLUGINS = "TINTYPE_PLUGINS"
+"""As `plugins.load.VARIABLE`, which need not be imported for a command without plugins."""
+
+
+def load_plugins(files: Sequence[Path]) -> None:
+    """Load the files of `--plugin`, and those that the environment names."""
+    if files or os.environ.get(_PLUGINS):
+        from tintype.plugins.load import load_environment, load_files
+
+        load_files(files)
+        load_environment()
+
+
+def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
+    """Return the files of `--plugin` among the words after a command, and the other words."""
+    files: list[Path] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word == "--plugin":
+            if (file := next(rest, None)) is None:
+                raise UserError("--plugin needs the path of a Python file")
+            files.append(Path(file))
+        elif word.startswith("--plugin="):
+            files.append(Path(word.removeprefix("--plugin=")))
+        else:
+            others.append(word)
+    return files, others
+
+
 class Commands(TyperGroup):
     """A group of commands whose help lists each with its whole first sentence. Few of them run under `torchrun`."""
 
@@ -36,6 +72,9 @@ class Commands(TyperGroup):
             from tintype.runtime.dist import alone
 
             alone(f"tintype {path}")
+        if ctx.parent is None:
+            files, rest = _take_plugins(rest)
+            load_plugins(files)
         return name, command, rest
 
     def format_commands(self, ctx: object, formatter: Any) -> None:

@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tintype.errors import UserError, as_user_error
+from tintype.plugins.registry import is_added
 from tintype.runtime.printable import acts
-from tintype.settings import OneOf, Part, Settings
+from tintype.settings import OF_PLUGIN, OneOf, Part, Settings
 
 KeyPath = tuple[str | int, ...]
 Adapt: TypeAlias = Callable[[Any], None]
@@ -244,7 +245,9 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
     if problem["type"] == "union_tag_invalid":
-        kind, valid = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
+        kind, valid = problem["ctx"]["tag"], set(problem["ctx"]["expected_tags"].replace("'", "").split(", "))
+        if OF_PLUGIN in valid:
+            valid = (valid - {OF_PLUGIN}) | _kinds_at(model, problem["loc"])
         return f"{where}: unknown kind '{kind:.{_LONGEST_KEY}}'; {nearest(kind, valid)}"
     if problem["type"] == "union_tag_not_found":
         return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
@@ -306,6 +309,9 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
     """Return the settings that may stand at a path of pydantic's, which holds the tags of unions too."""
     candidates = [model]
     for key in loc:
+        if key == OF_PLUGIN and (of_plugins := [c for c in candidates if is_added(c)]):
+            candidates = of_plugins
+            continue
         of_kind: list[type[Settings]] = [c for c in candidates if issubclass(c, Part) and c.kind_name() == key]
         deeper = [c.model_fields[key] for c in candidates if isinstance(key, str) and key in c.model_fields]
         inside = [c for field in deeper for c in settings_in(field)]

@@ -24,6 +24,7 @@ from tintype.metrics.table import (
     SCENE_METRICS,
     TEXT_METRICS,
     TRAINING_METRICS,
+    metric_of_plugin,
     revisions,
 )
 from tintype.sampling.generate import SamplerSettings
@@ -34,7 +35,7 @@ from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_record
 
-MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES))]
+MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES.built_in))]
 FEWEST = 8
 """Images below which no distance is taken: neighbours and parts of the set must be there."""
 DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
@@ -181,6 +182,8 @@ class Protocol(Settings):
         for encoder in content["encoders"]:
             if encoder.get("compile") is False:
                 del encoder["compile"]  # it joined later, and older results have the same names
+        if of_plugins := {kind: one.plugin.sha256 for kind in self.metrics if (one := metric_of_plugin(kind))}:
+            content["plugins"] = of_plugins
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["shapes"] == "square":
@@ -196,7 +199,7 @@ class ImageProtocol(Settings):
     """Settings of a comparison of two sets of images."""
 
     encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
-    metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS), min_length=1)
+    metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS.built_in), min_length=1)
     limit: int | None = Field(None, ge=2, description="Only this many first images of each set")
     paired: bool = Field(False, description="Image i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
 

@@ -18,6 +18,7 @@ from tintype.export.record import hub_place
 from tintype.export.trained import USUAL, Exported, ExportOptions, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
+from tintype.plugins.record import FILE as PLUGINS
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
 from tintype.settings import Part, plain
 from tintype.train import checkpoint
@@ -91,7 +92,7 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 def _write_records(run: Path, folder: Path) -> None:
     """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
     source, target = RunFolder(run), RunFolder(folder)
-    for name in ("loaded.json", "latents.json", "lineage.json", "imported.json"):
+    for name in ("loaded.json", "latents.json", "lineage.json", "imported.json", PLUGINS):
         if record := source.read_record(name):
             target.write_record(name, _portable(record))
     environment = source.read_record("environment.json")

@@ -20,36 +20,48 @@ from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import AnyMetric, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
+from tintype.plugins.load import added
+from tintype.plugins.registry import Added
+from tintype.plugins.table import Table
 
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
 """On what the scene encoder reads in images of scenes, by the kind of caption. Of a short caption both would be one."""
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
 """On features of images and of their captions."""
-FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
-    metric.name: metric
-    for metric in (
-        frechet_distance.FD,
-        frechet_distance.FD_INF,
-        discrepancy.KID,
-        discrepancy.MMD,
-        discrepancy.MMD_PUBLISHED,
-        discrepancy.MMD_UNBIASED,
-        neighbours.PRECISION,
-        neighbours.RECALL,
-        neighbours.DENSITY,
-        neighbours.COVERAGE,
-    )
-}
-"""On features of generated and of reference images."""
+FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
+    "metrics",
+    {
+        metric.name: metric
+        for metric in (
+            frechet_distance.FD,
+            frechet_distance.FD_INF,
+            discrepancy.KID,
+            discrepancy.MMD,
+            discrepancy.MMD_PUBLISHED,
+            discrepancy.MMD_UNBIASED,
+            neighbours.PRECISION,
+            neighbours.RECALL,
+            neighbours.DENSITY,
+            neighbours.COVERAGE,
+        )
+    },
+    Metric,
+)
+"""On features of generated and of reference images. Plugins add to these."""
 TRAINING_METRICS: dict[str, Metric[Seen]] = {memorisation.METRIC.name: memorisation.METRIC}
 """On features of generated, held-out and training images."""
-ON_FEATURES: dict[str, AnyMetric] = {**FEATURE_METRICS, **TRAINING_METRICS}
+ON_FEATURES: Table[AnyMetric] = Table("metrics", {**FEATURE_METRICS.built_in, **TRAINING_METRICS}, Metric)
 HELD_OUT_METRICS = (validation.METRIC,)
 """On the velocity's errors on held-out images."""
 LOG_METRICS = (throughput.METRIC,)
 """On the run's `metrics.jsonl`."""
 PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM, reconstruction.LPIPS)
 """On pairs of images."""
+
+
+def metric_of_plugin(name: str) -> Added | None:
+    """Return a metric that a plugin has added; None for one that is built in."""
+    return None if name in ON_FEATURES.built_in else added(ON_FEATURES.group).get(name)
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:

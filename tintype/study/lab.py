@@ -22,7 +22,9 @@ from tintype.evaluation.early import lost_steps
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.plan import Plan, stored_plan
+from tintype.plan import Plan, parts_of, stored_plan
+from tintype.plugins.record import FILE as PLUGINS
+from tintype.plugins.record import check_plugins, naming_missing_plugin, record_of
 from tintype.runtime.files import (
     check_sha256,
     read_checked,
@@ -236,6 +238,7 @@ def work_on_study(
         raise UserError(
             f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
         )
+    check_plugins(out, _plugins(out))
     study = _untuned_study(out)
     chosen = [_choose_task(study, out, run)] if run is not None else []
     last: dict[tuple[str, int], Message] = {}
@@ -465,8 +468,11 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
 
 def _claim(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
     """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
+    recorded: dict[str, Any] = {}
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
+            recorded = _plugins(out)
+            check_plugins(out, recorded)
             stored = _untuned_study(out)
             _refuse_another_baseline(study, stored, out)
             _refuse_other_looks(study, stored, out)
@@ -484,8 +490,22 @@ def _claim(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
         file.parent.mkdir(exist_ok=True)
         write_sealed(file, plan.to_yaml())
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
+    if plugins := {**record_of(_parts(study)), **recorded}:
+        write_checked(out / PLUGINS, plugins)
     write_sealed(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
     _remove_leftovers(out, study.baselines)
+
+
+def _plugins(out: Path) -> dict[str, Any]:
+    """Return the plugins that a study was made with."""
+    return read_checked(out / PLUGINS, remake_study(out))
+
+
+def _parts(study: Study) -> list[tuple[str, str]]:
+    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
+    found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
+    found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
+    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
 
 
 def note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
@@ -578,6 +598,11 @@ def stored_study(out: Path) -> Study:
 
 def _untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
     """Return the study of a folder before tuning, with other settings where they are given."""
+    with naming_missing_plugin(out):
+        return _read_study(out, changes)
+
+
+def _read_study(out: Path, changes: Mapping[str, object]) -> Study:
     document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
@@ -624,6 +649,7 @@ def replicate_study(
     for file in (_STUDY, _RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
+    check_plugins(out, _plugins(out))
     results = _recomputed(out, progress)
     claims, before = claims_of(results), read_replication(out)
     if not claims:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib import import_module
 
+from tintype.plugins.table import Table
 from tintype.techniques.technique import SHARED_SEAMS, Technique
 
 FILES = (
@@ -54,9 +55,23 @@ FILES = (
     "value_residual",
     "x_prediction",
 )
-TECHNIQUES: dict[str, Technique] = {
-    name: replace(import_module(f"{__name__}.{file}").TECHNIQUE, name=name)
-    for name, file in ((file.replace("_", "-"), file) for file in FILES)
-}
+
+
+class Techniques(Table[Technique]):
+    """Built-in techniques by name, then those of plugins. The table gives each its name."""
+
+    def __getitem__(self, name: str) -> Technique:
+        found = super().__getitem__(name)
+        return found if found.name == name else replace(found, name=name)
+
+
+TECHNIQUES = Techniques(
+    "techniques",
+    {
+        name: replace(import_module(f"{__name__}.{file}").TECHNIQUE, name=name)
+        for name, file in ((file.replace("_", "-"), file) for file in FILES)
+    },
+    Technique,
+)
 
 __all__ = ["SHARED_SEAMS", "TECHNIQUES", "Technique"]

@@ -21,6 +21,6 @@ PARTS: tuple[type[TextPart], ...] = (
 )
 
 
-TextChoice = Annotated[TextPart, OneOf(PARTS, "words"), BeforeValidator(kind_alone)]
+TextChoice = Annotated[TextPart, OneOf(PARTS, "words", group="text_encoders"), BeforeValidator(kind_alone)]
 """Any text encoder, as a user writes it: `{kind: t5gemma, weights: FOLDER}`, or a kind alone; without one
 it is `words`, as in older plans."""

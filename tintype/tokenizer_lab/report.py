@@ -27,6 +27,7 @@ from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import LPIPS, PSNR, PairValues, pair_name
 from tintype.metrics.table import PAIR_METRICS
+from tintype.plugins.load import added
 from tintype.pretrained.weights import Known, at_hand
 from tintype.runtime.clock import synchronized_s
 from tintype.runtime.files import write_json, write_text
@@ -119,7 +120,8 @@ def read_tokenizer(spec: str) -> TokenizerPart:
     """Read `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
     if "/" in spec.partition(":")[0] or is_trained(Path(spec).expanduser()):
         return SmallVaeSettings(folder=spec).resolved()
-    kinds = {part.kind_name(): part for part in TOKENIZERS}
+    kinds: dict[str, type[TokenizerPart]] = {part.kind_name(): part for part in TOKENIZERS}
+    kinds |= {name: one.part for name, one in added("tokenizers").items()}
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(

@@ -25,5 +25,5 @@ TOKENIZERS: tuple[type[TokenizerPart], ...] = (
     SmallVaeSettings,
 )
 
-TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS), BeforeValidator(kind_alone)]
+TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS, group="tokenizers"), BeforeValidator(kind_alone)]
 """Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""

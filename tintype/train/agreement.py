@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import tintype
-from tintype.plan import Plan, settings_by_key
+from tintype.plan import Plan, parts_of, settings_by_key
+from tintype.plugins.record import record_of
 from tintype.runtime.dist import World
 from tintype.runtime.watchdog import Finding
 from tintype.train import checkpoint
@@ -18,10 +19,11 @@ from tintype.train.folder import RunFolder
 
 
 def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
-    """Raise on every rank if one has another plan, other code, or another of the values `more`."""
+    """Raise on every rank if one has another plan, other code or plugins, or another of the values `more`."""
     if world.size > 1:
         versions = {"tintype": tintype.__version__, "torch": torch.__version__}
-        world.agree({**settings_by_key(plan), **versions, "the code of tintype": code_digest(), **more})
+        code = {"the code of tintype": code_digest(), "plugins": record_of(parts_of(plan))}
+        world.agree({**settings_by_key(plan), **versions, **code, **more})
 
 
 @cache

@@ -23,7 +23,9 @@ from typing import Any
 
 from tintype.data.sources import only_added
 from tintype.errors import DamagedFileError, DivergedError, UserError, as_user_error
-from tintype.plan import Plan, plan_from_folder, short_diff
+from tintype.plan import Plan, parts_of, plan_from_folder, short_diff
+from tintype.plugins.record import FILE as PLUGINS
+from tintype.plugins.record import check_plugins, record_of
 from tintype.runtime import fault, files
 from tintype.runtime.determinism import why_inexact
 from tintype.runtime.dist import ALONE, World
@@ -35,7 +37,15 @@ from tintype.runtime.machine import environment
 from tintype.train import checkpoint
 from tintype.train.session import Session
 
-RECORDS = ("loaded.json", "latents.json", "lineage.json", "imported.json", "environment.json", "optimizer.json")
+RECORDS = (
+    "loaded.json",
+    "latents.json",
+    "lineage.json",
+    "imported.json",
+    "environment.json",
+    "optimizer.json",
+    PLUGINS,
+)
 """The small files that say what a run is made of."""
 DIVERGED = "diverged.txt"
 """The file in a run's folder that says why the run diverged."""
@@ -119,6 +129,7 @@ class RunFolder:
         refuse_training(self.path)
         if (self.path / "plan.yaml").exists():
             if self._begun():
+                self.check_plugins()
                 self._check_same_plan(plan)
         elif self._was_of(plan):
             self._note_plan("it was missing")
@@ -226,6 +237,15 @@ class RunFolder:
         if name in known:
             check_same(where, what, known[name], identity, remedy, only_more_captions)
 
+    def keep_plugins(self, plan: Plan, step: int) -> None:
+        """Record the plugins that a run begins with; a resumed run keeps its record."""
+        if not step and (record := record_of(parts_of(plan))):
+            self.write_record(PLUGINS, record)
+
+    def check_plugins(self) -> None:
+        """Raise unless the plugins that the run began with are loaded, with the same content."""
+        check_plugins(self.path, self.read_record(PLUGINS))
+
     def check_plan(self, plan: Plan) -> None:
         """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
         trained = self.read_record("environment.json").get("plan", plan.hash)  # older runs did not note it
@@ -236,6 +256,7 @@ class RunFolder:
         """Record on what and with which networks the run trains from this step on, and log its warnings."""
         with self.world.fail_together():
             self.keep_identities(identities, step)
+            self.keep_plugins(parts.plan, step)
             self.write_about(parts)
             self.log_warnings(parts.plan, step)
 

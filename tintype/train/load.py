@@ -56,6 +56,7 @@ def load_run(
     `kept_step`, the weights are those that training kept at this step.
     """
     RunFolder(path).refuse_diverged()
+    RunFolder(path).check_plugins()
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})

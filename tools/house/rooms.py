@@ -15,6 +15,7 @@ ORDER = (
     "errors",
     "rng",
     "runtime",
+    "plugins",
     "seams",
     "settings",
     "schedule",

@@ -1,14 +1,15 @@
 """Importers read images of foreign formats into a store: one file for each format.
 
 To add one, write a file with an `open_…(path, reading)` that returns an `Importer`, or None where the path is not of
-its format, and add it to `_IMPORTERS`. An importer reads no image of more bytes than `reading` allows, and follows no
-link out of the folder.
+its format, and add it to `_IMPORTERS`; a plugin has it in `IMPORTERS`. An importer reads no image of more bytes than
+`reading` allows, and follows no link out of the folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from tintype.data.importers.folder import open_folder
 from tintype.data.importers.importer import Importer, Reading
@@ -19,8 +20,11 @@ from tintype.data.importers.saved import open_saved
 from tintype.data.importers.scenes import open_scenes
 from tintype.data.importers.webdataset import open_webdataset
 from tintype.errors import UserError
+from tintype.plugins.load import added
+from tintype.plugins.registry import declare
 
-_IMPORTERS: tuple[Callable[[Path, Reading], Importer | None], ...] = (
+Open: TypeAlias = Callable[[Path, Reading], Importer | None]
+_IMPORTERS: tuple[Open, ...] = (
     open_parquet,
     open_webdataset,
     open_saved,
@@ -28,6 +32,7 @@ _IMPORTERS: tuple[Callable[[Path, Reading], Importer | None], ...] = (
     open_metadata,
     open_folder,
 )
+declare("importers", [open_.__name__ for open_ in (open_scenes, *_IMPORTERS)], None)
 _KNOWN = (
     "a .parquet or .tar file, a folder of them, a folder of images with captions in .txt, .json or metadata files, "
     "a data set saved by `save_to_disk`, MDS shards, or `scenes`"
@@ -40,7 +45,8 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
         return scenes
     if not path.exists():
         raise UserError(f"{path} does not exist; give {_KNOWN}")
-    opened = [found for open_ in _IMPORTERS if (found := open_(path, reading or Reading())) is not None]
+    openers: tuple[Open, ...] = (*_IMPORTERS, *(one.part for one in added("importers").values()))
+    opened = [found for open_ in openers if (found := open_(path, reading or Reading())) is not None]
     if not opened:
         raise UserError(f"{path} holds nothing that can be imported; give {_KNOWN}")
     if len(opened) > 1:

@@ -1,15 +1,18 @@
-"""The launcher of a name: `slurm`, `ray`, or `ssh:host1,host2`."""
+"""The launcher of a name: `slurm`, `ray`, `ssh:host1,host2`, or one of a plugin."""
 
 from __future__ import annotations
 
 import re
 
 from tintype.errors import UserError
+from tintype.plugins.load import added
+from tintype.plugins.registry import declare
 from tintype.study.launch.launcher import Launcher
 from tintype.study.launch.ray import Ray
 from tintype.study.launch.slurm import Slurm
 from tintype.study.launch.ssh import Ssh
 
+declare("launchers", ("slurm", "ray", "ssh"), None)
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
@@ -25,4 +28,8 @@ def choose_launcher(name: str, address: str = "") -> Launcher:
     hosts = where.split(",")
     if kind == "ssh" and all(map(_HOST.fullmatch, hosts)):
         return Ssh(hosts)
-    raise UserError(f"--on {name}: valid are slurm, ray and ssh:HOST,HOST")
+    if kind in added("launchers"):
+        made: Launcher = added("launchers")[kind].part(where)
+        return made
+    others = "".join(f", {other}" for other in added("launchers"))
+    raise UserError(f"--on {name}: valid are slurm, ray and ssh:HOST,HOST{others}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tintype.errors import UserError
+from tintype.plugins.load import given_files
 from tintype.runtime.parent import command_with_parent
 
 FOLDER = "launch"
@@ -39,7 +40,8 @@ class Crew:
     def command(self) -> str:
         """Return the command line of a worker, by this Python."""
         packed = ["--per-gpu", self.per_gpu] if self.per_gpu else []
-        return shlex.join([sys.executable, "-m", "tintype", "work", str(self.study), *packed])
+        plugins = [word for file in given_files() for word in ("--plugin", str(file))]
+        return shlex.join([sys.executable, "-m", "tintype", *plugins, "work", str(self.study), *packed])
 
     def log(self, worker: str) -> Path:
         return self.folder / f"worker-{worker}.log"

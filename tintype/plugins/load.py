@@ -1,0 +1,229 @@
+"""Load plugins: files that the user names, and entry points of installed packages.
+
+A file's content is read once: what is hashed is what is run. A package is loaded when a part of its group is asked for
+that is not built in, so that commands which need none of them do not wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import keyword
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tintype.errors import UserError, as_user_error
+from tintype.plugins import registry
+from tintype.plugins.registry import GROUPS, Added, Plugin
+
+VARIABLE = "TINTYPE_PLUGINS"
+"""The variable of the environment with the paths of plugin files. Processes that a command starts inherit it."""
+_PINNED = re.compile(r"#[0-9a-f]{64}$")
+_MODULES = "tintype.plugins.files"
+"""The package that the modules of files belong to."""
+_files: dict[str, Plugin] = {}
+"""Loaded files, by their names."""
+_packages: dict[str, Plugin] = {}
+"""Loaded packages, by the names of their distributions."""
+_searched: set[str] = set()
+"""Groups whose entry points were loaded."""
+_loading: list[str] = []
+"""Files that are being loaded: they may read tables that other plugins have not added to yet."""
+
+
+def load_files(paths: Sequence[Path]) -> list[Plugin]:
+    """Load plugin files, and have every process that is started from here load the same content too."""
+    found = [_load_file(path) for path in paths]
+    _name_in_environment()
+    return found
+
+
+def load_environment() -> None:
+    """Load the files that the environment names. With a hash after its name, a file must have it."""
+    there = {plugin.place for plugin in _files.values()}
+    for name in os.environ.get(VARIABLE, "").split(os.pathsep):
+        path, _, pin = name.rpartition("#") if _PINNED.search(name) else (name, "", "")
+        if not name or path in there or path in _loading:
+            continue
+        if pin and (sha256 := _sha256_of(Path(path))) != pin:
+            raise UserError(
+                f"the plugin {path} was changed after the command that started this process had loaded it (sha256 "
+                f"{pin[:12]}… then, {sha256[:12]}… now); put it back, or stop that command and begin it again"
+            )
+        _load_file(Path(path))
+        _name_in_environment()
+
+
+def loaded() -> dict[str, Plugin]:
+    """Return the plugins that are loaded now, by name; those that the environment names are."""
+    load_environment()
+    return {**_files, **_packages}
+
+
+def given_files() -> list[Path]:
+    """Return the paths of the loaded files, in the order in which they were given."""
+    load_environment()
+    return [Path(plugin.place) for plugin in _files.values()]
+
+
+def forget(plugin: Plugin) -> None:
+    """Remove a plugin file and its parts from this process."""
+    registry.remove(plugin)
+    _files.pop(plugin.name, None)
+    sys.modules.pop(f"{_MODULES}.{Path(plugin.place).stem}", None)
+    _name_in_environment(without=plugin.place)
+
+
+def added(group: str) -> dict[str, Added]:
+    """Return the parts of plugins in a group, by name. Plugins that are named and not loaded yet are loaded."""
+    load_environment()
+    if group not in _searched:
+        _searched.add(group)
+        for entry in entry_points(group=f"tintype.{group}"):
+            _load_entry(entry, group)
+    return registry.known(group)
+
+
+def load_packages() -> None:
+    """Load the entry points of every group."""
+    for group in GROUPS:
+        added(group)
+
+
+def parts_of(plugin: Plugin, group: str) -> dict[str, Any]:
+    """Return the parts that a plugin has added to a group, by name."""
+    return {name: one.part for name, one in added(group).items() if one.plugin == plugin}
+
+
+def _name_in_environment(without: str = "") -> None:
+    """Name the loaded files in the environment by absolute path and hash, before those that it names otherwise."""
+    ours = {plugin.place: f"{plugin.place}#{plugin.sha256}" for plugin in _files.values()}
+    named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    others = [name for name in named if str(Path(_PINNED.sub("", name)).resolve()) not in (*ours, without)]
+    os.environ[VARIABLE] = os.pathsep.join([*ours.values(), *others])
+
+
+def _sha256_of(path: Path) -> str:
+    return hashlib.sha256(_read(path)).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    with as_user_error(OSError, f"--plugin {path}"):
+        return path.read_bytes()
+
+
+def _load_file(path: Path) -> Plugin:
+    place = str(path.resolve())
+    if (there := _files.get(path.name)) is not None:
+        if there.place != place:
+            raise UserError(f"--plugin {path}: {there.place} has the same name; give one of them another")
+        return there  # as it was when this process loaded it
+    name = path.name.removesuffix(".py")
+    if path.suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"--plugin {path}: give a Python file whose name is a word, as my_ideas.py")
+    if os.pathsep in place:
+        raise UserError(f"--plugin {path}: '{os.pathsep}' in its path separates files in {VARIABLE}; move the file")
+    content = _read(path)
+    plugin = Plugin(path.name, hashlib.sha256(content).hexdigest(), place=place)
+    _loading.append(place)
+    try:
+        module = _execute(content, f"{_MODULES}.{name}", path, place)
+        _files[plugin.name] = plugin
+        _add_parts(module, plugin)
+    except BaseException:
+        forget(plugin)
+        raise
+    finally:
+        _loading.remove(place)
+    return plugin
+
+
+def _execute(content: bytes, name: str, path: Path, place: str) -> ModuleType:
+    """Run the content of a file as a module."""
+    module = ModuleType(name)
+    module.__file__ = place
+    sys.modules[name] = module  # pydantic looks up the names of annotations there
+    try:
+        exec(compile(content, place, "exec"), vars(module))
+    except UserError as error:
+        raise UserError(f"--plugin {path}: {error}") from None
+    except SyntaxError as error:
+        raise UserError(f"--plugin {path}, line {error.lineno}: {error.msg}") from None
+    except Exception as error:
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+        line = f", line {own[-1]}" if own else ""
+        raise UserError(f"--plugin {path}{line}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _add_parts(module: ModuleType, plugin: Plugin) -> None:
+    found = 0
+    for group in GROUPS:
+        for name, part in _named(getattr(module, group.upper(), ()), group, plugin):
+            registry.add(group, name, part, plugin)
+            found += 1
+    if not found:
+        names = ", ".join(group.upper() for group in GROUPS)
+        raise UserError(f"--plugin {plugin.place}: it adds nothing; it needs one of {names} (docs/plugins.md)")
+
+
+def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any]]:
+    """Return the parts of a group with their names: the keys of a mapping, or the names that parts have themselves."""
+    if isinstance(parts, Mapping):
+        return [(str(name), part) for name, part in parts.items()]
+    if not isinstance(parts, list | tuple):
+        raise UserError(f"plugin {plugin.name}: {group.upper()} is no list, tuple or mapping")
+    return [(own_name(part), part) for part in parts]
+
+
+def own_name(part: Any) -> str:
+    """Return the name that a part has itself: its kind, its name, or that of the function."""
+    if hasattr(part, "kind_name"):
+        return str(part.kind_name())
+    return str(getattr(part, "name", "") or getattr(part, "__name__", part))
+
+
+def _load_entry(entry: EntryPoint, group: str) -> None:
+    plugin = _package_of(entry)
+    try:
+        part = entry.load()
+    except Exception as error:
+        raise UserError(
+            f"the package {plugin.name} has the {registry.words(group)} '{entry.name}', which cannot be loaded from "
+            f"{entry.value} ({type(error).__name__}: {error}); update or uninstall {plugin.name}"
+        ) from error
+    registry.add(group, entry.name, part, plugin)
+
+
+def _package_of(entry: EntryPoint) -> Plugin:
+    """Return the plugin of a package, hashed over the sources of all top-level modules that its entry points name."""
+    package = entry.dist
+    name, version = (package.name, package.version) if package else (entry.module.partition(".")[0], "unknown")
+    if name not in _packages:
+        every = [one for one in (package.entry_points if package else [entry]) if one.group.startswith("tintype.")]
+        modules = sorted({one.module.partition(".")[0] for one in every})
+        _packages[name] = Plugin(name, _sources_sha256(modules), version)
+    return _packages[name]
+
+
+def _sources_sha256(modules: Iterable[str]) -> str:
+    """Return the hash of the Python sources of modules and packages: their places in the package and contents."""
+    digest = hashlib.sha256()
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin) if spec and spec.origin else None
+        if origin is None or not origin.is_file():
+            continue
+        inside = bool(spec and spec.submodule_search_locations)
+        for file in sorted(origin.parent.rglob("*.py")) if inside else [origin]:
+            content = file.read_bytes()
+            digest.update(f"{name}/{file.relative_to(origin.parent).as_posix()} {len(content)} ".encode())
+            digest.update(content)
+    return digest.hexdigest()

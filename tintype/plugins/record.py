@@ -1,0 +1,78 @@
+"""The record of the plugins that a run or a study was made with, and the check that the same ones are loaded now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tintype.errors import DamagedFileError, UserError
+from tintype.plugins.load import VARIABLE, added, load_packages, loaded
+from tintype.plugins.registry import Plugin, is_built_in
+from tintype.runtime.files import read_checked
+
+FILE = "plugins.json"
+"""The record's file, in the folder of a run or a study."""
+Record = dict[str, dict[str, str]]
+"""Hash, and version where it is a package's, of each plugin by name."""
+
+
+def record_of(parts: Iterable[tuple[str, str]]) -> Record:
+    """Return the record of a run or study with these parts, each a group and a name.
+
+    It has every file that the user named, and the packages that have one of the parts.
+    """
+    others = [(group, name) for group, name in parts if not is_built_in(group, name)]
+    used = [one.plugin for group, name in others if (one := added(group).get(name)) is not None]
+    files = [plugin for plugin in loaded().values() if plugin.is_file]
+    return {plugin.name: _about(plugin) for plugin in dict.fromkeys([*files, *used])}
+
+
+def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
+    """Raise unless each recorded plugin is loaded, with the recorded hash."""
+    for name, about in recorded.items():
+        if (plugin := _loaded(name, about)) is None:
+            raise UserError(_missing(folder, name, about))
+        if plugin.sha256 != about["sha256"]:
+            of = f"{name} {about['version']}" if about.get("version") else name
+            where = plugin.place or f"{name} {plugin.version}"
+            raise UserError(
+                f"{folder} was made with the plugin {of} of sha256 {about['sha256']}, and {where} has "
+                f"{plugin.sha256}; give it as it was then, or begin anew with another --out"
+            )
+
+
+@contextmanager
+def naming_missing_plugin(folder: Path) -> Iterator[None]:
+    """Where reading a run or study fails and a plugin that it was made with is not loaded, say so."""
+    try:
+        yield
+    except DamagedFileError:
+        raise
+    except UserError as error:
+        recorded = read_checked(folder / FILE, "put back the one that was there")
+        lost = [name for name, about in recorded.items() if _loaded(name, about) is None]
+        if not lost:
+            raise
+        raise UserError(f"{_missing(folder, lost[0], recorded[lost[0]])}\n{error}") from None
+
+
+def _about(plugin: Plugin) -> dict[str, str]:
+    version = {"version": plugin.version} if plugin.version else {}
+    return {"sha256": plugin.sha256, **version}
+
+
+def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
+    """Return a plugin; a package is loaded for it where it is installed."""
+    if name not in loaded() and about.get("version"):
+        load_packages()
+    return loaded().get(name)
+
+
+def _missing(folder: Path, name: str, about: Mapping[str, str]) -> str:
+    if version := about.get("version"):
+        way = f"install it, for example `pip install {name}=={version}`"
+    else:
+        way = f"name it before the command, `tintype --plugin {name} …`, or by {VARIABLE}={name}"
+    return f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), which is not loaded; {way}"
