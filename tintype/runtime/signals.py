@@ -1,15 +1,18 @@
 """Signal handlers: a first SIGINT or SIGTERM calls a function, a second one ends the process at once.
 
 `timeout` and job schedulers signal a process and then its group: what comes within a second is the same signal.
+
+Python lets the main thread alone choose handlers. Work in another thread, of a notebook or a server, goes on without.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _SAME_SIGNAL_S = 1.0
@@ -20,7 +23,12 @@ _NOT_BEGUN = "interrupted: nothing was begun; run the same command again"
 
 
 def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Callable[[], None]:
-    """Call `first` with the number of the first signal, by default of SIGINT and SIGTERM. Return what undoes it."""
+    """Call `first` with the number of the first signal, by default of SIGINT and SIGTERM. Return what undoes it.
+
+    In another thread than the main one nothing is changed, and signals go to the handlers that are there.
+    """
+    if not _is_main_thread():
+        return lambda: None
     first_s: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -38,6 +46,23 @@ def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Ca
             signal.signal(number, handler)
 
     return undo
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal, so that a process which is started within is born ignoring it; in the main thread only."""
+    if not _is_main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def ignore_signals() -> None:

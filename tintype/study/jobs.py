@@ -9,13 +9,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 import torch
 
@@ -27,6 +28,7 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import Leases
 from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import end_with_parent
+from tintype.runtime.signals import ignored
 from tintype.runtime.streams import prepare_streams
 from tintype.study.packing import AsFits, Jobs, gpu_names, most_of
 from tintype.study.runner import ENDED, Message, Task
@@ -202,13 +204,25 @@ def _start(crew: Crew, slot: int) -> _Job:
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(crew, slot, os.getpid(), there), daemon=True)
     # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with ignored(signal.SIGINT), _without_main():
         process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
     there.close()
     return _Job(slot, process, here)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a process that is started within from running the program of this one again, as `spawn` would.
+
+    A worker needs nothing of it, and a script that runs a study outside of `if __name__ == "__main__"` would run it in
+    every worker.
+    """
+    name = "__main__"
+    main, sys.modules[name] = sys.modules[name], ModuleType(name)
+    try:
+        yield
+    finally:
+        sys.modules[name] = main
 
 
 def _stop(process: BaseProcess) -> None:
@@ -232,6 +246,7 @@ def _dismiss(jobs: Sequence[_Job]) -> None:
 def _work(crew: Crew, slot: int, parent: int, pipe: Connection) -> None:
     """Run tasks in a worker process until none is left. It ends with the study."""
     end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the study was started by a thread that could not say so
     prepare_streams()
     torch.set_num_threads(crew.threads)
     share_cores(crew.jobs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from multiprocessing import Pipe
+import sys
+from multiprocessing import Pipe, spawn
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
@@ -109,3 +110,15 @@ def test_workers_that_a_signal_ends_while_they_import_have_not_failed(
     started = crew_of(tasks, [-signal.SIGUSR1], monkeypatch)
     monkeypatch.setattr(jobs, "_stop", lambda process: None)
     assert jobs.run_tasks(tasks, PROTOCOL, 1, interrupt, lambda message: None) == {} and started == [0]
+
+
+def test_a_worker_does_not_run_the_program_of_its_study_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script without `if __name__ == "__main__"` would otherwise run its study in every worker."""
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "a_script.py")
+    monkeypatch.setattr(main, "__spec__", None)
+    again = {"init_main_from_path", "init_main_from_name"}
+    assert again & set(spawn.get_preparation_data("worker"))
+    with jobs._without_main():
+        assert not again & set(spawn.get_preparation_data("worker"))
+    assert sys.modules["__main__"] is main
