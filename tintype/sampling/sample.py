@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from PIL import Image, PngImagePlugin
@@ -25,7 +27,98 @@ from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.guide import with_guides
 from tintype.train.load import load_run
-from tintype.train.reconstruct import reconstruction
+from tintype.train.parts import Model
+from tintype.train.reconstruct import Reconstruction, reconstruction
+
+OnImages: TypeAlias = Callable[[float, int], None]
+"""Receives the number of images that are done, and of all."""
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run whose weights are loaded."""
+
+    path: Path
+    parts: Model
+    step: int
+    average: Reconstruction | None = None
+    """The weight average that was made of its snapshots; None for the weights of its newest checkpoint."""
+
+
+def load_for_sampling(run: Path, device: str | None = None, ema_length: float | None = None) -> LoadedRun:
+    """Load a run's newest weights, or its weight average of another length."""
+    average = reconstruction(run, ema_length) if ema_length is not None else None
+    return LoadedRun(run, *load_run(run, device, average), average)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images to make with a run."""
+
+    run: LoadedRun
+    prompts: Sequence[str]
+    """The prompt of each image."""
+    settings: SamplerSettings
+    seed: int
+    size_px: Size
+
+    @property
+    def batches(self) -> list[tuple[int, int]]:
+        return spans(0, len(self.prompts), self.settings.batch)
+
+    def about(self, index: int) -> dict[str, object]:
+        """Return all that decides an image, but its prompt."""
+        run, size = self.run, self.size_px if isinstance(self.size_px, int) else list(self.size_px)
+        details = {"run": str(run.path), "plan": run.parts.plan.hash, "step": run.step, "seed": self.seed}
+        details |= {"ema_length": run.average.length} if run.average else {}
+        return {**details, "index": index, "size_px": size, **plain(self.settings)}
+
+    def metadata(self, index: int) -> dict[str, str]:
+        """Return what is stored inside of an image."""
+        return {"prompt": self.prompts[index], "tintype": json.dumps(self.about(index))}
+
+    def make(self, batch: tuple[int, int], on_step: Callable[[int], None]) -> Tensor:
+        """Return the images of one of the `batches`: uint8 [N, 3, height, width]."""
+        first, last = batch
+        return generate(
+            self.run.parts,
+            self.prompts[first:last],
+            self.settings,
+            seed=self.seed,
+            size_px=self.size_px,
+            first_index=first,
+            on_step=on_step,
+        )
+
+    def counter(self, on_images: OnImages) -> Callable[[int], None]:
+        """Return the `on_step` of `make` that reports the images which are done, those under way in part."""
+        done, total = 0.0, len(self.prompts)
+
+        def count_step(images: int) -> None:
+            nonlocal done
+            done += images * current().size / self.settings.steps  # the other ranks are as far as this one
+            on_images(min(done, total), total)
+
+        return count_step
+
+
+def images_of(
+    run: LoadedRun, prompts: Sequence[str], settings: SamplerSettings, count: int, seed: int, size_px: Size | None
+) -> Images:
+    """Return `count` images for each prompt, to be made; refuse a size that the model cannot make."""
+    parts = with_guides(run.path, run.parts, run.step, [settings.guidance.guide])
+    run = replace(run, parts=parts)
+    if settings.guidance.unbias:  # its mean velocity is taken of the training images
+        RunFolder(run.path).check_identity("data", parts.source.identity)
+    size_px = size_px or parts.plan.data.size_px
+    unit = parts.tokenizer.stride_px * parts.plan.model.patch
+    height, width = sides(size_px)
+    if height % unit or width % unit:
+        shown = f"{size_px}" if isinstance(size_px, int) else f"{width}x{height}"
+        raise UserError(f"--size {shown}: this model makes sizes that are multiples of {unit}")
+    if height == width:
+        size_px = height
+    return Images(run, [prompt for prompt in prompts for _ in range(count)], settings, seed, size_px)
 
 
 def sample_run(
@@ -40,7 +133,7 @@ def sample_run(
     size_px: Size | None,
     device: str | None = None,
     ema_length: float | None = None,
-    on_images: Callable[[float, int], None] = lambda done, total: None,
+    on_images: OnImages = lambda done, total: None,
 ) -> list[Path]:
     """Write `count` images for each prompt and a contact sheet of them; return the paths, the sheet last.
 
@@ -52,49 +145,27 @@ def sample_run(
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
         raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
-    average = reconstruction(run, ema_length) if ema_length is not None else None
-    parts, step = load_run(run, device, average)
-    agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
-    refuse_other_steps(current().all_gather(step), run)
-    parts = with_guides(run, parts, step, [settings.guidance.guide])
-    if settings.guidance.unbias:  # its mean velocity is taken of the training images
-        RunFolder(run).check_identity("data", parts.source.identity)
-    size_px = size_px or parts.plan.data.size_px
-    unit = parts.tokenizer.stride_px * parts.plan.model.patch
-    height, width = sides(size_px)
-    if height % unit or width % unit:
-        shown = f"{size_px}" if isinstance(size_px, int) else f"{width}x{height}"
-        raise UserError(f"--size {shown}: this model makes sizes that are multiples of {unit}")
-    if height == width:
-        size_px = height
+    loaded = load_for_sampling(run, device, ema_length)
+    plan, average = loaded.parts.plan, loaded.average
+    agree_on_plan(plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
+    refuse_other_steps(current().all_gather(loaded.step), run)
+    wanted = images_of(loaded, prompts, settings, count, seed, size_px)
     with as_user_error(OSError, f"cannot write to {out}", "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
-    repeated = [prompt for prompt in prompts for _ in range(count)]
     ending = f"-ema-{average.length!r}.png" if average else ".png"
-    details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
-    details |= {"ema_length": average.length} if average else {}
-    size = size_px if isinstance(size_px, int) else list(size_px)
-    abouts = [{**details, "index": index, "size_px": size, **plain(settings)} for index in range(len(repeated))]
-    first_number = current().broadcast(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
-    written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
-
-    done = 0.0
-
-    def count_step(images: int) -> None:
-        nonlocal done
-        done += images * current().size / settings.steps  # the other ranks are as far as this one
-        on_images(min(done, len(repeated)), len(repeated))
+    made = [(prompt, wanted.about(index)) for index, prompt in enumerate(wanted.prompts)]
+    first_number = current().broadcast(_first_number(out, ending, made))
+    written = [out / f"{first_number + index:04d}{ending}" for index in range(len(made))]
+    count_step = wanted.counter(on_images)
 
     def make(batch: tuple[int, int]) -> Tensor:
-        first, last = batch
-        some = repeated[first:last]
-        images = generate(parts, some, settings, seed=seed, size_px=size_px, first_index=first, on_step=count_step)
-        for index, image in enumerate(images, first):
-            save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
+        images = wanted.make(batch, count_step)
+        for index, image in enumerate(images, batch[0]):
+            save_png(image, written[index], wanted.metadata(index))
         return images
 
-    with watch_ranks(current(), parts.plan.run.watchdog):
-        images = current().share(spans(0, len(repeated), settings.batch), make)
+    with watch_ranks(current(), plan.run.watchdog):
+        images = current().share(wanted.batches, make)
     sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
         save_png(contact_sheet(images), sheet)
@@ -153,12 +224,17 @@ def _read_prompts(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+def as_image(image_CHW: Tensor) -> Image.Image:
+    """Return an image of Pillow."""
+    return Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
+
+
 def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None = None, fence: Fence = OPEN) -> None:
     text = PngImagePlugin.PngInfo()
     for key, value in (metadata or {}).items():
         text.add_itxt(key, value)
     content = io.BytesIO()
-    Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()).save(content, "PNG", pnginfo=text)
+    as_image(image_CHW).save(content, "PNG", pnginfo=text)
     write_bytes(path, content.getvalue(), fence=fence)
 
 
