@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tintype.data.store import layout
-from tintype.evaluation.results import PER_IMAGE_FILE
+from tintype.evaluation.results import MISREAD_FILE, PER_IMAGE_FILE
 from tintype.study.compare import COMMANDS_FILE
 from tintype.study.looks import LOOKS_FILE
 from tintype.study.replicate import FOLDER as REPLICATION
@@ -31,6 +31,7 @@ RUN = {
     "kept/*/*": "weights at the steps of a study's `score_at`, until they are scored",
     "evaluation/*/result.json": "scores by one protocol at one step",
     f"evaluation/*/{PER_IMAGE_FILE}": "the scores of each image, for metrics that have one",
+    f"evaluation/*/{MISREAD_FILE}": "the words of the previewed prompts that the images got wrong",
     "evaluation/*/preview-*.png": "the first images of an evaluation",
     "evaluation/samples/*/*": "sampled images, which other metrics on the same images read",
     ".lock": "held by the process that writes to the run",

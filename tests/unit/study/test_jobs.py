@@ -115,7 +115,7 @@ def test_workers_that_a_signal_ends_while_they_import_have_not_failed(
 def test_a_worker_does_not_run_the_program_of_its_study_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script without `if __name__ == "__main__"` would otherwise run its study in every worker."""
     main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__file__", "a_script.py")
+    monkeypatch.setattr(main, "__file__", "a_script.py", raising=False)
     monkeypatch.setattr(main, "__spec__", None)
     again = {"init_main_from_path", "init_main_from_name"}
     assert again & set(spawn.get_preparation_data("worker"))
