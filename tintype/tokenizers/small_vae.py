@@ -9,31 +9,24 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from tintype.config.strict import first_problem
-from tintype.errors import UserError
 from tintype.pretrained.weights import digest
-from tintype.runtime.files import write_bytes, write_json
-from tintype.runtime.forms import forms_of, misfits
-from tintype.runtime.identity import check_pin, check_same
-from tintype.settings import LocalFiles, PathText, Plain, Settings, Since, plain
+from tintype.settings import Plain, Settings, Since
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
-from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
+from tintype.tokenizers.part import Compression, Posterior, Statistics
+from tintype.tokenizers.trained_folder import FolderPart, TrainedFiles
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT: Literal[1] = 1
+FILES = TrainedFiles("small-vae", WEIGHTS_NAME, RECORD_NAME, FORMAT, "tintype tokenizer train --out DIR")
 
 _CPU = torch.device("cpu")
 _GROUPS = 8
@@ -175,65 +168,29 @@ class SmallVae(LatentTokenizer):
         return z_BCHW * self.network.latent_std + self.network.latent_mean
 
 
-class SmallVaeSettings(TokenizerPart):
+class SmallVaeSettings(FolderPart):
     """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
 
-    why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
+    files: ClassVar[TrainedFiles] = FILES
 
     kind: Literal["small-vae"] = "small-vae"
-    folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
-    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
     posterior: Annotated[Literal["mean", "sample"], Since("mean")] = Field(
         "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
     )
 
-    channels: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's vae.json says")
-    stride_px: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's vae.json says")
-
-    @property
-    def compression(self) -> Compression:
-        if self.channels is None or self.stride_px is None:
-            raise ValueError("tokenizer: give channels and stride_px of the small-vae, or let resolved() read them")
-        return Compression(self.channels, self.stride_px)
-
-    def resolved(self, known: Known = NONE_KNOWN) -> Self:
-        if self.channels is not None and self.stride_px is not None:
-            return self
-        folder = Path(self.folder).expanduser()
-        if self.folder not in known or is_trained(folder):
-            shape = read_record(folder).shape
-            known = {self.folder: Compression(shape.channels, int(shape.stride_px))}
-        return self.model_copy(update=asdict(known[self.folder]))
-
-    def in_hash(self) -> Plain:
-        """Leave out the shape: the weights say it."""
-        return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
+    def recorded(self, folder: Path) -> tuple[Compression, Plain]:
+        record = read_record(folder)
+        return Compression(record.shape.channels, int(record.shape.stride_px)), record.trained
 
     def build(self, device: torch.device = _CPU) -> SmallVae:
         return SmallVae(self.open().to(device), sampled=self.posterior == "sample")
 
-    def training_record(self) -> Plain:
-        return read_record(Path(self.folder).expanduser()).trained
-
     def why_frozen(self) -> str | None:
         return None
 
-    def local_files(self) -> LocalFiles:
-        folder = Path(self.folder).expanduser()
-        files = {name: folder / name for name in (WEIGHTS_NAME, RECORD_NAME)}
-        return LocalFiles("folder", files, records=frozenset({RECORD_NAME}))
-
-    def portable(self) -> Plain:
-        return {key: value for key, value in super().portable().items() if key not in ("folder", "sha256")}
-
     def open(self) -> Vae:
-        network = read_vae(Path(self.folder).expanduser(), self.sha256)
-        found = (network.shape.channels, int(network.shape.stride_px))
-        if (self.channels or found[0], self.stride_px or found[1]) != found:
-            raise UserError(
-                f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
-                f"small-vae in {self.folder} has {found[0]} and {found[1]}; leave both out, or name the right folder"
-            )
+        network = read_vae(self.place, self.sha256)
+        self.check_shape(Compression(network.shape.channels, int(network.shape.stride_px)))
         return network
 
     def write_tuned(self, folder: Path, network: Vae, normalisation: Statistics, about: Plain) -> str:
@@ -255,53 +212,23 @@ class Record(Settings):
 
 
 def write_vae(folder: Path, network: Vae, trained: Plain) -> Record:
-    """Write the weights, then the record: a record vouches for weights that are there."""
-    content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
-    sha256 = hashlib.sha256(content).hexdigest()
-    record = Record(format=FORMAT, kind="small-vae", sha256=sha256, shape=network.shape, trained=trained)
-    write_bytes(folder / WEIGHTS_NAME, content)
-    write_json(folder / RECORD_NAME, plain(record))
-    return record
+    def record(sha256: str) -> Record:
+        return Record(format=FORMAT, kind="small-vae", sha256=sha256, shape=network.shape, trained=trained)
+
+    return FILES.write(folder, network.state_dict(), record)
 
 
 def is_trained(folder: Path) -> bool:
-    return (folder / RECORD_NAME).exists()
+    return FILES.is_trained(folder)
 
 
 def read_record(folder: Path) -> Record:
-    path = folder / RECORD_NAME
-    if not path.is_file():
-        state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
-        raise UserError(
-            f"{folder.absolute()} holds no trained small-vae ({RECORD_NAME} is not there: {state}); train one with: "
-            "tintype tokenizer train --out DIR"
-        )
-    try:
-        return Record.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise UserError(
-            f"{path} is damaged, or not the record of a small-vae in the format {FORMAT} that this version of tintype "
-            f"reads: {first_problem(error)}; put a good copy back, or train anew"
-        ) from None
+    return FILES.read_record(folder, Record)
 
 
 def read_vae(folder: Path, sha256: str | None = None) -> Vae:
     """Load the network of a folder; refuse weights that are not those of the record."""
     record = read_record(folder)
-    path = folder / WEIGHTS_NAME
-    if not path.is_file():
-        raise UserError(f"{path} is not there, but {RECORD_NAME} names it; put it back, or train anew")
-    content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    check_same(folder / RECORD_NAME, f"SHA-256 of {path}", record.sha256, found, "put the file back, or train anew")
-    check_pin("tokenizer.sha256", sha256, f"{path}, where others were trained", found, "give the right folder")
     network = Vae(record.shape)
-    try:
-        tensors = load(content)
-        wrong = misfits(forms_of(tensors), forms_of(network.state_dict()))
-    except SafetensorError as error:
-        wrong = str(error)
-    if wrong:
-        raise UserError(f"{path} does not hold the network that {RECORD_NAME} describes: {wrong}")
-    network.load_state_dict(tensors)
+    FILES.fill(folder, network, record.sha256, sha256)
     return network

@@ -1,0 +1,137 @@
+"""The folder of a tokenizer that `tintype tokenizer train` wrote: weights, and a record that vouches for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from tintype.config.strict import first_problem
+from tintype.errors import UserError
+from tintype.runtime.files import write_bytes, write_json
+from tintype.runtime.forms import forms_of, misfits
+from tintype.runtime.identity import check_pin, check_same
+from tintype.settings import LocalFiles, PathText, Plain, Settings, plain
+from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, TokenizerPart
+
+R = TypeVar("R", bound=Settings)
+
+
+@dataclass(frozen=True)
+class TrainedFiles:
+    """Names of the two files, of the tokenizer's kind, and of the command that trains one."""
+
+    kind: str
+    weights: str
+    record: str
+    format: int
+    command: str
+
+    def is_trained(self, folder: Path) -> bool:
+        return (folder / self.record).exists()
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor], record: Callable[[str], R]) -> R:
+        """Write the weights, then the record, which is made of their SHA-256: it vouches for weights that are there."""
+        content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        made = record(hashlib.sha256(content).hexdigest())
+        write_bytes(folder / self.weights, content)
+        write_json(folder / self.record, plain(made))
+        return made
+
+    def read_record(self, folder: Path, form: type[R]) -> R:
+        path = folder / self.record
+        if not path.is_file():
+            state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
+            raise UserError(
+                f"{folder.absolute()} holds no trained {self.kind} ({self.record} is not there: {state}); train one "
+                f"with: {self.command}"
+            )
+        try:
+            return form.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise UserError(
+                f"{path} is damaged, or not the record of a {self.kind} in the format {self.format} that this version "
+                f"of tintype reads: {first_problem(error)}; put a good copy back, or train anew"
+            ) from None
+
+    def fill(self, folder: Path, network: nn.Module, recorded: str, pinned: str | None) -> None:
+        """Load the weights into a network; refuse weights that are not those of the record."""
+        path = folder / self.weights
+        if not path.is_file():
+            raise UserError(f"{path} is not there, but {self.record} names it; put it back, or train anew")
+        content = path.read_bytes()
+        found = hashlib.sha256(content).hexdigest()
+        check_same(folder / self.record, f"SHA-256 of {path}", recorded, found, "put the file back, or train anew")
+        check_pin("tokenizer.sha256", pinned, f"{path}, where others were trained", found, "give the right folder")
+        tensors: dict[str, Any] = {}
+        try:
+            tensors = load(content)
+            wrong = misfits(forms_of(tensors), forms_of(network.state_dict()))
+        except SafetensorError as error:
+            wrong = str(error)
+        if wrong:
+            raise UserError(f"{path} does not hold the network that {self.record} describes: {wrong}")
+        network.load_state_dict(tensors)
+
+
+class FolderPart(TokenizerPart):
+    """Settings of a tokenizer in such a folder. Its channels and stride are those of the record."""
+
+    files: ClassVar[TrainedFiles]
+    why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
+
+    folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of its file of weights: refuse any other")
+    channels: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's record says")
+    stride_px: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's record says")
+
+    def recorded(self, folder: Path) -> tuple[Compression, Plain]:
+        """Return the size of latents, and how it was trained, as the record of a folder says."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> Path:
+        return Path(self.folder).expanduser()
+
+    @property
+    def compression(self) -> Compression:
+        if self.channels is None or self.stride_px is None:
+            raise ValueError(f"tokenizer: give channels and stride_px of the {self.kind}, or let resolved() read them")
+        return Compression(self.channels, self.stride_px)
+
+    def resolved(self, known: Known = NONE_KNOWN) -> Self:
+        if self.channels is not None and self.stride_px is not None:
+            return self
+        if self.folder not in known or self.files.is_trained(self.place):
+            known = {self.folder: self.recorded(self.place)[0]}
+        return self.model_copy(update=asdict(known[self.folder]))
+
+    def in_hash(self) -> Plain:
+        """Leave out the shape: the weights say it."""
+        return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
+
+    def training_record(self) -> Plain:
+        return self.recorded(self.place)[1]
+
+    def local_files(self) -> LocalFiles:
+        files = {name: self.place / name for name in (self.files.weights, self.files.record)}
+        return LocalFiles("folder", files, records=frozenset({self.files.record}))
+
+    def portable(self) -> Plain:
+        return {key: value for key, value in super().portable().items() if key not in ("folder", "sha256")}
+
+    def check_shape(self, found: Compression) -> None:
+        """Refuse a network of other channels or another stride than the settings'."""
+        if (self.channels or found.channels, self.stride_px or found.stride_px) != (found.channels, found.stride_px):
+            raise UserError(
+                f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
+                f"{self.kind} in {self.folder} has {found.channels} and {found.stride_px}; leave both out, or name the "
+                "right folder"
+            )
