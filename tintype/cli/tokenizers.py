@@ -46,12 +46,12 @@ def tokenizer_train(
 ) -> None:
     """Train a small-vae on any images. Running it again resumes, or says that it is done."""
     from tintype.runtime.machine import choose_device
-    from tintype.terminal.tokenizers import train_vae_with_progress
+    from tintype.terminal.tokenizers import train_tokenizer_with_progress
     from tintype.tokenizer_lab.train_small_vae import Training
 
     given = [] if data is None else [f"data={json.dumps(data)}"]
     settings = settings_of(Training, "training", [*set_, *given])
-    train_vae_with_progress(settings, out, choose_device(device), console)
+    train_tokenizer_with_progress(settings, out, choose_device(device), console)
 
 
 @tokenizer_app.command("cache")

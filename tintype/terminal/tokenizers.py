@@ -1,4 +1,4 @@
-"""Training a small-vae, filling a cache of latents, and the comparison of tokenizers."""
+"""Training a tokenizer, filling a cache of latents, and the comparison of tokenizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tintype.runtime.rows import gigabytes
 from tintype.terminal.interrupts import leave, leave_training
 from tintype.terminal.lines import number, say, say_note
 from tintype.terminal.progress import Progress, speed_note, stoppable
-from tintype.tokenizer_lab import train_small_vae
+from tintype.tokenizer_lab import training
 from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.train.steps import Progress as StepProgress
 
@@ -28,12 +28,12 @@ def _show_step(bars: Progress, now: StepProgress) -> None:
     bars.show(None, now.step, note=note)
 
 
-def train_vae_with_progress(
-    settings: train_small_vae.Training, out: Path, device: torch.device, console: Console
+def train_tokenizer_with_progress(
+    settings: training.TokenizerTraining, out: Path, device: torch.device, console: Console
 ) -> None:
-    """Train a small-vae and show how far it is."""
+    """Train a tokenizer and show how far it is."""
     with stoppable("training", settings.steps, "steps") as (bars, interrupt):
-        outcome = train_small_vae.train(settings, out, device, interrupt, partial(_show_step, bars))
+        outcome = training.train_tokenizer(settings, out, device, interrupt, partial(_show_step, bars))
     if outcome.record is None:
         leave_training(interrupt.signal, outcome.step)
     trained = outcome.record.trained
@@ -41,8 +41,7 @@ def train_vae_with_progress(
     quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out images"
     say(console, f"{out}: {state}; {quality}")
     if dead := trained["dead_channels"]:
-        remedy = "lower kl_weight or vae.channels"
-        say_note(console, f"{len(dead)} of {settings.vae.channels} channels carry nothing; {remedy}")
+        say_note(console, f"{len(dead)} of the latents' channels carry nothing; {settings.dead_remedy}")
 
 
 def train_encoder_with_progress(

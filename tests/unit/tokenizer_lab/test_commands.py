@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tintype import cli
 from tintype.errors import UserError
-from tintype.terminal.tokenizers import train_vae_with_progress
-from tintype.tokenizer_lab import report, train_small_vae
+from tintype.terminal.tokenizers import train_tokenizer_with_progress
+from tintype.tokenizer_lab import report, training
 from tintype.tokenizer_lab.train_small_vae import Training
 
 TINY = (
@@ -48,10 +48,10 @@ def test_train_then_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_stopped_training_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopped = train_small_vae.Outcome(7, None)
-    monkeypatch.setattr(train_small_vae, "train", lambda *arguments: stopped)
+    stopped = training.Outcome(7, None)
+    monkeypatch.setattr(training, "train_tokenizer", lambda *arguments: stopped)
     with pytest.raises(SystemExit) as left:
-        train_vae_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
+        train_tokenizer_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
     assert left.value.code == 128  # and the signal's number, where one came
     assert "interrupted: saved at step 7; run the same command to resume" in capsys.readouterr().err
 

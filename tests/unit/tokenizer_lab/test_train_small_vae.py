@@ -23,13 +23,13 @@ from tintype.runtime.files import read_lines
 from tintype.runtime.interrupt import Interrupt
 from tintype.tokenizer_lab.images import ImageSettings, TrainingImages, held_out_ids, measured_images
 from tintype.tokenizer_lab.train_small_vae import (
-    Outcome,
     Training,
     latent_statistics,
     losses_of,
     reconstruction_loss,
     train,
 )
+from tintype.tokenizer_lab.training import Outcome
 from tintype.tokenizers.part import to_floats
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae
 from tintype.train.steps import Progress
