@@ -227,7 +227,12 @@ class Plan(Settings):
     def time_density(self) -> TimeDensity:
         """The density from which training draws t, for latents of any size."""
         rows, columns = self.token_grid
-        return self.time.density(self.model.patch, rows * columns)
+        return self.time.density(self.model.patch, rows * columns, self.token_numbers)
+
+    @property
+    def token_numbers(self) -> int:
+        """Numbers of the latents, or pixels, that a token of the denoiser stands for."""
+        return self.tokenizer.compression.channels * self.model.patch**2
 
     @property
     def token_px(self) -> int:

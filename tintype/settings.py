@@ -430,21 +430,28 @@ class ModelSettings(Settings):
             yield f"width / heads ({self.width // self.heads}) must be a multiple of 4: two axes of pairs"
 
 
-ShiftBy = Literal["none", "sqrt", "flux"]
-"""How the shift of times follows the number of tokens."""
+ShiftBy = Literal["none", "sqrt", "flux", "dimension"]
+"""How the shift of times follows the number of tokens, or of the numbers in them."""
+_BASE_NUMBERS = 4096
+"""Numbers of an image's latents at which `dimension` shifts nothing."""
 _BASE_TOKENS, _MOST_TOKENS = 256, 4096
 """Numbers of tokens at which FLUX states its mu: 256 px and 1024 px in its latents."""
 _BASE_MU, _MOST_MU = 0.5, 1.15
 
 
-def shift_factor(by: ShiftBy, tokens: int) -> float:
-    """Return the factor of the shift for this many tokens.
+def shift_factor(by: ShiftBy, tokens: int, token_numbers: int | None = None) -> float:
+    """Return the factor of the shift for this many tokens of `token_numbers` numbers each.
 
     sqrt: the root of the tokens, 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23). flux: exp(mu), and FLUX's mu
-    is a line through 0.5 at 256 tokens and 1.15 at 4096.
+    is a line through 0.5 at 256 tokens and 1.15 at 4096. dimension: the root of all numbers, 1 at 4096 (arXiv
+    2510.11690, sqrt(m / n)).
     """
     if by == "none":
         return 1.0
+    if by == "dimension":
+        if token_numbers is None:
+            raise TypeError("the shift by dimension needs the numbers of a token")
+        return math.sqrt(tokens * token_numbers / _BASE_NUMBERS)
     if by == "sqrt":
         return math.sqrt(tokens / _BASE_TOKENS)
     slope = (_MOST_MU - _BASE_MU) / (_MOST_TOKENS - _BASE_TOKENS)
@@ -462,13 +469,13 @@ class SamplingSettings(Settings):
     )
     shift_by: Annotated[ShiftBy, Since("none")] = Field(
         "none",
-        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), or flux (exp of "
-        "FLUX's mu)",
+        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
+        "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096)",
     )
 
-    def shift_at(self, tokens: int) -> float:
-        """Return the shift of the grid for images of this many tokens."""
-        return self.shift * shift_factor(self.shift_by, tokens)
+    def shift_at(self, tokens: int, token_numbers: int) -> float:
+        """Return the shift of the grid for images of this many tokens of so many numbers each."""
+        return self.shift * shift_factor(self.shift_by, tokens, token_numbers)
 
 
 class StageSettings(Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -36,6 +36,9 @@ def encoder_train(
 @tokenizer_app.command("train")
 def tokenizer_train(
     out: options.Out,
+    kind: Annotated[
+        Literal["small-vae", "rae"], Option(help="small-vae, or rae: a decoder of a frozen encoder's tokens")
+    ] = "small-vae",
     data: Annotated[
         str | None, Option(help="scenes (default), or a folder, .tar, .parquet file or store of images")
     ] = None,
@@ -44,13 +47,16 @@ def tokenizer_train(
     ] = [],  # noqa: B006
     device: options.OwnDevice = "auto",
 ) -> None:
-    """Train a small-vae on any images. Running it again resumes, or says that it is done."""
+    """Train a tokenizer on any images. Running it again resumes, or says that it is done."""
     from tintype.runtime.machine import choose_device
     from tintype.terminal.tokenizers import train_tokenizer_with_progress
+    from tintype.tokenizer_lab.train_rae import RaeTraining
     from tintype.tokenizer_lab.train_small_vae import Training
+    from tintype.tokenizer_lab.training import TokenizerTraining
 
     given = [] if data is None else [f"data={json.dumps(data)}"]
-    settings = settings_of(Training, "training", [*set_, *given])
+    form: type[TokenizerTraining] = RaeTraining if kind == "rae" else Training
+    settings = settings_of(form, "training", [*set_, *given])
     train_tokenizer_with_progress(settings, out, choose_device(device), console)
 
 
@@ -102,7 +108,7 @@ def tokenizer_save(
 @tokenizer_app.command("report")
 def tokenizer_report(
     tokenizers: Annotated[
-        list[str], Argument(help="Kinds (pixels, small-vae:folder=DIR) or folders of trained small-vaes")
+        list[str], Argument(help="Kinds (pixels, small-vae:folder=DIR) or folders of trained tokenizers")
     ],
     out: options.Out,
     data: Annotated[str, Option(help="scenes, or a folder, .tar, .parquet file or store of images")] = "scenes",

@@ -64,7 +64,7 @@ def timesteps(steps: int, shift: float) -> list[float]:
 def sampling_shift(plan: Plan) -> float:
     """Return the shift of the sampling grid at the size of the training images."""
     rows, columns = plan.token_grid
-    return plan.sampling.shift_at(rows * columns)
+    return plan.sampling.shift_at(rows * columns, plan.token_numbers)
 
 
 def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> None:

@@ -28,8 +28,9 @@ class TimePart(Part):
 
     shift_by: Annotated[ShiftBy, Since("none")] = Field(
         "none",
-        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), or flux (exp of "
-        "FLUX's mu); in sampling: sampling.shift_by",
+        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
+        "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096); in sampling: "
+        "sampling.shift_by",
     )
 
     @property
@@ -37,19 +38,19 @@ class TimePart(Part):
         """Return what a plan keeps when its density becomes one of another kind."""
         return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
 
-    def density(self, patch: int, tokens: int) -> TimeDensity:
+    def density(self, patch: int, tokens: int, token_numbers: int | None = None) -> TimeDensity:
         """Return the density for latents of any size, which patches of this side make tokens of.
 
-        `tokens` are those of the data's own size.
+        `tokens` are those of the data's own size, each of `token_numbers` numbers.
         """
-        return self if self.shift_by == "none" else _ByResolution(self, patch, tokens)
+        return self if self.shift_by == "none" else _ByResolution(self, patch, tokens, token_numbers)
 
     def at(self, height: int, width: int) -> TimePart:
         return self
 
-    def at_tokens(self, tokens: int) -> TimePart:
+    def at_tokens(self, tokens: int, token_numbers: int | None = None) -> TimePart:
         """Return the density for images of this many tokens."""
-        shift = self.shift * shift_factor(self.shift_by, tokens)
+        shift = self.shift * shift_factor(self.shift_by, tokens, token_numbers)
         return self.model_copy(update={"shift": shift, "shift_by": "none"})
 
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
@@ -79,15 +80,20 @@ class _ByResolution:
     patch: int
     tokens: int
     """Tokens of the data's own size: `draw` and `mean_of` are of that."""
+    token_numbers: int | None = None
+    """Numbers of a token."""
 
     def at(self, height: int, width: int) -> TimePart:
-        return self.time.at_tokens((height // self.patch) * (width // self.patch))
+        return self._at_tokens((height // self.patch) * (width // self.patch))
 
     def draw(self, draws: Draws) -> Tensor:
-        return self.time.at_tokens(self.tokens).draw(draws)
+        return self._at_tokens(self.tokens).draw(draws)
 
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
-        return self.time.at_tokens(self.tokens).mean_of(function)
+        return self._at_tokens(self.tokens).mean_of(function)
+
+    def _at_tokens(self, tokens: int) -> TimePart:
+        return self.time.at_tokens(tokens, self.token_numbers)
 
 
 class ObjectivePart(Part):

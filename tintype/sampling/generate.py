@@ -99,7 +99,7 @@ def sample_latents(
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
         guided = guided if on_estimate is None else _watched(guided, parts, on_estimate)
-        times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens))
+        times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
 
 

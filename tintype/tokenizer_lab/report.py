@@ -40,6 +40,7 @@ from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
 from tintype.tokenizers import TOKENIZERS
 from tintype.tokenizers.part import TokenizerPart, channel_statistics
+from tintype.tokenizers.rae import RaeSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice
@@ -118,14 +119,17 @@ def report_tokenizers(
 
 def read_tokenizer(spec: str) -> TokenizerPart:
     """Read `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
-    if "/" in spec.partition(":")[0] or is_trained(Path(spec).expanduser()):
+    folder = Path(spec).expanduser()
+    if RaeSettings.files.is_trained(folder):
+        return RaeSettings(folder=spec).resolved()
+    if "/" in spec.partition(":")[0] or is_trained(folder):
         return SmallVaeSettings(folder=spec).resolved()
     kinds: dict[str, type[TokenizerPart]] = {part.kind_name(): part for part in TOKENIZERS}
     kinds |= {name: one.part for name, one in added("tokenizers").items()}
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(
-            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained small-vae; "
+            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained tokenizer; "
             f"{nearest(kind, kinds)}"
         )
     document = Document(f"tokenizer {spec}", {"kind": kind})

@@ -27,6 +27,7 @@ from tintype.settings import plain
 from tintype.tokenizer_lab.equivariance import draw_transform, smallest_side
 from tintype.tokenizer_lab.images import TrainingSet
 from tintype.tokenizer_lab.training import (
+    DEAD_STD,
     Outcome,
     TokenizerTraining,
     adversarial_losses,
@@ -37,9 +38,6 @@ from tintype.tokenizer_lab.training import (
 from tintype.tokenizers.part import channel_statistics, to_floats
 from tintype.tokenizers.small_vae import Record, SmallVae, SmallVaeShape, Vae, is_trained, read_record, write_vae
 from tintype.train.steps import Progress
-
-DEAD_STD = 0.05
-"""A channel whose posterior mean varies less than this carries nothing: its noise has a deviation of one."""
 
 _CHARBONNIER = 1e-3
 

@@ -33,6 +33,8 @@ from tintype.train.start import resume
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 
+DEAD_STD = 0.05
+"""A channel of the latents that varies less than this carries nothing, where noise has a deviation of one."""
 _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
 

@@ -10,6 +10,7 @@ from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.flux2 import Flux2Settings
 from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
+from tintype.tokenizers.rae import RaeSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.taef1 import Taef1Settings
 from tintype.tokenizers.taef2 import Taef2Settings
@@ -23,6 +24,7 @@ TOKENIZERS: tuple[type[TokenizerPart], ...] = (
     Taef1Settings,
     Taef2Settings,
     SmallVaeSettings,
+    RaeSettings,
 )
 
 TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS, group="tokenizers"), BeforeValidator(kind_alone)]

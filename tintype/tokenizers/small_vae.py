@@ -20,9 +20,8 @@ from torch.nn.functional import silu
 
 from tintype.pretrained.weights import digest
 from tintype.settings import Plain, Settings, Since
-from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
 from tintype.tokenizers.part import Compression, Posterior, Statistics
-from tintype.tokenizers.trained_folder import FolderPart, TrainedFiles
+from tintype.tokenizers.trained_folder import FolderPart, MeasuredTokenizer, TrainedFiles
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT: Literal[1] = 1
@@ -133,7 +132,7 @@ def _channels_last(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
-class SmallVae(LatentTokenizer):
+class SmallVae(MeasuredTokenizer):
     """The tokenizer: it encodes to the posterior's mean or a draw from it, normalised."""
 
     network: Vae
@@ -143,29 +142,12 @@ class SmallVae(LatentTokenizer):
         identity = digest(network.state_dict().values())
         super().__init__(network, Compression(shape.channels, shape.stride_px), identity, sampled=sampled)
 
-    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
-        if not odd_C.any():
-            return None
-        worst = int(odd_C.nonzero()[0])
-        return (
-            f"channel {worst} of the latents has mean {float(mean_C[worst]):.3g} and deviation "
-            f"{float(std_C[worst]):.3g}, far from the 0 and 1 that were measured where it was trained: this data is "
-            "another; train a small-vae on it (`tintype tokenizer train`)"
-        )
-
     def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         found = self.network.posterior(x_BCHW)
         return found.mean_BCHW, (0.5 * found.logvar_BCHW).exp()
 
     def _decoded(self, latent_BCHW: Tensor) -> Tensor:
         return self.network.decode_raw(latent_BCHW)
-
-    def _normalised(self, latent_BCHW: Tensor) -> Tensor:
-        return (latent_BCHW - self.network.latent_mean) / self.network.latent_std
-
-    def _raw(self, z_BCHW: Tensor) -> Tensor:
-        return z_BCHW * self.network.latent_std + self.network.latent_mean
 
 
 class SmallVaeSettings(FolderPart):

@@ -19,6 +19,7 @@ from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
 from tintype.runtime.identity import check_pin, check_same
 from tintype.settings import LocalFiles, PathText, Plain, Settings, plain
+from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, TokenizerPart
 
 R = TypeVar("R", bound=Settings)
@@ -135,3 +136,26 @@ class FolderPart(TokenizerPart):
                 f"{self.kind} in {self.folder} has {found.channels} and {found.stride_px}; leave both out, or name the "
                 "right folder"
             )
+
+
+class MeasuredTokenizer(LatentTokenizer):
+    """A tokenizer whose network has the mean and deviation of each channel of its latents, measured after training."""
+
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
+        if not odd_C.any():
+            return None
+        worst = int(odd_C.nonzero()[0])
+        return (
+            f"channel {worst} of the latents has mean {float(mean_C[worst]):.3g} and deviation "
+            f"{float(std_C[worst]):.3g}, far from the 0 and 1 that were measured where it was trained: this data is "
+            "another; train a tokenizer on it (`tintype tokenizer train`)"
+        )
+
+    def _normalised(self, latent_BCHW: Tensor) -> Tensor:
+        z_BCHW: Tensor = (latent_BCHW - self.network.latent_mean) / self.network.latent_std
+        return z_BCHW
+
+    def _raw(self, z_BCHW: Tensor) -> Tensor:
+        latent_BCHW: Tensor = z_BCHW * self.network.latent_std + self.network.latent_mean
+        return latent_BCHW

@@ -126,6 +126,11 @@ class Teacher(FrozenEncoder):
         self.grid, self.width, self.words = grid, width, network.words
         self._frozen = network
 
+    @property
+    def weights_digest(self) -> str:
+        """Digest that names the network's weights, whatever the grid and the arithmetic."""
+        return self._frozen.weights_digest
+
     def at_grid(self, grid: Grid) -> Teacher:
         """Return the same network as the teacher of another grid."""
         preprocess = self._frozen.preprocess

@@ -237,4 +237,4 @@ def test_latents_of_other_data_are_told() -> None:
     tokenizer = SmallVae(network())
     channels = tokenizer.channels
     assert tokenizer.check_latents(torch.zeros(channels), torch.ones(channels)) is None
-    assert "train a small-vae on it" in str(tokenizer.check_latents(torch.full((channels,), 5.0), torch.ones(channels)))
+    assert "train a tokenizer on it" in str(tokenizer.check_latents(torch.full((channels,), 5.0), torch.ones(channels)))
