@@ -12,6 +12,8 @@ from PIL import Image
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import HOSTILE, draw_previews, hostile
 from tintype.serve.guard import Guard, RefusedError, inside, is_local
+from tintype.serve.playground import Job, Made, Request
+from tintype.study.picked import keep_image, read_picked
 from tintype.study.report import write_report
 
 SECRET = b"nobody may read this"
@@ -76,6 +78,10 @@ def client(folder: Path) -> Iterator[Client]:
         "/static/..%2fserver.py",
         "/etc/passwd",
         "/image/" + "a/" * 3000,
+        "/compare?run=study&run=..",
+        "/compare?run=linked-plan&run=linked-plan2",
+        "/compare?run=%2e%2e%2fserved-too&run=linked",
+        "/events/compare?run=linked-plan&run=..",
     ],
 )
 def test_no_path_outside_the_folder_is_served(client: Client, target: str) -> None:
@@ -130,14 +136,66 @@ def test_content_policy_lets_no_script_run_but_the_server_s_own(client: Client) 
     ],
     ids=str,
 )
-def test_a_request_of_another_site_is_refused(client: Client, headers: dict[str, str]) -> None:
-    answer = client.post("/play", {}, **headers)
+@pytest.mark.parametrize("target", ["/play", "/play/pick"])
+def test_a_request_of_another_site_is_refused(client: Client, target: str, headers: dict[str, str]) -> None:
+    answer = client.post(target, {}, **headers)
     assert answer.status in (403, 415)
-    assert client.post("/play", {}).status == 400  # its own page is answered: the request lacks a prompt
+    assert client.post(target, {}).status == 400  # its own page is answered: the request lacks a prompt or an image
 
 
-def test_a_request_without_an_origin_changes_nothing(client: Client) -> None:
-    assert client.request("POST", "/play", b"{}", {"Content-Type": "application/json"}).status == 403
+@pytest.mark.parametrize("target", ["/play", "/play/pick"])
+def test_a_request_without_an_origin_changes_nothing(client: Client, target: str) -> None:
+    assert client.request("POST", target, b"{}", {"Content-Type": "application/json"}).status == 403
+
+
+def test_an_image_is_picked_by_the_page_that_made_it_alone(tmp_path: Path) -> None:
+    """Another client, a wrong number, and a job that is not done keep nothing; nor does a request name a path."""
+    (tmp_path / "run").mkdir()
+    with serving(tmp_path) as client:
+        request = Request(client="the-page-that-made-it", prompt="x", run="run")
+        job = Job("1", request, [], made=[Made(tmp_path / "run", b"png", {"prompt": "x"})])
+        client.server.playground.jobs["1"] = job
+        own = {"client": "the-page-that-made-it", "id": "1", "index": 0}
+        assert client.post("/play/pick", own).status == 400, "it is not done"
+        job.state = "done"
+        for change in (
+            {"client": "another"},
+            {"index": 1},
+            {"index": -1},
+            {"index": "0"},
+            {"index": True},
+            {"id": "2"},
+        ):
+            assert client.post("/play/pick", own | change).status == 400
+        assert client.post("/play/pick", own | {"folder": "/tmp"}).status == 400, "no run: a folder of diffusers"
+        (tmp_path / "run" / "plan.yaml").write_text("")
+        assert client.post("/play/pick", own).status == 200
+        assert [path.parent for path in tmp_path.rglob("*.png")] == [tmp_path / "run" / "picked"]
+
+
+def test_picked_images_that_lead_out_of_the_folder_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    one = keep_image(tmp_path / "a", b"png", {"prompt": HOSTILE})
+    assert [found.prompt for found in read_picked(tmp_path / "a")] == [HOSTILE]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "picked").symlink_to(tmp_path / "a" / "picked")
+    assert read_picked(tmp_path / "b") == []
+    image = tmp_path / "a" / one.image
+    image.rename(tmp_path / "outside.png")
+    image.symlink_to(tmp_path / "outside.png")
+    assert read_picked(tmp_path / "a") == []
+
+
+def test_a_pipeline_whose_files_lead_out_of_the_folder_is_not_loaded(tmp_path: Path) -> None:
+    pipeline = tmp_path / "root" / "pipeline"
+    (pipeline / "transformer").mkdir(parents=True)
+    (pipeline / "model_index.json").write_text("{}")
+    (tmp_path / "weights").write_bytes(SECRET)
+    asked = {"client": "a-client-of-tests", "prompt": "x", "run": "pipeline"}
+    with serving(tmp_path / "root") as client:
+        assert client.post("/play", asked).status == 200
+        (pipeline / "transformer" / "config.json").symlink_to(tmp_path / "weights")
+        assert client.post("/play", asked).status == 404
 
 
 def test_another_site_cannot_embed_what_is_served(client: Client) -> None:
@@ -171,7 +229,7 @@ def test_a_token_is_asked_for_on_every_page(folder: Path) -> None:
         for target in ("/", "/study/study", "/static/live.js", "/events/study/study", "/?token=wrong", "/?token="):
             refused = client.get(target)
             assert refused.status == 401 and token not in refused.text
-        assert client.post("/play", {}).status == 401
+        assert client.post("/play", {}).status == 401 and client.post("/play/pick", {}).status == 401
         first = client.get(f"/study/study?token={token}&a=b")
         assert first.status == 303 and first.headers["Location"] == "/study/study?a=b"
         cookie = first.headers["Set-Cookie"]

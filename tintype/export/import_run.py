@@ -6,7 +6,7 @@ Such a run is sampled and scored like any other, and training continues from its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tintype.settings import plain
 from tintype.text.part import TextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
+from tintype.train.parts import Model, build_model
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 
@@ -44,17 +45,41 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
     plan = _plan(foreign, assignments)
     _check(foreign, plan)
     parts = build_session(plan)
-    reads = foreign.tensors.get("txt_in.weight")
-    if reads is not None and reads.shape[-1] != parts.text.dim:
-        raise UserError(
-            f"{source} reads text of width {reads.shape[-1]}, and the plan's encoder '{plan.text.kind}' gives "
-            f"{parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
-        )
-    check_tensors(foreign.tensors, plan.model, parts.tokenizer.channels, parts.text.dim, str(source))
+    _check_parts(foreign, parts)
     record = _record(foreign, plan)
     with written_whole(out) as temporary:
         _write(foreign, parts, record, temporary)
     return Imported(out, plan, record, tuple(_cleaning_notes(foreign, plan.text)))
+
+
+def open_model(source: Path, device: str | None = None) -> Model:
+    """Return a PRX model of others to sample from, as `import_model` reads it, without a run's folder."""
+    foreign = read_foreign(source, None)
+    plan = _plan(foreign, [f"run.device={device}"] if device else [])
+    _check(foreign, plan)
+    parts = build_model(plan)
+    _check_parts(foreign, parts)
+    _fill(parts, foreign)
+    parts.modules.eval()
+    return replace(parts, trained_steps=int(foreign.about.get("step", 0)))
+
+
+def _check_parts(foreign: Foreign, parts: Model) -> None:
+    """Refuse weights that do not fit the networks of the plan."""
+    plan, reads = parts.plan, foreign.tensors.get("txt_in.weight")
+    if reads is not None and reads.shape[-1] != parts.text.dim:
+        raise UserError(
+            f"{foreign.place} reads text of width {reads.shape[-1]}, and the plan's encoder '{plan.text.kind}' gives "
+            f"{parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
+        )
+    check_tensors(foreign.tensors, plan.model, parts.tokenizer.channels, parts.text.dim, str(foreign.place))
+
+
+@torch.no_grad()
+def _fill(parts: Model, foreign: Foreign) -> None:
+    own = parts.denoiser.state_dict()
+    for name, tensor in foreign.tensors.items():
+        own[name].copy_(tensor)
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
@@ -102,11 +127,8 @@ def _check(foreign: Foreign, plan: Plan) -> None:
             raise UserError(f"{foreign.place}: {name} is not finite")
 
 
-@torch.no_grad()
 def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: Path) -> None:
-    own = parts.denoiser.state_dict()
-    for name, tensor in foreign.tensors.items():
-        own[name].copy_(tensor)
+    _fill(parts, foreign)
     state = new_state(parts)  # an average begins with the weights as they are now
     folder = RunFolder(temporary)
     with folder.claim(parts.plan):

@@ -30,10 +30,11 @@ class FoundStudy:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that belongs to no study in the served folder."""
+    """A run that belongs to no study in the served folder, or a pipeline of diffusers."""
 
     path: str
     has_weights: bool
+    is_pipeline: bool = False
 
 
 def is_study(folder: Path) -> bool:
@@ -44,8 +45,17 @@ def is_run(folder: Path) -> bool:
     return (folder / "plan.yaml").is_file()
 
 
+def is_pipeline(folder: Path) -> bool:
+    """Return whether a folder is a pipeline of diffusers with a transformer."""
+    return (folder / "model_index.json").is_file() and (folder / "transformer").is_dir()
+
+
+def can_sample(folder: Path) -> bool:
+    return is_run(folder) or is_pipeline(folder)
+
+
 def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
-    """Return the studies and the loose runs below a folder, without following links out of it."""
+    """Return the studies, and the loose runs and pipelines below a folder, without following links out of it."""
     studies, runs, waiting, seen = list[FoundStudy](), list[FoundRun](), [(root, 0)], 0
     while waiting and seen < _MOST_FOLDERS:
         folder, depth = waiting.pop(0)
@@ -61,6 +71,9 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
             studies.append(describe(folder, path))
         elif "plan.yaml" in names:
             runs.append(FoundRun(path, "checkpoints" in inner))
+        elif "model_index.json" in names and "transformer" in inner:
+            runs.append(FoundRun(path, has_weights=True, is_pipeline=True))
+            continue
         if depth < _DEEPEST:
             kept = [name for name in inner if not name.startswith(".") and (name not in _INNER or not _owns(names))]
             waiting += [(folder / name, depth + 1) for name in kept]

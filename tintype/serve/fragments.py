@@ -20,6 +20,7 @@ from tintype.page import numerals
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.serve.curves import Curves
+from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
 from tintype.study.report.view import columns_of
@@ -107,6 +108,12 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
         "runs": _rendered("runs", facts=facts, **values),
         "scores": _rendered("scores", **values),
     }
+
+
+def picked_fragments(path: str, folder: Path) -> Fragments:
+    """Render the images that were picked by hand; an empty part where there are none."""
+    picked = [(one, _address(path, one.image)) for one in read_picked(folder)]
+    return {"picked": _rendered("picked", picked=picked, PICKED_LEAD=LEAD)}
 
 
 def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:

@@ -445,12 +445,15 @@ function playProblem(words) {
 
 function settings() {
   const given = Object.fromEntries(new FormData(play));
-  for (const name of ["seed", "steps", "guidance", "from_t", "to_t", "count"]) given[name] = Number(given[name]);
+  for (const name of ["seed", "steps", "guidance", "from_t", "to_t", "ema", "count"]) {
+    if (name in given) given[name] = Number(given[name]); // a disabled one is not there
+  }
   return given;
 }
 
 if (play) {
   const client = document.body.dataset.stream.split("/").at(-1);
+  play.weights.addEventListener("change", () => { play.ema.disabled = play.weights.value !== "length"; });
   play.addEventListener("submit", async (event) => {
     event.preventDefault();
     playProblem("");
@@ -488,14 +491,26 @@ if (play) {
 
 const runWords = (path) => [...play.run.options].find((one) => one.value === path)?.text ?? path;
 
+function sender(client, id, index) {
+  const button = make("button", { type: "button", class: "send" }, "send to report");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      button.replaceWith(make("span", { role: "status" }, (await send("/play/pick", { client, id, index })).words));
+    } catch (error) { button.disabled = false; playProblem(error.message); }
+  });
+  return button;
+}
+
 function keep(news, given) {
   const link = "?" + new URLSearchParams(given);
-  const figures = news.images.map((one) => {
+  const client = document.body.dataset.stream.split("/").at(-1);
+  const figures = news.images.map((one, index) => {
     const open = make("button", { type: "button", class: "image" }, make("img", { src: one.source, alt: `${given.prompt}, by ${runWords(one.run)}` }));
     open.dataset.name = runWords(one.run);
     open.dataset.prompt = given.prompt;
     return make("figure", {}, open, make("figcaption", {}, `${given.prompt} · ${runWords(one.run)}, ${one.words} · `, make("a", { href: link }, "link"), " · ",
-      make("a", { href: one.source, download: `tintype-${news.id}.png` }, "save")));
+      make("a", { href: one.source, download: `tintype-${news.id}.png` }, "save"), " · ", sender(client, news.id, index)));
   });
   byId("gallery").prepend(...figures);
 }

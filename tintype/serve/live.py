@@ -16,8 +16,9 @@ from string import ascii_uppercase
 from tintype.errors import DamagedFileError, UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
-from tintype.serve.fragments import Fragments, compare_fragments, run_fragments, study_fragments
+from tintype.serve.fragments import Fragments, compare_fragments, picked_fragments, run_fragments, study_fragments
 from tintype.study.compare import collect, read_run
+from tintype.study.picked import FOLDER as PICKED
 from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.side_by_side import read_run_data, side_by_side
 from tintype.study.status import LEFT, StatusReader, StudyStatus
@@ -49,6 +50,7 @@ class Live(ABC):
         self.changed = threading.Condition()
         self._asked_s = 0.0
         self._reading = False
+        self._picked_at = -1
 
     @abstractmethod
     def look(self) -> bool:
@@ -106,6 +108,14 @@ class Live(ABC):
                 self.changed.notify_all()
         return more
 
+    def _look_picked(self) -> None:
+        """Show the images that were picked by hand, when their folder has changed."""
+        place = self.folder / PICKED
+        stamp = place.stat().st_mtime_ns if place.is_dir() else 0
+        if stamp != self._picked_at:
+            self._picked_at = stamp
+            self.fragments |= picked_fragments(self.path, self.folder)
+
     def _state(self) -> tuple[object, ...]:
         return dict(self.fragments), self.problem, sum(self.curves.versions.values())
 
@@ -128,6 +138,7 @@ class LiveStudy(Live):
 
     def look(self) -> bool:
         """Read the queue, then the logs, then the verdicts, the cheapest first."""
+        self._look_picked()
         if not (self.folder / "runs").is_dir() and (self.folder / "results.json").is_file():
             return self._look_stored()
         status = self._reader.read()
@@ -226,6 +237,7 @@ class LiveRun(Live):
             self.colours = {label: "arm-0"}
             self.curves = Curves([RunPlace(label, plan.seed, plan.hash, self.folder, plan.train.steps)])
             self.plans, self.plan = {label: plan}, plan
+        self._look_picked()
         is_read = self.curves.read()
         self.fragments |= run_fragments(self.path, self.folder, self.plan, self.curves)
         return not is_read

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,11 +18,15 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.export.import_run import open_model
 from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.optim.power_function import LONGEST
 from tintype.sampling.generate import SamplerSettings, generate
+from tintype.serve.find import is_run
 from tintype.settings import Settings
-from tintype.train.load import load_run
+from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Model
+from tintype.train.reconstruct import reconstruction
 
 State = Literal["waiting", "loading", "sampling", "done", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("done", "failed", "stopped")
@@ -61,12 +65,38 @@ class Request(Settings):
     from_t: float = Field(0.0, ge=0, le=1)
     to_t: float = Field(1.0, ge=0, le=1)
     method: Literal["euler", "heun"] = "euler"
+    weights: Literal["usual", "raw", "length"] = "usual"
+    ema: float = Field(0.1, gt=0, lt=LONGEST)
+    """Length of the weight average, with `weights: length`."""
     count: int = Field(1, ge=1, le=LIMITS.count)
 
     @property
     def sampler(self) -> SamplerSettings:
         guidance = ClassifierFreeSettings(scale=self.guidance, from_t=self.from_t, to_t=self.to_t)
         return SamplerSettings(method=self.method, steps=self.steps, guidance=guidance, batch=self.count)
+
+    @property
+    def made_with(self) -> dict[str, str | int | float]:
+        """Return the settings of an image for its record, but for the run and the weights."""
+        return {
+            "prompt": self.prompt,
+            "seed": self.seed,
+            "sampler": self.method,
+            "steps": self.steps,
+            "guidance": self.guidance,
+            "guided from t": self.from_t,
+            "to t": self.to_t,
+        }
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image that is done, with its settings."""
+
+    folder: Path
+    """The run that made it."""
+    png: bytes
+    settings: Mapping[str, str | int | float]
 
 
 @dataclass
@@ -81,6 +111,8 @@ class Job:
     words: str = ""
     share: float = 0.0
     images: list[dict[str, str]] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
+    """The images in the order in which they are shown, once they are done."""
     version: int = 0
     stop: bool = False
 
@@ -101,7 +133,7 @@ class Playground:
         self.changed = threading.Condition()
         self.jobs: OrderedDict[str, Job] = OrderedDict()
         self._waiting: deque[Job] = deque()
-        self._models: OrderedDict[tuple[Path, float], tuple[Model, int]] = OrderedDict()
+        self._models: OrderedDict[tuple[object, ...], tuple[Model, int]] = OrderedDict()
         self._number = 0
         self._works = False
 
@@ -134,6 +166,14 @@ class Playground:
                     self._waiting.remove(job)
                     self._tell(job, "stopped", "stopped")
 
+    def made(self, client: str, id: str, index: int) -> Made:
+        """Return an image of this client; refuse one that is not done or not kept any more."""
+        with self.changed:
+            job = self.jobs.get(id)
+            if job is None or job.request.client != client or job.state != "done" or not 0 <= index < len(job.made):
+                raise UserError("this image is not kept any more; open its link and generate it again")
+            return job.made[index]
+
     def of_client(self, client: str) -> list[Job]:
         return [job for job in self.jobs.values() if job.request.client == client]
 
@@ -163,22 +203,34 @@ class Playground:
     def _make(self, job: Job) -> None:
         for index, (name, folder) in enumerate(job.runs):
             self._tell(job, "loading", "loading the run", index / len(job.runs))
-            model, step = self._model(folder)
-            self._sample(job, name, model, step, index)
+            model, step = self._model(folder, job.request)
+            self._sample(job, name, folder, model, step, index)
 
-    def _model(self, folder: Path) -> tuple[Model, int]:
+    def _model(self, folder: Path, request: Request) -> tuple[Model, int]:
         """Return a run's newest weights; a model is loaded once, and again when its run has trained further."""
-        key = folder, max((path.stat().st_mtime for path in (folder / "checkpoints").glob("*")), default=0.0)
+        places = [folder / "checkpoints", folder / "snapshots"] if is_run(folder) else [folder / "transformer"]
+        stamp = max((path.stat().st_mtime for place in places for path in place.glob("*")), default=0.0)
+        length = request.ema if request.weights == "length" else 0.0
+        key = folder, request.weights, length, stamp
         if key not in self._models:
-            for old in [one for one in self._models if one[0] == folder]:
+            for old in [one for one in self._models if one[0] == folder and one[-1] != stamp]:
                 del self._models[old]
             while len(self._models) >= _MODELS:
                 self._models.popitem(last=False)
-            self._models[key] = load_run(folder, self.device)
+            self._models[key] = self._load(folder, request)
         self._models.move_to_end(key)
         return self._models[key]
 
-    def _sample(self, job: Job, name: str, model: Model, step: int, index: int) -> None:
+    def _load(self, folder: Path, request: Request) -> tuple[Model, int]:
+        if is_run(folder):
+            average = reconstruction(folder, request.ema) if request.weights == "length" else None
+            return load_run(folder, self.device, average, raw=request.weights == "raw")
+        if request.weights != "usual":
+            raise UserError("a folder of diffusers has one set of weights; choose “as the run samples” for it")
+        model = open_model(folder, self.device)
+        return model, model.trained_steps or 0
+
+    def _sample(self, job: Job, name: str, folder: Path, model: Model, step: int, index: int) -> None:
         request, size_px = job.request, min(model.plan.data.size_px, LARGEST_PX)
         first = index * request.count
         shown_s, done = 0.0, 0
@@ -212,15 +264,33 @@ class Playground:
             on_step=on_step,
             on_estimate=on_estimate,
         )
-        show(images, f"trained {step:,} steps")
+        weights = _weights_words(folder, model, request)
+        show(images, f"trained {step:,} steps, {weights}" if step else weights)
+        made_by = {"run": name, "weights": weights, "trained steps": step}
+        settings = [{**request.made_with, **made_by, "image": place + 1} for place in range(request.count)]
+        job.made += [Made(folder, _png(image), one) for image, one in zip(images, settings, strict=True)]
 
 
-def _source(image_CHW: Tensor) -> str:
-    """Return an image as a data URI; small ones are enlarged by whole factors, so that they can be seen."""
+def _weights_words(folder: Path, model: Model, request: Request) -> str:
+    """Return which weights of a run were loaded."""
+    if request.weights == "length":
+        return f"average of length {request.ema:g}"
+    if not is_run(folder):
+        return "weights of a folder of diffusers"
+    return "raw weights" if request.weights == "raw" else f"{weights_words(folder, model.plan)} weights"
+
+
+def _png(image_CHW: Tensor, *, least_px: int = 0) -> bytes:
+    """Return an image as PNG, enlarged by a whole factor where it has fewer than `least_px`."""
     image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
-    factor = max(1, math.floor(128 / max(image.size)))
+    factor = max(1, math.floor(least_px / max(image.size)))
     if factor > 1:
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     content = io.BytesIO()
     image.save(content, "PNG")
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+    return content.getvalue()
+
+
+def _source(image_CHW: Tensor) -> str:
+    """Return an image as a data URI; small ones are enlarged, so that they can be seen."""
+    return "data:image/png;base64," + base64.b64encode(_png(image_CHW, least_px=128)).decode("ascii")

@@ -22,11 +22,12 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.plan import plan_from_folder
 from tintype.runtime.notes import note
-from tintype.serve.find import describe, find, is_run, is_study, runs_of
+from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static
 from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
 from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.playground import LIMITS, Playground, Request
+from tintype.study.picked import keep_image
 
 PORT = 8420
 _FIRST_PAINT_S = 0.5
@@ -43,7 +44,7 @@ _READ = ("study.yaml", "baseline.yaml", "results.json", "report.html", "plan.yam
 """Files whose content pages show. None of them may be a link that leads out of the served folder."""
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
-_FORM |= {"to_t": "1", "method": "euler", "count": "1"}
+_FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
 """Values of the playground's form where its address gives no others."""
 _NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
 
@@ -70,6 +71,8 @@ class LiveServer(ThreadingHTTPServer):
         needed = token or not is_local(host)
         self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
         self.playground = Playground(device)
+        self.picking = threading.Lock()
+        """Held while an image is kept for a report."""
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
 
@@ -159,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             elif self.path == "/play/stop":
                 self.server.playground.stop(str(content.get("client")), str(content.get("id")))
                 self._send_json({})
+            elif self.path == "/play/pick":
+                self._send_json({"words": self._pick(content)})
             else:
                 raise _NOT_FOUND
 
@@ -222,10 +227,9 @@ class Handler(BaseHTTPRequestHandler):
             plan = plan_from_folder(folder).to_yaml()
         except UserError as error:
             plan = str(error)
-        study = folder.parent.parent
-        of_study = folder.parent.name == "runs" and study.is_relative_to(self.server.root) and is_study(study)
-        heading = self._names(study).get(folder.name, folder.name) if of_study else folder.name
-        above = self.server.relative(study) if of_study else None
+        study = self._study_of(folder)
+        heading = self._names(study).get(folder.name, folder.name) if study else folder.name
+        above = self.server.relative(study) if study else None
         self._send_live(live, "run", heading, plan=plan, above=above)
 
     def _send_live(self, live: Live, kind: str, heading: str, **more: object) -> None:
@@ -266,8 +270,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _run_words(self, folder: Path, path: str) -> str:
         """Return a run's name for readers: of a study's, the study, the arm and the seed."""
-        study = folder.parent.parent
-        if folder.parent.name != "runs" or not study.is_relative_to(self.server.root) or not is_study(study):
+        if (study := self._study_of(folder)) is None:
             return path or "the folder itself"
         name = describe(study, "").name
         return f"{name}: {self._names(study).get(folder.name, folder.name)}"
@@ -276,19 +279,20 @@ class Handler(BaseHTTPRequestHandler):
         given = dict(parse_qsl(urlsplit(self.path).query))
         values = {key: given.get(key, usual)[: LIMITS.prompt] for key, usual in _FORM.items()}
         client = secrets.token_hex(12)
-        runs = list(self._sampled_runs())
+        runs = list(self._sampled_runs(pipelines=True))
         stream = f"/events/play/{client}"
         self._send_page(
             "playground.html.j2", title="Playground", runs=runs, values=values, limits=LIMITS, stream=stream
         )
 
-    def _sampled_runs(self) -> Iterator[dict[str, str]]:
-        """Yield path and words of the runs that can be sampled from."""
+    def _sampled_runs(self, *, pipelines: bool = False) -> Iterator[dict[str, str]]:
+        """Yield path and words of the runs that can be sampled from, with `pipelines` also those of diffusers."""
         studies, runs = find(self.server.root)
         left = _MOST_RUNS
         for run in runs:
-            if run.has_weights:
-                yield {"path": run.path, "words": run.path or "the folder itself"}
+            if run.has_weights and (pipelines or not run.is_pipeline):
+                words = run.path or "the folder itself"
+                yield {"path": run.path, "words": f"{words} (diffusers)" if run.is_pipeline else words}
         for study in studies:
             folder = self.server.root / study.path
             named = {name: f"{study.name}: {words}" for name, words in self._names(folder).items()}
@@ -333,7 +337,8 @@ class Handler(BaseHTTPRequestHandler):
         folder = inside(self.server.root, rest)
         if not folder.is_dir() or not is_kind(folder):
             raise _NOT_FOUND
-        links = [file for name in _READ if (file := folder / name).is_symlink()]
+        names = _READ if not is_pipeline(folder) else [str(one.relative_to(folder)) for one in folder.rglob("*")]
+        links = [file for name in names if (file := folder / name).is_symlink()]
         if not all(file.resolve().is_relative_to(self.server.root) for file in links):
             raise _NOT_FOUND
         return folder
@@ -345,8 +350,29 @@ class Handler(BaseHTTPRequestHandler):
             first = error.errors()[0]
             raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         paths = [request.run, *([request.beside] if request.beside else [])]
-        runs = [(path, self._folder(quote(path), is_run)) for path in paths]
+        runs = [(path, self._folder(quote(path), can_sample)) for path in paths]
         return self.server.playground.ask(request, runs).id
+
+    def _pick(self, content: dict[str, object]) -> str:
+        """Keep an image of the playground for the report of its study, or beside its run; return where."""
+        index = content.get("index")
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise UserError("index: an integer is needed")
+        made = self.server.playground.made(str(content.get("client")), str(content.get("id")), index)
+        if not is_run(made.folder):
+            raise UserError("a folder of diffusers has no report; send an image of a run")
+        study = self._study_of(made.folder)
+        with self.server.picking:
+            keep_image(study or made.folder, made.png, dict(made.settings))
+        if study is None:
+            return "kept beside its run, which is in no study: see the run's page"
+        return f"kept for the next report of {describe(study, '').name}"
+
+    def _study_of(self, run: Path) -> Path | None:
+        """Return the served study that a run belongs to; None for another run."""
+        study = run.parent.parent
+        inside_root = study.is_relative_to(self.server.root)
+        return study if run.parent.name == "runs" and inside_root and is_study(study) else None
 
     # event streams
 

@@ -54,6 +54,7 @@ from tintype.study.looks import (
     with_look,
 )
 from tintype.study.pairs import Key, Pair, pair_runs
+from tintype.study.picked import read_picked
 from tintype.study.replicate import read_replication
 from tintype.study.results import arm_label
 from tintype.study.runner import FAILURES
@@ -106,6 +107,7 @@ def collect(study: Study, out: Path, known: Runs | None = None) -> results.Study
         commands=read_commands(out),
         along_images=along.protocol.count if along else 0,
         replication=read_replication(out),
+        picked=read_picked(out),
     )
     return with_along(found)
 

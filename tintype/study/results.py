@@ -275,6 +275,25 @@ class Resolution(_Data):
     reference: dict[str, dict[str, float]]
 
 
+class Picked(_Data):
+    """An image of the playground that somebody picked by hand."""
+
+    image: str
+    """Path relative to the study's folder."""
+    sha256: str
+    settings: dict[str, str | int | float]
+    """How it was made: prompt, run, seed, steps, guidance and the like."""
+
+    @property
+    def prompt(self) -> str:
+        return str(self.settings.get("prompt", ""))
+
+    @property
+    def made(self) -> str:
+        """Return all settings but the prompt, in words."""
+        return ", ".join(f"{key} {value}" for key, value in self.settings.items() if key != "prompt")
+
+
 class RelativeEffect(_Data):
     """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
 
@@ -584,6 +603,8 @@ class StudyResults(_Data):
     """Main effects, then interactions, by metric and resolution; empty in a study without `factorial`."""
     tuning: Tuning | None = None
     """None in a study without `tune`."""
+    picked: list[Picked] = []
+    """Images that somebody picked by hand, oldest first. Nothing is concluded from them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -594,7 +615,7 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without the keys of what the study does not have, as several resolutions."""
         content: dict[str, Any] = json.loads(self.model_dump_json())
-        for key in ("tuning", "factors", "earlier"):
+        for key in ("tuning", "factors", "earlier", "picked"):
             if not getattr(self, key):
                 del content[key]
         for run in (run for arm in content["arms"] for run in arm["runs"]):

@@ -213,6 +213,30 @@ def test_an_image_is_made_in_the_playground(page: Any) -> None:
     assert fits(page)
 
 
+def test_weights_are_chosen_and_an_image_is_sent_to_the_report(page: Any, root: Path) -> None:
+    page.goto("/playground?prompt=a+red+ball&steps=2&run=run")
+    assert page.locator("[name=ema]").is_disabled()
+    page.locator("[name=weights]").select_option("length")
+    assert page.locator("[name=ema]").is_enabled()
+    page.get_by_role("button", name="Generate").click()
+    page.locator("#play-problem", has_text="no snapshots of weight averages").wait_for(timeout=20_000)
+    page.locator("[name=weights]").select_option("raw")
+    page.locator("[name=seed]").fill(str(page.viewport_size["width"]))
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_selector("#gallery figure img", timeout=20_000)
+    assert "weights=raw" in page.locator("#gallery a").first.get_attribute("href")
+    page.get_by_role("button", name="send to report").click()
+    page.locator("#gallery figcaption", has_text="kept beside its run").wait_for(timeout=8000)
+    assert fits(page)
+    page.goto("/run/run")
+    picked = page.locator("#picked figure", has_text=f"seed {page.viewport_size['width']}")
+    assert "raw weights" in picked.inner_text()
+    picked.locator(".image").click()
+    assert page.locator("#zoom-title").inner_text() == "Picked by hand: a red ball"
+    page.keyboard.press("Escape")
+    assert fits(page)
+
+
 def test_every_control_has_a_name(page: Any) -> None:
     for address in ("/", "/study/begun", "/study/done", "/run/run", "/playground", "/compare?run=run&run=second"):
         page.goto(address)
