@@ -17,20 +17,21 @@ CHARACTER_PX = 6.3
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
     """Return an element. Children that are not Markup are escaped; `class_` is class, `text_anchor` is text-anchor."""
-    written = Markup("").join(
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _value(value))
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, join(children))
+    return Markup(f"<{name}{written}>{join(children)}</{name}>")
 
 
 def join(parts: Iterable[str]) -> Markup:
-    return Markup("").join(escape(part) for part in parts)
+    return Markup("".join(escape(part) for part in parts))
 
 
 def _value(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
+    """Return an attribute's value, escaped. Plain strings are joined: charts have thousands of elements."""
+    return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
 def drawing(width: float, height: float, description: str, parts: Iterable[str]) -> Markup:

@@ -14,6 +14,7 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.results import read_per_image, result_file
 from tintype.plan import Plan, plan_from_folder
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.fragments import Fragments, compare_fragments, picked_fragments, run_fragments, study_fragments
@@ -129,10 +130,13 @@ class LiveStudy(Live):
         self._stored_at = 0
         """When the results were written that a study without its runs is shown from."""
         self._scores: dict[str, Run] = {}
+        self._images: dict[str, dict[str, list[float]]] = {}
+        """Numbers of single images by metric, by the run's hash."""
         self._study: Study | None = None
         self._ended: tuple[tuple[str, str], ...] | None = None
         self._results: StudyResults | None = None
         self._compared = ""
+        self._comparing: threading.Thread | None = None
         self._events_shown = -1
         self._rested_s = 0.0
 
@@ -153,11 +157,17 @@ class LiveStudy(Live):
             self._events_shown = self.curves.events_version
             self.fragments |= study_fragments(self.path, self.colours, curves=self.curves)
         ended = tuple((run.hash, run.state) for run in status.runs if run.state not in (*LEFT, "perhaps"))
-        if ended != self._ended and (is_read or self._ended is None) and time.monotonic() > self._rested_s:
-            self._ended, began_s = ended, time.monotonic()
-            self._compare(self._reader.study, status)
-            self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+        is_due = time.monotonic() > self._rested_s and not (self._comparing and self._comparing.is_alive())
+        if ended != self._ended and (is_read or self._ended is None) and is_due:
+            self._ended, study = ended, self._reader.study
+            self._comparing = threading.Thread(target=self._compare, args=(study, status), name="compare", daemon=True)
+            self._comparing.start()
         return not is_read
+
+    def settle(self) -> None:
+        """Wait until the comparison that is under way is done."""
+        if self._comparing is not None:
+            self._comparing.join()
 
     def _begin(self, study: Study, status: StudyStatus) -> None:
         self._study = study
@@ -175,7 +185,11 @@ class LiveStudy(Live):
         self._ended = None
 
     def _compare(self, study: Study, status: StudyStatus) -> None:
-        """Compare the runs that are done; rows stay incomplete until all runs of a look are there."""
+        """Compare the runs that are done; rows stay incomplete until all runs of a look are there.
+
+        It runs beside the looks, which so stay quick, and then rests.
+        """
+        began_s = time.monotonic()
         names = {(run.arm, run.seed): run.hash for run in status.runs}
         states = {run.hash: run.state for run in status.runs}
         try:
@@ -183,13 +197,17 @@ class LiveStudy(Live):
                 arm.label: [self._run(study, arm.label, index, names, states) for index in range(len(arm.plans))]
                 for arm in study.arms
             }
-            self._results = collect(study, self.folder, runs)
+            self._results = collect(study, self.folder, runs, self._images)
             self._compared = ""
-        except (UserError, OSError) as error:
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
             self._compared = str(error)
         self.fragments |= study_fragments(
             self.path, self.colours, results=self._results, folder=self.folder, study=study, refused=self._compared
         )
+        self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+        with self.changed:
+            self.version += 1
+            self.changed.notify_all()
 
     def _run(
         self, study: Study, label: str, index: int, names: Mapping[tuple[str, int], str], states: Mapping[str, str]
@@ -202,11 +220,13 @@ class LiveStudy(Live):
             try:
                 ended = states.get(name) in ("done", "diverged", "failed")
                 found = read_run(plan, study.settings.evaluation, self.folder, logs=False) if ended else missing
+                file = result_file(self.folder / "runs" / name, study.settings.evaluation, plan.train.steps)
+                images = read_per_image(file) if found.state == "done" else {}
             except DamagedFileError:
-                found = missing
+                found, images = missing, {}
             if found.state == "missing":
                 return found
-            self._scores[name] = found
+            self._scores[name], self._images[name] = found, images
         return self._scores[name]
 
     def _look_stored(self) -> bool:

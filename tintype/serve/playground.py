@@ -266,7 +266,7 @@ class Playground:
         )
         weights = _weights_words(folder, model, request)
         show(images, f"trained {step:,} steps, {weights}" if step else weights)
-        made_by = {"run": name, "weights": weights, "trained steps": step}
+        made_by: dict[str, str | int | float] = {"run": name, "weights": weights, "trained steps": step}
         settings = [{**request.made_with, **made_by, "image": place + 1} for place in range(request.count)]
         job.made += [Made(folder, _png(image), one) for image, one in zip(images, settings, strict=True)]
 

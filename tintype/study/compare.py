@@ -79,16 +79,17 @@ COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
 
 
-def collect(study: Study, out: Path, known: Runs | None = None) -> results.StudyResults:
+def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
     """Read the runs of a study from its folder, and compare them.
 
-    Where the runs are `known`, only what is beside them is read, and nothing is written: for a page that looks at a
-    study while others work on it.
+    Where the runs are `known`, and the numbers of their `images`, only what is beside them is read, and nothing is
+    written: for a page that looks at a study while others work on it.
     """
     protocol, settings = study.settings.evaluation, study.settings
     every = read_runs(study, out) if known is None else known
     _check_identities(every)
-    reading = read_at_looks(study, every, metric_infos(study), made_looks(out), _per_image(study, out))
+    per_image = _per_image(study, out) if images is None else images
+    reading = read_at_looks(study, every, metric_infos(study), made_looks(out), per_image)
     study, runs = reading.study, reading.runs
     resolutions = [_resolution(arms, protocol, out, write=known is None) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION

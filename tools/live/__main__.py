@@ -1,22 +1,26 @@
 """`python -m tools.live FOLDER [--lines N]`: write a study of 500 runs with long logs, and time its live page.
 
-Prints the time until the page is answered, the time until all curves were sent, and the CPU time of an update in which
-eight runs log new lines.
+Prints the time until the page is answered, the time until all curves were sent, the CPU time of an update in which
+eight runs log new lines, and that of one in which a run ends: the look that shows it, and the verdicts beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import threading
 import time
 import urllib.request
 from pathlib import Path
 
+from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.results import EvaluationResult, result_file, write_result
+from tintype.runtime.files import write_checked
 from tintype.serve.live import LiveStudy
 from tintype.serve.server import LiveServer, follow
 from tintype.study.lab import prepare_study, stored_study
-from tintype.study.runner import tasks_of
+from tintype.study.runner import Task, tasks_of
 from tintype.study.study import load_study
 
 RUNNING = 8
@@ -71,6 +75,7 @@ def main() -> None:
     live._asked_s, live._reading = time.monotonic() + 1e9, True  # this thread looks
     while next(news)[0] != "curves":
         pass
+    live.settle()
     for turn in range(5):
         for log in logs[:RUNNING]:
             with log.open("ab") as file:
@@ -82,6 +87,57 @@ def main() -> None:
         look_ms, send_ms = 1e3 * (looked - cpu), 1e3 * (time.process_time() - looked)
         size = len(json.dumps(sent)) / 1e3
         print(f"update with {RUNNING} runs: {look_ms:.0f} + {send_ms:.0f} ms of CPU time (look, send), {size:.0f} kB")
+    measure_an_end(given.folder / "study")
+
+
+def score(task: Task, protocol: Protocol) -> Path:
+    """Write the scores of a run: as many metrics as a study has, and numbers of single images."""
+    file = result_file(task.folder, protocol, task.plan.train.steps)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_checked(task.folder / "environment.json", {"parameters": 1})
+    draw = random.Random(task.plan.hash)
+    metrics = {name: draw.gauss(1.0, 0.05) for name in definitions(protocol, True)}
+    result = EvaluationResult(
+        metrics=metrics,
+        errors=dict.fromkeys(metrics, 0.01),
+        encoders={},
+        warnings=(),
+        seconds=1.0,
+        plan=task.plan.hash,
+        step=task.plan.train.steps,
+        weights="raw",
+        protocol=protocol,
+        protocol_hash=protocol.hash,
+        details={},
+        samples={},
+        real={},
+        time_split={},
+        previews=(),
+    )
+    write_result(file, result, {name: [draw.random() for _ in range(256)] for name in list(metrics)[:3]})
+    return file
+
+
+def measure_an_end(folder: Path) -> None:
+    """Score all runs but one, look, score the last, and print the CPU time of the look and of the verdicts."""
+    study = stored_study(folder)
+    tasks, protocol = tasks_of(study, folder), study.settings.evaluation
+    for task in tasks[:-1]:
+        score(task, protocol)
+    live = LiveStudy(folder.resolve(), "study")
+    while live.step():
+        pass
+    live.settle()
+    score(tasks[-1], protocol)
+    live._rested_s = 0.0
+    began, cpu = time.process_time(), time.thread_time()
+    live.step()
+    look_ms = 1e3 * (time.thread_time() - cpu)
+    live.settle()
+    whole_ms = 1e3 * (time.process_time() - began)
+    print(
+        f"a run ends: {look_ms:.0f} ms of CPU time for the look, {whole_ms - look_ms:.0f} ms beside it for the verdicts"
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from tests.written_runs import Drawer, Writer, written_runs
 from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.runtime.files import append_line, write_sealed
 from tintype.runtime.interrupt import Interrupt
+from tintype.serve import live as live_module
 from tintype.serve.curves import Curves, RunPlace
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.serve.server import follow
+from tintype.study.compare import collect
 from tintype.study.lab import prepare_study, run_study, stored_study
 from tintype.study.report import write_report
+from tintype.study.results import StudyResults
 from tintype.study.runner import tasks_of
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
@@ -36,6 +40,7 @@ def read(live: LiveStudy) -> None:
     live._rested_s = 0.0
     while live.step():
         pass
+    live.settle()
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -60,6 +65,33 @@ def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
     assert live.version > version
     assert "v-better" in live.fragments["verdicts"] and "v-incomplete" not in live.fragments["verdicts"]
     assert "<b>9</b> done" in live.fragments["queue"]
+
+
+def test_the_page_is_kept_fresh_while_verdicts_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that takes long holds up neither the queue nor the curves, and only one runs at a time."""
+    with written_runs(Writer(stop_after=4)):
+        run_study(pocket(), tmp_path, 1)
+    go_on, begun = threading.Event(), list[int]()
+
+    def slow(*given: object) -> StudyResults:
+        begun.append(1)
+        assert go_on.wait(20)
+        return collect(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(live_module, "collect", slow)
+    live = LiveStudy(tmp_path, "study")
+    while live.step():
+        pass
+    with written_runs(Writer()):
+        run_study(pocket(), tmp_path, 1)
+    live.step()
+    assert "<b>9</b> done" in live.fragments["queue"] and "verdicts" not in live.fragments and begun == [1]
+    version = live.version
+    go_on.set()
+    live.settle()
+    assert "v-incomplete" in live.fragments["verdicts"] and live.version > version
+    read(live)
+    assert "v-incomplete" not in live.fragments["verdicts"] and begun == [1, 1]
 
 
 def test_failures_are_named_with_the_command_that_tries_again(tmp_path: Path) -> None:
