@@ -1,4 +1,4 @@
-"""Shell completion of recipes, studies and techniques. Torch is not imported: a key press must not take seconds."""
+"""Shell completion of names. Torch is not imported: a key press must not take seconds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def recipe_names(incomplete: str) -> list[tuple[str, str]]:
 
 def study_names(incomplete: str) -> list[tuple[str, str]]:
     return _packaged("studies", incomplete)
+
+
+def preset_names(incomplete: str) -> list[tuple[str, str]]:
+    return _packaged("data", incomplete)
 
 
 def technique_names(incomplete: str) -> list[tuple[str, str]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from tintype.cli import options
+from tintype.cli import complete, options
 from tintype.cli.shared import console, group, print_json
 from tintype.errors import UserError
 from tintype.terminal.lines import say
@@ -23,6 +24,14 @@ def data_import(
         Path, Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000")
     ],
     out: Annotated[Path, Option("--out", help="Folder of the new store")],
+    preset: Annotated[
+        str | None,
+        Option(
+            "--preset",
+            help="A public set by name, see `tintype data presets`; further options take precedence",
+            autocompletion=complete.preset_names,
+        ),
+    ] = None,
     caption: Annotated[
         list[str], Option("--caption", help="NAME=COLUMN: name of a caption and its column (repeatable)")
     ] = [],  # noqa: B006
@@ -46,7 +55,9 @@ def data_import(
     min_px: Annotated[int | None, Option(min=1, help="Set aside images with a smaller short side")] = None,
     quality: Annotated[int, Option(min=1, max=100, help="JPEG quality of images that are changed")] = 95,
     limit: Annotated[int | None, Option(min=1, help="Import only the first N records")] = None,
-    most_bad: Annotated[str, Option(help="Largest fraction of bad records; with more the import is refused")] = "5%",
+    most_bad: Annotated[
+        str | None, Option(help="Largest fraction of bad records; with more the import is refused [5%]")
+    ] = None,
     most_bytes: Annotated[int, Option(min=1, help="Largest image file; a larger one counts as bad")] = 64 << 20,
     most_pixels: Annotated[int, Option(min=1, max=178_956_970, help="Largest image; a larger one counts as bad")] = 1
     << 26,
@@ -57,6 +68,7 @@ def data_import(
 ) -> None:
     """Import images, captions and attributes into a store. Running it again resumes, or says that it is done."""
     from tintype.data.image_file import Limits
+    from tintype.data.presets import read_preset
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_share, read_splits
@@ -64,22 +76,45 @@ def data_import(
 
     if split_column is not None and eval_share is not None:
         raise UserError("--split-column and --eval-share both say what is held out; give one of them")
-    if split_column is None and split:
+    known, base = None, ImportOptions()
+    if preset is not None:
+        known = read_preset(preset)
+        base = known.options(preset)
+    if split_column is not None or eval_share is not None:  # neither is then as in the preset
+        base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
+    if base.split_column is None and split:
         raise UserError("--split says what the values of a column mean; give --split-column too")
-    chosen = ImportOptions(
-        captions=read_pairs("--caption", caption, "long=caption_long"),
-        attributes=read_attributes(read_pairs("--attribute", attribute, "score=aesthetic:float")),
-        split_column=split_column,
-        splits=read_splits(split),
-        eval_share=0.1 if eval_share is None else eval_share,
+    chosen = replace(
+        base,
+        captions=read_pairs("--caption", caption, "long=caption_long") or base.captions,
+        attributes=read_attributes(read_pairs("--attribute", attribute, "score=aesthetic:float")) or base.attributes,
+        splits={**base.splits, **read_splits(split)},
         limit=limit,
         sizing=Sizing(short_px, min_px, quality),
         limits=Limits(most_bytes, most_pixels),
         most_pixels_at_once=most_pixels_at_once,
-        most_bad=read_share("--most-bad", most_bad),
+        most_bad=base.most_bad if most_bad is None else read_share("--most-bad", most_bad),
         follow_links=follow_links,
     )
-    import_with_progress(source, out, chosen, console)
+    import_with_progress(source, out, chosen, console, known)
+
+
+@data_app.command("presets")
+def data_presets(
+    preset: Annotated[
+        str | None, Argument(help="Show all about this one", autocompletion=complete.preset_names)
+    ] = None,
+    json_: options.Json = False,
+) -> None:
+    """List public sets that `tintype data import --preset` knows: licence, records, and where to get them."""
+    from tintype.terminal.presets import preset_rows, show_preset, show_presets
+
+    if json_:
+        print_json(preset_rows(preset))
+    elif preset is None:
+        show_presets(console)
+    else:
+        show_preset(preset, console)
 
 
 @data_app.command("export")

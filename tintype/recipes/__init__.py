@@ -1,4 +1,4 @@
-"""Named plans, studies of them, and protocols of evaluations, that come with the package."""
+"""Named plans, studies of them, protocols of evaluations, and presets of data sets, that come with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tintype.errors import UserError
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of the packaged files of a kind: `plans`, `studies` or `protocols`."""
+    """Return the names of the packaged files of a kind: `plans`, `studies`, `protocols` or `data`."""
     folder = resources.files(__name__).joinpath(kind)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -24,7 +24,7 @@ def find(kind: str, name: str) -> Document:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_file(path)
-    singular = {"plans": "recipe", "studies": "study", "protocols": "protocol"}[kind]
+    singular = {"plans": "recipe", "studies": "study", "protocols": "protocol", "data": "preset"}[kind]
     raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tintype.data.presets import Preset
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
 from tintype.data.store.changes import upgrade_store
@@ -27,7 +28,9 @@ from tintype.terminal.lines import progress_console, say, say_note
 from tintype.terminal.progress import Progress, stoppable
 
 
-def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> None:
+def import_with_progress(
+    source: Path, out: Path, options: ImportOptions, console: Console, preset: Preset | None = None
+) -> None:
     """Import images into a store and show how far it is."""
     began, first = time.monotonic(), -1
     with stoppable("importing") as (bars, interrupt):
@@ -51,6 +54,10 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
     say(console, f"{out}: {state}; {counts}, {size:.1f} MB; captions {captions}; {attributes}sha256 {identity}")
     if about.quarantined:
         say_note(console, f"{about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each")
+    if preset is not None:
+        say_note(console, f"licence of {options.preset}: {preset.license}; {preset.terms}".rstrip("; "))
+        for difference in preset.unexpected(outcome.done, about.counts) if options.limit is None else []:
+            say_note(console, f"{options.preset} has {difference}: a part of it, another version, or records set aside")
     for split, count in about.counts.items():
         if not count:
             say_note(console, f"the split {split} is empty")

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from tintype.data.importers.coco import open_coco
 from tintype.data.importers.folder import open_folder
 from tintype.data.importers.importer import Importer, Reading
+from tintype.data.importers.listed import open_listed
 from tintype.data.importers.mds import open_mds
 from tintype.data.importers.metadata import open_metadata
 from tintype.data.importers.parquet import open_parquet
@@ -37,12 +39,21 @@ _KNOWN = (
     "a .parquet or .tar file, a folder of them, a folder of images with captions in .txt, .json or metadata files, "
     "a data set saved by `save_to_disk`, MDS shards, or `scenes`"
 )
+FORMATS: dict[str, Callable[[Path, Reading], Importer | None]] = {
+    "parquet": open_parquet,
+    "webdataset": open_webdataset,
+    "coco": open_coco,
+    "listed": open_listed,
+}
+"""Formats that a preset can name. Files of other kinds in the same folder are passed over then."""
 
 
 def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     """Return the one importer that reads the path."""
     if (scenes := open_scenes(path)) is not None:
         return scenes
+    if reading is not None and reading.format is not None:
+        return _open_as(path, reading.format, reading)
     if not path.exists():
         raise UserError(f"{path} does not exist; give {_KNOWN}")
     openers: tuple[Open, ...] = (*_IMPORTERS, *(one.part for one in added("importers").values()))
@@ -52,3 +63,12 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     if len(opened) > 1:
         raise UserError(f"{path} holds files of several kinds; give {_KNOWN}, with one kind in it")
     return opened[0]
+
+
+def _open_as(path: Path, form: str, reading: Reading) -> Importer:
+    """Return the importer of one format."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if (opened := FORMATS[form](path, reading)) is None:
+        raise UserError(f"{path} holds no files of the format {form}")
+    return opened

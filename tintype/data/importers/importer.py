@@ -20,12 +20,26 @@ Kinds = Mapping[str, Collection[str]]
 
 
 @dataclass(frozen=True)
+class Listed:
+    """Names of JSON Lines files and of the folders with their images, seen from the source."""
+
+    image: str
+    """The entry of a line that names its image, seen from the folder of images."""
+    files: Mapping[str, str]
+    """Files, and the folder of images of each."""
+
+
+@dataclass(frozen=True)
 class Reading:
     """Limits for reading a source."""
 
     limits: Limits = LIMITS
     follow_links: bool = False
     """Whether to read files outside the folder where links lead there."""
+    format: str | None = None
+    """The format that the source has, a key of `FORMATS`; by default that of the files that are found in it."""
+    listed: Listed | None = None
+    """Names of the files, for the format `listed`."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tintype.data.decoding.threads import MOST_PIXELS_AT_ONCE
 from tintype.data.image_file import LIMITS, Limits, pixels_stated
 from tintype.data.image_sets import map_prefetched
 from tintype.data.importers import open_importer
-from tintype.data.importers.importer import Importer, Item, Reading
+from tintype.data.importers.importer import Importer, Item, Listed, Reading
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
 from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
@@ -58,6 +58,11 @@ class ImportOptions:
     most_bad: float = 0.05
     """The share of records that may be bad; with more the import is refused."""
     follow_links: bool = False
+    preset: str | None = None
+    """The public set that the source is, by the name of its preset."""
+    format: str | None = None
+    """By default that of the files that are found."""
+    listed: Listed | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def import_images(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
     """Store the images of a source, resuming an earlier attempt. Return unfinished when a signal came."""
-    importer = open_importer(source, Reading(options.limits, options.follow_links))
+    importer = open_importer(source, Reading(options.limits, options.follow_links, options.format, options.listed))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
     if options.split_column is not None:
@@ -269,6 +274,9 @@ def _request(
         del asked["limits"]
     if not attributes:
         del asked["attributes"]
+    for name in ("preset", "format", "listed"):
+        if asked[name] is None:
+            del asked[name]
     return {
         "source": str(source.resolve()) if source.exists() else str(source),
         "source_files_sha256": hashlib.sha256(files.encode()).hexdigest(),

@@ -1,0 +1,94 @@
+"""Presets: public sets of images by name, with their columns, splits, licence, expected counts, and where to get them.
+
+A preset is a file in `tintype/recipes/data`, or one of the user's own. It downloads nothing: its `get` says how. Facts
+that could not be checked against the set's own publisher are listed in its `unverified`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from tintype import recipes
+from tintype.config.strict import parse
+from tintype.data.importers import FORMATS
+from tintype.data.importers.importer import Listed
+from tintype.data.store.attributes import read_attributes
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import Split
+from tintype.settings import Settings
+
+_ALL = "all"
+
+
+class ListedSettings(Settings):
+    """Where the lines and the images of a set of the format `listed` lie."""
+
+    image: str = Field(description="entry of a line that names its image")
+    files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the folder of images of each")
+
+
+class Preset(Settings):
+    """A public set of images, in the form in which it can be had."""
+
+    title: str = Field(description="the set, in words")
+    home: str = Field(description="web page of the set")
+    get: list[str] = Field(
+        min_length=1, description="steps that bring the set to the disk in the form that is imported"
+    )
+    license: str = Field(description="licence, in a few words")
+    terms: str = Field("", description="what the licence covers, and what else is to be known before the set is used")
+    format: str = Field(description="format of the files")
+    listed: ListedSettings | None = Field(None, description="names of the files, for the format `listed`")
+    captions: dict[str, str] = Field(min_length=1, description="kinds of captions, and their columns")
+    attributes: dict[str, str] = Field({}, description="attributes, and their columns: COLUMN or COLUMN:KIND")
+    split_column: str | None = Field(None, description="column that says train or eval; without, the hash decides")
+    splits: dict[str, Split] = Field({}, description="meaning of further values of that column")
+    eval_share: float = Field(0.1, ge=0, le=1, description="fraction of held-out images, without a split column")
+    most_bad: float = Field(0.05, ge=0, le=1, description="largest fraction of records that may be set aside")
+    records: dict[Literal["all", "train", "eval"], int] = Field(
+        {}, description="expected records of the source (all), or in the store's splits"
+    )
+    unverified: list[str] = Field([], description="what was not checked against the publisher's own words or files")
+
+    def problems(self) -> Iterator[str]:
+        if self.format not in FORMATS:
+            yield f"format: unknown format '{self.format}'; valid: {', '.join(FORMATS)}"
+        if (self.format == "listed") != (self.listed is not None):
+            yield "listed: give it with the format listed, and with no other"
+        if self.splits and self.split_column is None:
+            yield "splits: they say what the values of a column mean; give split_column too"
+
+    def options(self, name: str) -> ImportOptions:
+        """Return the options of an import of this set."""
+        return ImportOptions(
+            captions=self.captions,
+            attributes=read_attributes(self.attributes),
+            split_column=self.split_column,
+            splits=self.splits,
+            eval_share=self.eval_share,
+            most_bad=self.most_bad,
+            preset=name,
+            format=self.format,
+            listed=None if self.listed is None else Listed(self.listed.image, self.listed.files),
+        )
+
+    def unexpected(self, done: int, counts: Mapping[str, int]) -> list[str]:
+        """Return how the numbers of records differ from those that are expected."""
+        found = {_ALL: done, **counts}
+        return [
+            f"{found[which]:,} records{'' if which == _ALL else f' in the split {which}'} instead of {expected:,}"
+            for which, expected in self.records.items()
+            if found[which] != expected
+        ]
+
+
+def read_preset(name: str) -> Preset:
+    """Return the preset of that name, or of the file at that path."""
+    return parse(Preset, recipes.find("data", name))
+
+
+def preset_names() -> list[str]:
+    return recipes.names("data")
