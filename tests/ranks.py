@@ -111,6 +111,7 @@ def _child(rank: int, size: int, store: str, environment: dict[str, str], work: 
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.10 warns of itself
             function, args = pickle.loads(work)
             answer = pickle.dumps((True, function(*args)))
         dist.barrier()
