@@ -23,17 +23,15 @@ from tintype.cli import runs, studies, serve, plans, measure, data, tokenizers, 
 
 # isort: on
 from tintype.cli.shared import LAUNCHED, PLUGIN_HELP, app, console, load_plugins
-from tintype.errors import DivergedError, UserError
+from tintype.errors import UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
+from tintype.terminal.answers import DIVERGED, exit_code
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
 from tintype.terminal.lines import EncodedConsole, progress_console, say, show_notes
 from tintype.terminal.progress import Heartbeat, duration
 
-__all__ = ["app", "main"]
-
-DIVERGED = 3
-"""The exit code of a command whose run has diverged, or that was given a diverged run."""
+__all__ = ["DIVERGED", "app", "main"]
 
 
 def main() -> None:
@@ -90,10 +88,6 @@ def _run(say_error: Callable[[str], None]) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         say_error(f"{reason}{name}. Fix this, then run the same command again to resume")
         sys.exit(2)
-
-
-def exit_code(error: UserError) -> int:
-    return DIVERGED if isinstance(error, DivergedError) else 2
 
 
 def _say_error(text: str) -> None:

@@ -13,6 +13,7 @@ from typer import Argument, Option
 from tintype.cli import complete, options
 from tintype.cli.shared import console, group, print_json
 from tintype.errors import UserError
+from tintype.terminal.answers import answer
 from tintype.terminal.lines import say
 
 data_app = group("data", "Import your own images into a store, and inspect it.")
@@ -215,7 +216,9 @@ def data_shapes(
 
     if size % unit:
         raise UserError(f"--size {size} is no multiple of --unit {unit}")
-    found = ",".join(f"[{height},{width}]" for height, width in shapes(size, unit, ratio))
+    made = shapes(size, unit, ratio)
+    answer(buckets=[list(shape) for shape in made])
+    found = ",".join(f"[{height},{width}]" for height, width in made)
     say(console, f"data.buckets=[{found}]")
 
 

@@ -17,6 +17,7 @@ from typer import Argument, Option
 from tintype.cli import options
 from tintype.cli.shared import app, console, run_of
 from tintype.errors import UserError
+from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import progress_console, say
 from tintype.terminal.progress import Heartbeat, Progress, duration
@@ -82,6 +83,7 @@ def export(
     with Progress(f"writing {out}", kept=_NOTHING_WRITTEN):
         exported = write(run, out, ExportOptions(weights, dtype, ema_length, card))
     about = exported.about
+    answer(folder=str(out), about=dict(about))
     say(console, f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
     for note in (*about.get("notes", ()), *exported.warnings):
         say(console, f"note: {note}")
@@ -122,6 +124,7 @@ def import_(
 
     with Progress(f"reading {source}", kept=_NOTHING_WRITTEN):
         imported = import_model(source, out, set_, weights)
+    answer(folder=str(out), plan=imported.plan.hash)
     say(console, f"{out}: a run of plan {imported.plan.hash} at step 0")
     for note in imported.notes:
         say(console, f"note: {note}")
@@ -202,7 +205,7 @@ def _push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
 
     def consent(upload: Upload, destination: Destination) -> bool:
         _show(upload, destination)
-        return yes or typer.confirm("Upload it?", default=False)
+        return yes or typer.confirm("Upload it?", default=False, err=True)
 
     begin_work()
     # On a terminal the hub draws bars of its own.
@@ -217,6 +220,7 @@ def _push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
         console.print("nothing was sent", highlight=False)
         sys.exit(1)
     words = f"sent as commit {pushed.commit[:12]}" if pushed.changed else "the repository had these files already"
+    answer(url=pushed.url, commit=pushed.commit)
     say(console, f"{words}: {pushed.url}")
 
 

@@ -15,6 +15,7 @@ from typer import Argument, Option
 from tintype.cli import complete, options
 from tintype.cli.shared import any_plan, app, console, group, is_study, plan_of, print_json
 from tintype.errors import UserError
+from tintype.terminal.answers import answer
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -86,11 +87,14 @@ def plan_show(
     arm_seed: options.ArmSeed = None,
 ) -> None:
     """Print a plan with every default resolved."""
+    from tintype.settings import plain
+
     of_folder = Path(recipe).is_dir()
     if of_folder and (set_ or technique):
         raise UserError(f"{recipe} has its plan; --set and --technique are for recipes and plan files")
     _refuse_arm_without_study([recipe], arm, arm_seed)
     plan = any_plan(recipe, arm, arm_seed) if of_folder else plan_of(recipe, set_, technique)
+    answer(hash=plan.hash, plan=plain(plan))
     sys.stdout.write(f"# hash: {plan.hash}\n{plan.to_yaml()}")
 
 
@@ -121,6 +125,7 @@ def plan_diff(
     before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
     after = any_plan(second or first, arm, arm_seed)
     changes = (diff if all_ else short_diff)(before, after)
+    answer(changes={key: list(change) for key, change in changes.items()})
     for key, (old, new) in changes.items():
         sys.stdout.write(f"{key}: {old} -> {new}\n")
     if not changes:
@@ -176,6 +181,17 @@ def plan_cost(
         with Progress("measuring", kept="nothing was measured; run the same command again"):
             cost, named = replace(cost, speed=measured_speed(plan, device, cost.micro_batch)), None
     print_json(as_json(cost)) if json_ else show_plan_cost(cost, console, named)
+
+
+@app.command("schema")
+def show_schema(
+    command: Annotated[str, Argument(help="Name of a command, as 'ablate' or 'plan show'")],
+) -> None:
+    """Print the JSON schema of what a command writes with --json."""
+    from tintype.cli.schemas import schema_of
+    from tintype.cli.shared import command_names
+
+    print_json(schema_of(command, command_names()))
 
 
 @plan_app.command("schema")

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from tintype.cli import options
 from tintype.cli.shared import app, console, plan_of, print_json, run_of, settings_of
 from tintype.errors import UserError
+from tintype.terminal.answers import answer
 from tintype.terminal.lines import say
 
 
@@ -93,6 +94,7 @@ def sample(
             ema_length=ema_length,
             on_images=lambda done, total: bars.show("sampling", done, total),
         )
+    answer(images=[str(path) for path in written[:-1]], sheet=str(written[-1]))
     numbers = "" if written[0].name.startswith("0000") else f"; from {written[0].name}, after those that were there"
     say(console, f"images: {len(written) - 1}, all on {written[-1]}{numbers}")
 

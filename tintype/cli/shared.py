@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
+from tintype.cli.options import Json
 from tintype.errors import UserError
+from tintype.terminal import answers
 from tintype.terminal.lines import EncodedConsole, progress_console, say
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 """In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
 _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer cache")
 """Commands whose work ranks share; all others run as one process."""
+_UsageError: Any = typer.BadParameter.__mro__[2]
+"""Base of all errors of the command line itself; where it is defined differs between versions of typer."""
 
 
 PLUGIN_HELP = (
@@ -65,6 +70,29 @@ def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
 class Commands(TyperGroup):
     """A group of commands whose help lists each with its whole first sentence. Few of them run under `torchrun`."""
 
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command. With `--json`, mistakes in the command line are a document too."""
+        given = sys.argv[1:] if args is None else list(args)
+        as_document = standalone_mode and "--json" in given
+        run = functools.partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args)
+        if not as_document:
+            return run(standalone_mode=standalone_mode, **extra)
+        try:
+            code = run(standalone_mode=False, **extra)
+        except _UsageError as error:
+            error.show()
+            answers.write_error(error.exit_code, error.format_message())
+            sys.exit(error.exit_code)
+        sys.exit(code if isinstance(code, int) else 0)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         path = f"{ctx.info_name} {name}" if ctx.parent else name
@@ -84,7 +112,44 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
 
-app = typer.Typer(
+class App(typer.Typer):
+    """An application or group each of whose commands has `--json`, by which it writes one document to stdout."""
+
+    path = ""
+    """Name of the group with a space; empty for the application."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # type: ignore[override]
+        register = super().command(name, **options)
+
+        def add(body: Callable[..., Any]) -> Callable[..., Any]:
+            register(_with_json(body, f"{self.path}{name or body.__name__}"))
+            return body
+
+        return add
+
+
+def _with_json(body: Callable[..., Any], command: str) -> Callable[..., Any]:
+    """Return the command with the option `--json`, which it may have already."""
+    signature = inspect.signature(body, eval_str=True)
+    own = "json_" in signature.parameters
+
+    @functools.wraps(body)
+    def run(*arguments: Any, json_: bool = False, **options: Any) -> Any:
+        given = {**options, "json_": json_} if own else options
+        if not json_:
+            return body(*arguments, **given)
+        with answers.one_document(command, lambda: console.quiet):
+            return body(*arguments, **given)
+
+    parameters = [*signature.parameters.values()]
+    if not own:
+        parameters.append(inspect.Parameter("json_", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+app = App(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -97,7 +162,8 @@ console = EncodedConsole(emoji=False)  # `a:b:` is not an emoji
 
 def group(name: str, help: str) -> typer.Typer:
     """Return a new group of commands, `tintype NAME …`."""
-    made = typer.Typer(cls=Commands, no_args_is_help=True, help=help)
+    made = App(cls=Commands, no_args_is_help=True, help=help)
+    made.path = f"{name} "
     app.add_typer(made, name=name)
     return made
 
@@ -148,7 +214,18 @@ def is_study(folder: Path) -> bool:
 
 
 def print_json(value: object) -> None:
-    if console.quiet:  # another rank prints it
-        return
-    text = json.dumps(value, indent=1, allow_nan=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
-    sys.stdout.write(f"{text}\n")
+    if not console.quiet:  # another rank prints it
+        answers.put(value)
+
+
+def command_names() -> list[str]:
+    """Return the names of all commands, without groups, as `plan show`."""
+    return list(_names(typer.main.get_command(app)))
+
+
+def _names(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(path)
+    for name, one in (inner or {}).items():
+        yield from _names(one, (*path, name))

@@ -36,13 +36,15 @@ class _State:
     begun = False
     signal: int | None = None
     """The number of the signal for which `Interrupted` was raised."""
+    words = ""
+    """Sentence with which it ended."""
     hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
     """Handler that was there before."""
 
 
 def begin_command() -> None:
     """Reset the state of an earlier command in this process; catch lost exceptions of signals."""
-    _State.begun, _State.signal = False, None
+    _State.begun, _State.signal, _State.words = False, None, ""
     if sys.unraisablehook is not _raise_again:
         _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
 
@@ -55,6 +57,11 @@ def begin_work() -> None:
 def came() -> int | None:
     """Return the number of the signal that was raised as `Interrupted`, if one was."""
     return _State.signal
+
+
+def last_words() -> str:
+    """Return what an interrupted command has said at its end; empty where it said nothing."""
+    return _State.words
 
 
 def interrupt_command(number: int) -> None:
@@ -86,6 +93,7 @@ def leave(number: int | None, kept: str) -> NoReturn:
 
     The line goes past the console: the signal may have come within its print, after which it prints no more.
     """
+    _State.words = f"interrupted: {kept}"
     if not progress_console.quiet:
         with suppress(OSError):
             sys.stderr.write(visible(f"interrupted: {kept}\n"))

@@ -21,6 +21,7 @@ from tintype.evaluation.protocol import Definition
 from tintype.evaluation.results import EvaluationResult, MetricValues
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
+from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave_training
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
@@ -56,6 +57,7 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
             say_note(console, f"{event['file']} {restored}: {event['reason']}")
     if not outcome.finished:
         leave_training(interrupt.signal, outcome.step)
+    answer(folder=str(out), plan=plan.hash, step=outcome.step, already_done=outcome.already_done)
     if outcome.already_done:
         say(console, f"{out} is done: all {outcome.step} steps were trained before")
     else:

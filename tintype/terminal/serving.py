@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tintype.serve.server import LiveServer
+from tintype.terminal.answers import put_now
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Heartbeat
@@ -14,6 +15,7 @@ from tintype.terminal.progress import Heartbeat
 
 def serve_until_stopped(server: LiveServer, folder: Path, console: Console) -> None:
     """Say where the pages are, and answer requests until a signal comes. A log gets no more than the address."""
+    put_now({"url": server.url, "folder": str(folder)})
     say(console, f"{folder}: open {server.url} (stop with Ctrl-C)")
     begin_work()
     try:

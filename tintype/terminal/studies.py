@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
@@ -41,6 +42,7 @@ from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
+from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
@@ -110,6 +112,12 @@ def _check_folder(out: Path) -> None:
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
+    failed = [
+        f"{arm}, seed {seed}: {message.state}"
+        for (arm, seed), message in outcome.last.items()
+        if message in outcome.failed
+    ]
+    answer(done=outcome.done, total=outcome.total, failed=failed, no_report=outcome.no_report, left=outcome.left)
     if outcome.report is None:
         say(console, f"no report: {outcome.no_report}", "yellow")
     else:
@@ -134,8 +142,27 @@ def report_with_progress(out: Path, console: Console, without_data: bool = False
 
 
 def show_report(report: StudyReport, console: Console) -> None:
+    page = report.page.resolve()
+    answer(report=str(page), results=str(page.with_name("results.json")), verdicts=_verdict_rows(report.results))
     show_verdicts(report.results, console)
     say(console, f"report: {report.page.resolve()}")
+
+
+def _verdict_rows(results: StudyResults) -> list[dict[str, object]]:
+    """Return every verdict as plain data, those on the primary metrics first."""
+    primary = {metric.name for metric in results.metrics if metric.primary}
+    keys = {"verdict", "difference", "low", "high", "look", "lost"}
+    rows: list[dict[str, object]] = [
+        {"arm": arm.label, "metric": metric, "primary": metric in primary, **_finite(row.model_dump(include=keys))}
+        for arm in results.arms
+        for metric, row in arm.comparisons.items()
+    ]
+    return sorted(rows, key=lambda row: not row["primary"])
+
+
+def _finite(values: dict[str, object]) -> dict[str, object]:
+    """Return values that JSON can hold: None for a number that is not finite."""
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
 
 
 class ShownProgress(StudyProgress):
@@ -205,6 +232,7 @@ def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
 
 def show_cost(cost: Cost, console: Console) -> None:
     """Show how many runs a study has and what they cost, before the first step."""
+    answer(cost=asdict(cost))
     least, most = cost.least, cost.most
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
     say(console, f"{runs}; {cost.done} of them are done" if cost.done else runs)

@@ -28,6 +28,7 @@ from tintype import __main__ as program
 from tintype import cli
 from tintype.bench import metrics as bench_metrics
 from tintype.bench import run as bench
+from tintype.cli.schemas import document_type
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
@@ -52,6 +53,7 @@ AT_ONCE = {
     "plan show",
     "power",
     "recipes",
+    "schema",
     "status",
     "studies",
     "techniques",
@@ -255,6 +257,7 @@ COMMANDS: dict[str, Long] = {
 }
 ELSEWHERE = {
     "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",
+    "propose": "tests/unit/study/test_propose.py: it runs what ablate runs",
     "replicate": "tests/unit/study/test_replicate.py: it runs what ablate runs",
     "work": "tests/unit/study/test_work.py and tests/fault/test_workers.py: it shows what ablate shows",
     "serve": "tests/unit/serve: it answers requests until it is stopped",
@@ -360,13 +363,14 @@ def test_a_log_says_how_far_a_command_is(
 ) -> None:
     on_each_report(monkeypatch, lambda bars: bars._heartbeat.write())
     long = COMMANDS[name]
-    code, out, err = shell(*long.arguments(things))
+    arguments = long.arguments(things)
+    code, out, err = shell(*arguments, *([] if "--json" in arguments else ["--json"]))
     assert code == 0, err
     lines = err.splitlines()
     assert any(re.match(long.line, line) for line in lines), err
     assert "\x1b" not in err and "" not in lines
-    if "--json" in long.arguments(things):
-        json.loads(out)
+    assert "error" not in json.loads(out)
+    document_type(name.partition(" --")[0]).validate_json(out)
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, 2 if index % 2 else 15) for index, name in enumerate(COMMANDS)])
@@ -392,6 +396,8 @@ def test_an_interrupted_command_says_what_is_kept(
     assert code == 128 + number, out + err
     assert re.fullmatch(f"interrupted: {long.kept}", err.splitlines()[-1]), err
     assert err.count("interrupted:") == 1 and "Traceback" not in out + err
+    if "--json" in long.arguments(things) and name != "ema":  # which shows the lengths that it has scored
+        assert json.loads(out)["error"]["code"] == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,271 @@
+"""Types of the documents that commands write with `--json`; `tintype schema COMMAND` prints them as JSON schemas.
+
+A document may have more keys than its schema names. Every command may write an `ErrorDocument` in place of its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from tintype.config.strict import nearest
+from tintype.errors import UserError
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Failure(BaseModel):
+    code: int
+    """The exit code of the command."""
+    message: str
+
+
+class ErrorDocument(BaseModel):
+    """A command without a result."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: Failure
+
+
+class Usual(_Open):
+    """A command that says in words what it did."""
+
+    command: str
+    text: str
+    """All that it would have printed without `--json`."""
+
+
+class Trained(Usual):
+    folder: str
+    plan: str
+    """Hash of the plan."""
+    step: int
+    already_done: bool
+
+
+class Sampled(Usual):
+    images: list[str]
+    sheet: str
+
+
+class VerdictRow(_Open):
+    arm: str
+    metric: str
+    primary: bool
+    verdict: str
+    difference: float | None
+    low: float | None
+    high: float | None
+
+
+class Reported(Usual):
+    report: str | None = None
+    """Path of the report; None where there is none, which `no_report` explains."""
+    results: str | None = None
+    verdicts: list[VerdictRow] = []
+    done: int | None = None
+    total: int | None = None
+    failed: list[str] = []
+    cost: dict[str, Any] | None = None
+    """With --dry-run: runs and seconds."""
+
+
+class PlanShown(Usual):
+    hash: str
+    plan: dict[str, Any]
+
+
+class PlanChanges(Usual):
+    changes: dict[str, list[Any]]
+    """Value before and after, by dotted key."""
+
+
+class Buckets(Usual):
+    buckets: list[list[int]]
+
+
+class Folder(Usual):
+    folder: str
+
+
+class Pushed(Usual):
+    url: str | None = None
+    commit: str | None = None
+
+
+class Address(_Open):
+    url: str
+
+
+class Recipe(_Open):
+    name: str
+    description: str
+    size_px: int
+    steps: int
+    batch: int
+
+
+class StudyListed(_Open):
+    name: str
+    question: str
+    recipe: str
+    seeds: list[int]
+    arms: list[str]
+    runs: int
+
+
+class TechniqueListed(_Open):
+    name: str
+    seam: str
+    summary: str
+    paper: str | None
+    options: dict[str, Any]
+
+
+class EmaCurve(_Open):
+    run: str
+    step: int
+    metric: str
+    best: float | None
+    points: list[dict[str, Any]]
+
+
+class SideBySideRuns(_Open):
+    runs: list[dict[str, Any]]
+    scores: list[dict[str, Any]]
+    curves: dict[str, Any]
+    notes: list[str]
+
+
+class Audited(_Open):
+    exit_code: int
+    steps: int
+    findings: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+class Cost(_Open):
+    plan: str
+    trained_parameters: dict[str, int]
+    flop_per_step: float
+    memory_bytes: dict[str, Any]
+    gpu_hours: float | None
+
+
+class Scores(_Open):
+    metrics: dict[str, Any]
+    errors: dict[str, Any]
+    warnings: list[str]
+    seconds: float
+
+
+class StoreShown(_Open):
+    identity: str
+    counts: dict[str, int]
+    captions: list[str]
+    missing: dict[str, int]
+
+
+class StoreInspected(_Open):
+    problems: list[dict[str, Any]]
+
+
+class SyncUnit(_Open):
+    name: str
+    files: int
+    bytes: int
+
+
+class Synced(_Open):
+    copied: int
+    copied_bytes: int
+    there: int
+    damaged: dict[str, str]
+
+
+class TokenizerSaved(_Open):
+    step: int
+    statistics: dict[str, Any]
+    words: str
+
+
+class TokenizersCompared(_Open):
+    images: dict[str, Any]
+    tokenizers: list[dict[str, Any]]
+
+
+def _status() -> Any:
+    from tintype.study.status import StudyStatus
+
+    return StudyStatus
+
+
+def _power() -> Any:
+    from tintype.study.power import PowerPlan
+
+    return PowerPlan
+
+
+def _propose() -> Any:
+    from tintype.study.propose import Proposal
+
+    return Proposal | list[Proposal]
+
+
+def _of(type_: Any) -> Callable[[], Any]:
+    return lambda: type_
+
+
+TYPES: dict[str, Callable[[], Any]] = {
+    "train": _of(Trained),
+    "sample": _of(Sampled),
+    "evaluate": _of(Scores),
+    "ema": _of(EmaCurve),
+    "compare": _of(SideBySideRuns),
+    "ablate": _of(Reported),
+    "report": _of(Reported),
+    "replicate": _of(Reported),
+    "propose": _propose,
+    "status": _status,
+    "power": _power,
+    "serve": _of(Address),
+    "recipes": _of(list[Recipe]),
+    "studies": _of(list[StudyListed]),
+    "techniques": _of(list[TechniqueListed]),
+    "bench": _of(dict[str, Any]),
+    "audit": _of(Audited),
+    "export": _of(Folder),
+    "import": _of(Folder),
+    "push": _of(Pushed),
+    "sync": _of(list[SyncUnit] | Synced),
+    "schema": _of(dict[str, Any]),
+    "plan show": _of(PlanShown),
+    "plan diff": _of(PlanChanges),
+    "plan cost": _of(Cost),
+    "plan schema": _of(dict[str, Any]),
+    "data shapes": _of(Buckets),
+    "data show": _of(StoreShown),
+    "data inspect": _of(StoreInspected),
+    "encoder train": _of(dict[str, Any]),
+    "tokenizer save": _of(TokenizerSaved),
+    "tokenizer report": _of(TokenizersCompared),
+}
+"""Types of the documents; commands that are not among them write a `Usual` one."""
+
+
+def document_type(command: str) -> TypeAdapter[Any]:
+    """Return what a command writes: its result, or an error."""
+    return TypeAdapter(TYPES.get(command, _of(Usual))() | ErrorDocument)
+
+
+def schema_of(command: str, known: list[str]) -> dict[str, Any]:
+    """Return the JSON schema of a command's document. `known` are all commands."""
+    if command not in known:
+        raise UserError(f"unknown command '{command}'; {nearest(command, known)}")
+    found = document_type(command).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"tintype {command} --json", **found}

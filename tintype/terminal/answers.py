@@ -1,0 +1,108 @@
+"""The one JSON document that a command with `--json` writes to stdout: its result, or why it has none.
+
+A command gives its result by `put`, or adds values to the usual document by `answer`. What it prints meanwhile becomes
+the `text` of that document, so nothing else comes out. A command without `--json` prints as ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import ClassVar, TextIO
+
+from tintype.errors import DivergedError, UserError
+from tintype.terminal.interrupts import Interrupted, last_words
+
+DIVERGED = 3
+"""The exit code of a command whose run has diverged, or that was given a diverged run."""
+_NONE, _WRITTEN = object(), object()
+
+
+class _State:
+    """Document of the one command of this process."""
+
+    asked = False
+    document: object = _NONE
+    stdout: TextIO | None = None
+    """Stream of the document, while what is printed is caught."""
+    values: ClassVar[dict[str, object]] = {}
+
+
+def answer(**values: object) -> None:
+    """Add values to the document of a command that puts none of its own. They are ignored without `--json`."""
+    _State.values.update(values)
+
+
+def put(document: object) -> None:
+    """Give the document of this command; without `--json` it is written at once."""
+    if _State.asked:
+        _State.document = document
+    else:
+        _write(document, sys.stdout)
+
+
+def put_now(document: object) -> None:
+    """Write the document of a command that does not end by itself. It is ignored without `--json`."""
+    if _State.asked and _State.stdout is not None:
+        _State.document = _WRITTEN
+        _write(document, _State.stdout)
+        _State.stdout.flush()
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the code with which a command ends by this error."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, Interrupted):
+        return 128 + error.number
+    if isinstance(error, UserError | OSError):
+        return DIVERGED if isinstance(error, DivergedError) else 2
+    return 1
+
+
+def write_error(code: int, message: str, stream: TextIO | None = None) -> None:
+    """Write the document of a command that has no result."""
+    _write(_error(code, message), stream or sys.stdout)
+
+
+@contextmanager
+def one_document(command: str, silent: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Write one document to stdout, whatever the command prints and however it ends. A `silent` rank writes none."""
+    stdout, printed = sys.stdout, io.StringIO()
+    _State.asked, _State.document, _State.values, _State.stdout = True, _NONE, {}, stdout
+    try:
+        with redirect_stdout(printed):
+            yield
+        document = _usual(command, printed.getvalue())
+    except BaseException as error:
+        document = _ended(error, command, printed.getvalue())
+        raise
+    finally:
+        _State.asked = False
+        if not silent() and _State.document is not _WRITTEN:
+            _write(document if _State.document is _NONE else _State.document, stdout)
+
+
+def _usual(command: str, text: str) -> dict[str, object]:
+    return {"command": command, "text": text, **_State.values}
+
+
+def _ended(error: BaseException, command: str, text: str) -> dict[str, object]:
+    """Return the document of a command that ended by an exception, which may be no error but an exit code."""
+    code = exit_code(error)
+    if isinstance(error, SystemExit) and code < 128:
+        return _usual(command, text)
+    stopped = isinstance(error, SystemExit | Interrupted)
+    return _error(code, last_words() or "interrupted" if stopped else str(error) or type(error).__name__)
+
+
+def _error(code: int, message: str) -> dict[str, object]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _write(document: object, stream: TextIO) -> None:
+    text = json.dumps(document, indent=1, allow_nan=False)
+    stream.write(text.replace("\x7f", "\\u007f") + "\n")  # the one character that JSON leaves as it is
