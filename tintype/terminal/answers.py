@@ -18,6 +18,17 @@ from tintype.terminal.interrupts import Interrupted, last_words
 
 DIVERGED = 3
 """The exit code of a command whose run has diverged, or that was given a diverged run."""
+EXIT_CODES = {
+    0: "done",
+    1: "done, and bad news: runs failed or diverged, `audit` found lost precision, `bench --against` is slower, `push` "
+    "was declined; or a fault of tintype itself, with its traceback",
+    2: "not done: the request, a file or the disk is not as it should be; the message says what to do",
+    DIVERGED: "a run has diverged, or a diverged run was given",
+    130: "stopped by SIGINT (Ctrl-C); the same command resumes",
+    141: "the reader of stdout went away",
+    143: "stopped by SIGTERM; the same command resumes",
+}
+"""Meaning of each exit code."""
 _NONE, _WRITTEN = object(), object()
 
 

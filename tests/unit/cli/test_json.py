@@ -165,6 +165,7 @@ def test_a_command_that_ends_early_writes_one_document(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answers.exit_code(error) == code
+    assert code in answers.EXIT_CODES, "docs/agents.md has the table"
     with pytest.raises(type(error)), answers.one_document("some command"):
         sys.stdout.write("a line\n")
         raise error

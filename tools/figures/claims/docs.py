@@ -20,9 +20,12 @@ from tintype.page import numerals
 from tintype.settings import ModelSettings
 from tintype.study import stats
 from tintype.study.analysis import AnalysisSettings
+from tintype.study.ledger import ERROR, FLATNESS
 from tintype.study.power import plan_power
+from tintype.study.propose import NOT_WORSE
 from tintype.study.results import Arm, read_results_file
 from tintype.study.spread import SHARED_FREEDOM, STANDS_OUT
+from tintype.terminal.answers import EXIT_CODES
 from tintype.terminal.studies import show_power
 from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.calibration.simulate import Shape
@@ -430,7 +433,64 @@ def studies_page() -> Iterator[Claim]:
     )
 
 
+def agents_page() -> Iterator[Claim]:
+    found = data("docs/proposals.json")
+    names = {"normal": "normal", "scene_accuracy": "bank, scene accuracy", "fd_scenes": "bank, Fréchet distance"}
+    rows = {names[row["source"]]: row for row in found["rows"]}
+    yield Quote(f"are at {', '.join(map(str, found['looks'][:-1]))} and {found['looks'][-1]} seeds")
+    yield Quote(f"5% · {FLATNESS} / (({FLATNESS - 1} + i)({FLATNESS} + i))", holds=ERROR == 0.05)
+    percent = f"{100 * ERROR:.0f}%"
+    yield Quote(f"each by its interval at {100 * NOT_WORSE:.0f}%")
+    yield Quote(f"their verdicts at their own {100 * (1 - stats.CONFIDENCE):.0f}%")
+    yield Quote(f"a new error of {percent}")
+    yield Quote(f"These levels sum to {percent}")
+    yield Quote(f"is kept is at most {percent}")
+    yield Block(
+        "proposal-chains",
+        table(
+            ["Values", "Chains with a false keep", "Each at 5%, not charged", "Seeds of a proposal"],
+            (
+                [name, f"{100 * row['false_keep']:.1f}%", f"{100 * row['uncharged']:.0f}%", f"{row['seeds']:.1f}"]
+                for name, row in rows.items()
+            ),
+        ),
+    )
+    sizes = list(dict.fromkeys(one["effect"] for one in found["rows"][0]["power"]))
+    positions = list(dict.fromkeys(one["position"] for one in found["rows"][0]["power"]))
+    by_place = {
+        (name, one["position"], one["effect"]): f"{100 * one['kept']:.0f}%, {one['seeds']:.1f}"
+        for name, row in rows.items()
+        for one in row["power"]
+    }
+    yield Block(
+        "proposal-power",
+        table(
+            ["Values", "Proposal", *(f"{size:g} sd" for size in sizes)],
+            (
+                [name, str(position), *(by_place[name, position, size] for size in sizes)]
+                for name in rows
+                for position in positions
+            ),
+        ),
+    )
+    yield Block(
+        "proposal-setup",
+        [
+            f"Of {found['chains']:,} chains of {found['length']} proposals ({found['uncharged_chains']:,} of those "
+            f"that are not charged), {found['tries']:,} tries for each place and size, and a study of "
+            f"{found['baseline_seeds']} runs of the baseline and as many of the control; the bank has "
+            f"{found['bank_runs']} runs.",
+        ],
+    )
+    yield Quote(
+        "Chains with a false keep",
+        holds=all(row["false_keep"] <= ERROR and row["uncharged"] > 5 * ERROR for row in rows.values()),
+    )
+    yield Block("exit-codes", table(["code", "meaning"], ([str(code), words] for code, words in EXIT_CODES.items())))
+
+
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
+    "docs/agents.md": agents_page,
     "docs/captions.md": captions_page,
     "docs/checkpoints.md": checkpoints_page,
     "docs/reliability.md": reliability_page,
