@@ -56,9 +56,17 @@ def techniques(json_: options.Json = False) -> None:
         return
     table = Table(Column("technique", no_wrap=True), Column("seam", no_wrap=True), "what it does, options, paper")
     for t in TECHNIQUES.values():
-        lines = [t.summary, _options(t.options), t.paper or ""]
+        lines = [t.summary, _options(t.options), t.paper or "", plugin_of(t.name)]
         table.add_row(t.name, t.seam, escape("\n".join(filter(None, lines))))
     console.print(table)
+
+
+def plugin_of(name: str) -> str:
+    """Return which plugin a technique is from, in words; empty for tintype's own."""
+    from tintype.plugins.load import added
+
+    one = added("techniques").get(name)
+    return f"from the plugin {one.plugin.name}" if one else ""
 
 
 def _options(options: type[Settings]) -> str:

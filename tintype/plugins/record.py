@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tintype.errors import DamagedFileError, UserError
@@ -72,7 +73,7 @@ def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
 
 def _missing(folder: Path, name: str, about: Mapping[str, str]) -> str:
     if version := about.get("version"):
-        way = f"install it, for example `pip install {name}=={version}`"
+        way = f"install it, for example `pip install {quote(f'{name}=={version}')}`"
     else:
-        way = f"name it before the command, `tintype --plugin {name} …`, or by {VARIABLE}={name}"
+        way = f"name the file before the command, `tintype --plugin {quote(name)} …`, or in {VARIABLE}"
     return f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), which is not loaded; {way}"

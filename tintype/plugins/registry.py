@@ -56,6 +56,7 @@ class _Group:
     """Parts of one group: names that are built in, what a part must be, and what plugins have added."""
 
     built_in: set[str] = field(default_factory=set)
+    declared: bool = False
     base: type | None = None
     added: dict[str, Added] = field(default_factory=dict)
 
@@ -67,6 +68,7 @@ def declare(group: str, names: Iterable[str], base: type | None) -> None:
     """Note the built-in names of a group, and the class that parts of plugins must have; None for functions."""
     mine = _groups[group]
     mine.built_in |= set(names)
+    mine.declared = True
     mine.base = base or mine.base
     for name, one in mine.added.items():
         _check(group, name, one)
@@ -117,6 +119,8 @@ def _check(group: str, name: str, one: Added) -> None:
     mine, what = _groups[group], f"plugin {one.plugin.name}: its {words(group)} '{name}'"
     if name in mine.built_in:
         raise UserError(f"{what} is built into tintype; give yours another name")
+    if not mine.declared:
+        return  # checked when the room of the group is imported
     if mine.base is None:
         fits = callable(one.part)
     else:

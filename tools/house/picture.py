@@ -13,7 +13,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("arms, seeds, verdicts, report", ("study",)),
     ("scores", ("metrics", "evaluation")),
     ("captions to images", ("sampling",)),
-    ("one loop", ("train",)),
+    ("one loop, and the contract of techniques", ("train", "contract")),
     ("a run is a value", ("plan", "techniques")),
     ("exchangeable parts", ("vision", "text", "tokenizers", "losses", "optim")),
     ("images and captions", ("data",)),

@@ -34,6 +34,7 @@ ORDER = (
     "plan",
     "techniques",
     "train",
+    "contract",
     "sampling",
     "metrics",
     "evaluation",

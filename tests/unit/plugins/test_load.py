@@ -87,6 +87,13 @@ def test_a_wrong_file_is_refused_and_leaves_nothing(text: str, error: str, tmp_p
     assert not [name for name in sys.modules if name.startswith("tintype.plugins.files.")]
 
 
+def test_a_part_that_comes_before_its_table_is_checked_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._groups, "metrics", registry._Group())
+    registry.add("metrics", "late", 3, Plugin("x.py", "0"))
+    with pytest.raises(UserError, match=r"plugin x\.py: its metric 'late' is no builtins\.str"):
+        registry.declare("metrics", ["fd"], str)
+
+
 def test_what_is_built_in_later_is_refused_too() -> None:
     registry.add("importers", "late", print, Plugin("x.py", "0"))
     with pytest.raises(UserError, match=r"plugin x\.py: its importer 'late' is built into"):

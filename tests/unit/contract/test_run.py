@@ -1,0 +1,265 @@
+"""`tintype check` passes techniques that keep the contract, and fails each kind of broken one."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.plugin_files import EXAMPLES, only_these_plugins, write_plugin
+from tintype.cli import app
+from tintype.contract import run
+from tintype.contract import technique as contract
+from tintype.contract.run import check_file, require_contract
+from tintype.contract.template import write_technique
+from tintype.errors import UserError
+from tintype.study.study import load_study
+from tintype.techniques import TECHNIQUES
+from tintype.train import update
+
+Check = Callable[..., Any]
+BESIDE = ("ema", "min-snr", "repa", "text-encoder")
+"""Some techniques to try others with: the full list takes seconds."""
+DIFFERENCES = "error_BCHW = inputs.velocity_BCHW - inputs.target_BCHW"
+MODULE = [
+    ("class MyIdea(LossTerm):", "class MyIdea(LossTerm, torch.nn.Module):"),
+    ("        self.power = power", "        super().__init__()\n        self.power = power\n        PARAMETER"),
+    ("from torch import Tensor", "import torch\nfrom torch import Tensor"),
+]
+SCALE = ("PARAMETER", "self.scale = torch.nn.Parameter(torch.ones(()))")
+USED = ("return down_B + across_B", "return self.scale * (down_B + across_B)")
+DECLARED = ("trains=frozenset(),", 'trains=frozenset({"losses_my-idea"}),')
+APPLY = "options=MyIdeaSettings,"
+BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
+    "it changes nothing": (
+        [(APPLY, f"{APPLY}\n        part=MyIdeaSettings,\n        apply=lambda plan, options: {{}},")],
+        contract.check_seams,
+        "changes nothing",
+    ),
+    "it changes another seam": (
+        [
+            (
+                APPLY,
+                f"{APPLY}\n        apply=lambda plan, options: {{'losses': (options,), "
+                "'train': plan.train.model_copy(update={'batch': 8})},",
+            )
+        ],
+        contract.check_seams,
+        "also changes train.batch",
+    ),
+    "it loses a setting in YAML": (
+        [
+            (
+                "    def build(",
+                '    @field_serializer("power")\n    def _rounded(self, value: float) -> float:\n'
+                "        return value + 1\n\n    def build(",
+            ),
+            ("from pydantic import Field", "from pydantic import Field, field_serializer"),
+        ],
+        contract.check_round_trip,
+        "another one when it is read again: losses.0.power",
+    ),
+    "it changes the process": (
+        [
+            (
+                DIFFERENCES,
+                "from tintype.train import update\n        update.lr_factor = lambda plan, step: 0.0\n"
+                f"        {DIFFERENCES}",
+            )
+        ],
+        contract.check_off,
+        "other losses after a run of it",
+    ),
+    "it hides a parameter": (
+        [*MODULE, SCALE, USED],
+        contract.check_parameters,
+        "it adds the parameters losses_my-idea.scale and does not name them",
+    ),
+    "it declares a parameter that it lacks": (
+        [DECLARED],
+        contract.check_parameters,
+        "no parameter of these names is added",
+    ),
+    "its parameter gets no gradient": (
+        [*MODULE, SCALE, DECLARED],
+        contract.check_parameters,
+        "losses_my-idea.scale got no gradient",
+    ),
+    "it remembers what no checkpoint has": (
+        [
+            ("        self.power = power", "        self.power, self.calls = power, 0"),
+            (DIFFERENCES, f"self.calls += 1\n        {DIFFERENCES} * self.calls"),
+        ],
+        contract.check_resume,
+        "must be a buffer or a parameter",
+    ),
+    "it draws from the global generator": (
+        [("return down_B + across_B", "return down_B * torch.rand(()) + across_B"), MODULE[2]],
+        contract.check_resume,
+        "ends with other weights",
+    ),
+    "it fails beside another technique": (
+        [(DIFFERENCES, f"assert inputs.weight_B is None, 'no weights'\n        {DIFFERENCES}")],
+        contract.check_pair,
+        "AssertionError: no weights (my_idea.py, line ",
+    ),
+    "it is not finite beside another technique": (
+        [("return down_B + across_B", "return down_B + across_B * (1.0 if inputs.weight_B is None else float('nan'))")],
+        contract.check_pair,
+        "a step with 'min-snr' is not finite",
+    ),
+    "it refuses another technique without its name": (
+        [
+            (
+                "    def build(",
+                "    def check(self, plan: PlanView) -> None:\n        if plan.ema is not None:\n"
+                '            raise UserError("no averages, please")\n\n    def build(',
+            ),
+            ("import LossPart", "import LossPart, PlanView"),
+            ("from pydantic import Field", "from pydantic import Field\nfrom tintype.errors import UserError"),
+        ],
+        contract.check_pair,
+        "with 'ema' it is refused without naming both: no averages, please",
+    ),
+    "it needs nothing and says that it does": (
+        [(APPLY, f"{APPLY}\n        needs={{'train.batch': '4'}},")],
+        contract.check_needs,
+        "a plan without them takes it all the same",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_plugins() -> Iterator[None]:
+    with only_these_plugins():
+        yield
+
+
+def technique_file(folder: Path, changes: list[tuple[str, str]]) -> Path:
+    """Write the template's technique with some of its text replaced."""
+    file = write_technique("my-idea", folder / "my_idea.py")
+    text = file.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    file.write_text(text)
+    return file
+
+
+def only(check: Check | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave one check of a technique alone, beside the first: all of them take seconds."""
+    chosen = (contract.check_seams, check) if check in contract.CHECKS[1:] else contract.CHECKS[:1]
+    monkeypatch.setattr(run, "CHECKS", chosen)
+
+
+def test_the_written_file_passes(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    checked = check_file(
+        technique_file(tmp_path, []), others=BESIDE, report=lambda doing, done, total: seen.append((done, total))
+    )
+    assert checked.passed and len(checked.results) == len(contract.CHECKS) + 1
+    assert (
+        checked.results[-1].details
+        == "3 trained, 0 refused, 1 as plans alone: their weights or their device are not here"
+    )
+    assert seen == sorted(seen) and seen[-1][0] < seen[-1][1]
+    assert checked.parts == {"techniques": ["my-idea"], "losses": ["my-idea"]}
+
+
+def test_parameters_that_are_declared_and_trained_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(contract.check_parameters, monkeypatch)
+    checked = check_file(technique_file(tmp_path, [*MODULE, SCALE, USED, DECLARED]), others=())
+    assert checked.passed and checked.results[1].details == "1 added"
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_technique_fails_the_check_that_it_breaks(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update, "lr_factor", update.lr_factor)
+    changes, check, words = BROKEN[broken]
+    only(check, monkeypatch)
+    others = BESIDE if check is contract.check_pair else ()
+    (failed,) = (one for one in check_file(technique_file(tmp_path, changes), others=others).results if not one.passed)
+    title = run.PAIRS if check is contract.check_pair else str(check.__doc__).splitlines()[0].rstrip(".")
+    assert failed.check == title and words in failed.details
+
+
+def test_the_command_prints_a_line_for_each_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TECHNIQUES, "built_in", {"ema": TECHNIQUES["ema"]})
+    only(contract.check_round_trip, monkeypatch)
+    result = CliRunner().invoke(app, ["check", str(technique_file(tmp_path, []))])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line[:6] for line in lines[:-2]] == ["pass  "] * 3 and lines[-1] == "3 of 3 checks passed"
+
+
+def test_json_and_a_failure(tmp_path: Path) -> None:
+    file = technique_file(tmp_path, BROKEN["it changes nothing"][0])
+    result = CliRunner().invoke(app, ["check", str(file), "--json"])
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1 and not found["passed"] and found["results"][0]["technique"] == "my-idea"
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 1 and result.stdout.startswith("FAIL  my-idea: changes its own seam")
+
+
+def test_options_and_settings_of_the_tiny_plan_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(contract.check_round_trip, monkeypatch)
+    file = technique_file(tmp_path, [])
+    checked = check_file(file, ["my-idea:power=3"], ["train.batch=2"], others=())
+    assert checked.passed
+    with pytest.raises(UserError, match=r"--technique other: .* has no such technique; it has my-idea"):
+        check_file(file, ["other"])
+
+
+def test_a_file_without_techniques_is_loaded_and_said_to_have_none(tmp_path: Path) -> None:
+    file = write_plugin(tmp_path, "LAUNCHERS = {'a': print}")
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0 and "launcher a" in result.stdout and "it has no technique" in result.stdout
+    with pytest.raises(AssertionError, match="has no technique"):
+        require_contract(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "error"),
+    [
+        ("My_Idea", None, "give lower-case words joined by -"),
+        ("repa", None, "there is one of this name"),
+        ("my-idea", "ideas.txt", "give a Python file whose name is a word"),
+        ("my-idea", "there.py", r"there\.py exists"),
+    ],
+)
+def test_new_refuses(name: str, out: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").touch()
+    with pytest.raises(UserError, match=error):
+        write_technique(name, Path(out) if out else None)
+
+
+def test_new_writes_a_file_and_says_what_is_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["new", "technique", "sharp-ends"])
+    assert result.exit_code == 0 and "tintype check sharp_ends.py" in result.stdout
+    text = (tmp_path / "sharp_ends.py").read_text()
+    assert "class SharpEndsSettings(LossPart)" in text and "$" not in text
+
+
+def test_the_example_has_the_mathematics_that_it_states_and_its_study_can_be_read() -> None:
+    example = EXAMPLES / "my_technique"
+    runpy.run_path(str(example / "fine_details.py"))["test_mathematics"]()
+    with only_these_plugins(example / "fine_details.py"):
+        assert [arm.name for arm in load_study(str(example / "study.yaml")).arms[2:]] == [
+            "fine-details",
+            "fine-details, strongly",
+        ]
+
+
+@pytest.mark.slow
+def test_the_example_keeps_the_contract_with_every_technique() -> None:
+    file = EXAMPLES / "my_technique" / "fine_details.py"
+    runpy.run_path(str(file))["test_contract"]()

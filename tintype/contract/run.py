@@ -1,0 +1,165 @@
+"""Hold every technique of a plugin file to the contract."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from shlex import quote
+
+from tintype.contract.ground import BASELINES, SPECS, Ground
+from tintype.contract.technique import CHECKS, WITHOUT_STEPS, BrokenContractError, check_pair
+from tintype.errors import UserError
+from tintype.plugins.load import load_files, parts_of
+from tintype.plugins.registry import GROUPS, Plugin, words
+from tintype.techniques import TECHNIQUES
+
+PAIRS = "Trains a step with every other technique, or is refused by both names"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a check of a technique has ended."""
+
+    technique: str
+    check: str
+    """The words that hold of the technique where it has passed."""
+    passed: bool
+    details: str = ""
+    """A few words more, or how the contract is broken."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A plugin file and the results of its checks."""
+
+    plugin: Plugin
+    parts: dict[str, list[str]]
+    """Names of its parts by group."""
+    results: list[Result]
+
+    @property
+    def passed(self) -> bool:
+        return all(result.passed for result in self.results)
+
+
+Report = Callable[[str, int, int], None]
+"""Called with what is done now, how many checks and pairs are done, and how many there are."""
+
+
+def check_file(
+    file: Path,
+    specs: Sequence[str] = (),
+    assignments: Sequence[str] = (),
+    report: Report = lambda doing, done, total: None,
+    on_result: Callable[[Result], None] = lambda result: None,
+    others: Sequence[str] | None = None,
+) -> Checked:
+    """Load a plugin file and check its techniques.
+
+    `specs` are those to check, as `name` or `name:key=value`, by default all of the file as they are; `assignments`
+    are overrides of the tiny plan for them. `others` are the techniques that each is tried together with, by default
+    all of tintype and of the file.
+    """
+    (plugin,) = load_files([file])
+    parts = {group: list(parts_of(plugin, group)) for group in GROUPS}
+    mine = {spec.partition(":")[0]: spec for spec in specs} or {name: name for name in parts["techniques"]}
+    if strange := sorted(set(mine) - set(parts["techniques"])):
+        known = ", ".join(parts["techniques"]) or "none"
+        raise UserError(f"--technique {quote(mine[strange[0]])}: {file} has no such technique; it has {known}")
+    tried = [*TECHNIQUES.built_in, *parts["techniques"]] if others is None else list(others)
+    each = len(CHECKS) + len(tried)
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="tintype-check-") as folder:
+        ground = Ground(
+            Path(folder),
+            specs={**SPECS, **mine},
+            baselines={**BASELINES, **dict.fromkeys(mine, tuple(assignments))},
+        )
+        for number, name in enumerate(mine):
+            beside = [other for other in tried if other != name]
+            progress = partial(_reported, report, number * each, len(mine) * each)
+            for result in _check(ground, plugin, name, beside, progress):
+                results.append(result)
+                on_result(results[-1])
+    return Checked(plugin, {group: names for group, names in parts.items() if names}, results)
+
+
+def require_contract(file: Path | str) -> None:
+    """Raise AssertionError with what is broken in a plugin file: the test of a file's contract."""
+    checked = check_file(Path(file))
+    broken = [f"{one.technique} fails: {one.check}: {one.details}" for one in checked.results if not one.passed]
+    assert not broken, "\n".join(broken)
+    assert checked.results, f"{file} has no technique"
+
+
+def parts_in_words(checked: Checked) -> str:
+    """Return the parts of a file: `technique edges, loss edges`."""
+    return ", ".join(f"{words(group)} {name}" for group, names in checked.parts.items() for name in names)
+
+
+def _reported(report: Report, before: int, total: int, doing: str, done: int) -> None:
+    report(doing, before + done, total)
+
+
+def _check(
+    ground: Ground, plugin: Plugin, name: str, others: Sequence[str], report: Callable[[str, int], None]
+) -> Iterator[Result]:
+    for number, check in enumerate(CHECKS if ground.can_step(name) else WITHOUT_STEPS):
+        title = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        report(f"{name}: {title[0].lower()}{title[1:]}", number)
+        try:
+            with _own_errors(plugin):
+                details = check(ground, name)
+        except BrokenContractError as error:
+            yield Result(name, title, False, str(error))
+            if check is CHECKS[0]:
+                return  # there is no plan with it that others could be tried on
+        else:
+            yield Result(name, title, True, details)
+    yield _check_pairs(ground, plugin, name, others, report)
+
+
+def _check_pairs(
+    ground: Ground, plugin: Plugin, name: str, others: Sequence[str], report: Callable[[str, int], None]
+) -> Result:
+    together, unstepped, broken = 0, 0, list[str]()
+    for number, other in enumerate(others):
+        report(f"{name} with {other}", len(CHECKS) + number)
+        try:
+            with _own_errors(plugin):
+                goes = check_pair(ground, name, other)
+        except BrokenContractError as error:
+            broken.append(str(error))
+        else:
+            unstepped += goes and not ground.can_step(name, other)
+            together += goes and ground.can_step(name, other)
+    if broken:
+        return Result(name, PAIRS, False, "; ".join(broken[:_SHOWN]) + (" …" if len(broken) > _SHOWN else ""))
+    refused = len(others) - together - unstepped
+    words = f"{together} trained, {refused} refused"
+    if unstepped:
+        words += f", {unstepped} as plans alone: their weights or their device are not here"
+    return Result(name, PAIRS, True, words)
+
+
+_SHOWN = 3
+
+
+@contextmanager
+def _own_errors(plugin: Plugin) -> Iterator[None]:
+    """Take any error of the checked code as a broken contract, with the line of the plugin where it was raised."""
+    try:
+        yield
+    except BrokenContractError:
+        raise
+    except UserError as error:
+        raise BrokenContractError(str(error)) from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == plugin.place]
+        place = f" ({plugin.name}, line {lines[-1]})" if lines else ""
+        raise BrokenContractError(f"{type(error).__name__}: {error}{place}") from error

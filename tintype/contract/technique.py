@@ -1,0 +1,221 @@
+"""The contract of a technique. Each check raises `BrokenContractError`, which says how it is broken."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from tintype.contract.ground import Ground
+from tintype.errors import UserError
+from tintype.plan import Plan, diff, plan_from_yaml
+from tintype.runtime.clock import Clock
+from tintype.runtime.interrupt import Interrupt
+from tintype.techniques import TECHNIQUES
+from tintype.techniques.apply import apply_techniques
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.train.loop import train
+from tintype.train.session import Session, build_session
+from tintype.train.start import begin
+from tintype.train.state import TrainState, new_state
+from tintype.train.steps import Progress
+from tintype.train.update import update
+
+_SHOWN = 4
+_STEPS = 3
+"""Zero-initialised gates let the gradient through from the second step."""
+
+
+class BrokenContractError(Exception):
+    """A technique does not keep its contract."""
+
+
+def check_seams(ground: Ground, name: str) -> str:
+    """Changes its own seam and nothing else."""
+    technique = TECHNIQUES[name]
+    baseline = ground.baseline_for(name)
+    changes = diff(baseline, ground.with_techniques(name))
+    sections = {key.split(".")[0] for key in changes}
+    if technique.seam not in sections:
+        raise BrokenContractError(f"it declares the seam '{technique.seam}' and does not change it")
+    if strays := sections - technique.seams:
+        raise BrokenContractError(f"it changes {_some(strays)} too; name them in `also`, or leave them alone")
+    if technique.setting and set(changes) != {f"{technique.seam}.{technique.setting}"}:
+        raise BrokenContractError(f"it declares the setting '{technique.setting}' alone and changes {_some(changes)}")
+    return _some(changes)
+
+
+def check_round_trip(ground: Ground, name: str) -> str:
+    """Survives a round trip through YAML."""
+    plan = ground.with_techniques(name)
+    again = plan_from_yaml(plan.to_yaml(), "its plan as YAML")
+    if again != plan:
+        raise BrokenContractError(f"the plan is another one when it is read again: {_some(diff(plan, again)) or again}")
+    return ""
+
+
+def check_off(ground: Ground, name: str) -> str:
+    """Leaves no trace where it is switched off."""
+    baseline, changed = ground.baseline_for(name), ground.with_techniques(name)
+    before = losses(baseline) if ground.can_step(name) else []
+    off = Plan(**{**dict(changed), **{seam: dict(baseline)[seam] for seam in TECHNIQUES[name].seams}})
+    if off.hash != baseline.hash:
+        raise BrokenContractError("with its seams set back, the plan has another hash than the baseline")
+    if ground.can_step(name):
+        losses(changed, 1)  # what it does to the process would show after it
+        if losses(off) != before:
+            raise BrokenContractError(
+                "a run of the baseline has other losses after a run of it: it changes more than the plan"
+            )
+    return ""
+
+
+def check_parameters(ground: Ground, name: str) -> str:
+    """Adds the parameters that it declares, and each gets a gradient."""
+    trains = TECHNIQUES[name].trains
+    before = _parameter_names(build_session(ground.baseline_for(name)))
+    parts = build_session(ground.with_techniques(name))
+    added = _parameter_names(parts) - before
+    declared = {one for one in added if one.startswith(tuple(trains))} if trains else set[str]()
+    if undeclared := added - declared:
+        raise BrokenContractError(f"it adds the parameters {_some(undeclared)} and does not name them in `trains`")
+    if lost := {prefix for prefix in trains if not any(one.startswith(prefix) for one in added)}:
+        raise BrokenContractError(f"`trains` names {_some(lost)}, and no parameter of these names is added")
+    parts.ready()
+    state = new_state(parts)
+    for _ in range(_STEPS):
+        update(parts, state, Clock(parts.device))
+    untouched = {key for key, one in parts.modules.named_parameters() if one.grad is None or not one.grad.any()}
+    if untouched:
+        raise BrokenContractError(f"after {_STEPS} steps {_some(untouched)} got no gradient")
+    return f"{len(added)} added" if added else "none added"
+
+
+def check_resume(ground: Ground, name: str) -> str:
+    """Resumes bit for bit from every step."""
+    plan = ground.with_techniques(name)
+    plan = plan.model_copy(update={"run": plan.run.model_copy(update={"save_every_steps": 1})})
+    with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
+        if not resumed_is_whole(plan, Path(folder)):
+            raise BrokenContractError(
+                "a run that is stopped after every step ends with other weights, state or losses than one that is "
+                "not; all that a loss term remembers must be a buffer or a parameter of it"
+            )
+    return f"{plan.train.steps - 1} stops"
+
+
+def check_needs(ground: Ground, name: str) -> str:
+    """Is refused by name where the plan lacks what it needs."""
+    needs = TECHNIQUES[name].needs
+    if not needs:
+        return "it needs nothing"
+    try:
+        apply_techniques(ground.plan(), [ground.spec(name)])
+    except UserError as error:
+        if f"'{name}'" in str(error) and any(key in str(error) for key in needs):
+            return _some(needs)
+        raise BrokenContractError(f"it is refused without naming itself and a setting of `needs`: {error}") from None
+    raise BrokenContractError(f"`needs` names {_some(needs)}, and a plan without them takes it all the same")
+
+
+CHECKS: tuple[Callable[[Ground, str], str], ...] = (
+    check_seams,
+    check_round_trip,
+    check_off,
+    check_parameters,
+    check_resume,
+    check_needs,
+)
+"""Checks of a technique alone. The first line of their docstrings says what holds; they return a few words more."""
+WITHOUT_STEPS = (check_seams, check_round_trip, check_off, check_needs)
+"""Checks that can be made where the technique cannot be trained."""
+
+
+def check_pair(ground: Ground, first: str, second: str) -> bool:
+    """Train a step with two techniques, or refuse them by both names; return whether they go together.
+
+    Where one of them cannot be trained here, the plan is made and no step.
+    """
+    try:
+        plan = ground.with_techniques(first, second)
+    except UserError as error:
+        if all(f"'{name}'" in str(error) for name in (first, second)):
+            return False
+        raise BrokenContractError(f"with '{second}' it is refused without naming both: {error}") from None
+    if not ground.can_step(first, second):
+        return True
+    parts, state = begun(plan)
+    if not update(parts, state, Clock(parts.device)).finite:
+        raise BrokenContractError(f"a step with '{second}' is not finite")
+    if not all(bool(parameter.isfinite().all()) for parameter in state.parameters):
+        raise BrokenContractError(f"after a step with '{second}' the weights are not finite")
+    return True
+
+
+def losses(plan: Plan, steps: int = 2) -> list[float]:
+    """Return the losses of the first steps."""
+    parts, state = begun(plan)
+    return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(steps)]
+
+
+def begun(plan: Plan) -> tuple[Session, TrainState]:
+    """Return a session and the state before its first step."""
+    parts = build_session(plan)
+    parts.ready()
+    with tempfile.TemporaryDirectory() as folder:
+        return parts, begin(RunFolder(Path(folder)), parts, new_state(parts))
+
+
+def resumed_is_whole(plan: Plan, folder: Path) -> bool:
+    """Return whether a run that is stopped after every step, and built anew each time, ends as one that is not."""
+    train(plan, folder / "whole", Interrupt())
+    for stop in range(1, plan.train.steps):
+        train_to(plan, folder / "stopped", stop)
+    train(plan, folder / "stopped", Interrupt())
+    same_logs = _logged(folder / "whole") == _logged(folder / "stopped")
+    same_snapshots = _snapshots(folder / "whole") == _snapshots(folder / "stopped")
+    return _states_equal(folder / "whole", folder / "stopped") and same_logs and same_snapshots
+
+
+def train_to(plan: Plan, folder: Path, step: int) -> None:
+    """Train until a signal comes after this step."""
+    interrupt = Interrupt()
+
+    def stop(progress: Progress) -> None:
+        if progress.step == step:
+            interrupt.signal = signal.SIGTERM
+
+    stopped = train(plan, folder, interrupt, stop).step
+    assert stopped == step, f"it was stopped after step {stopped} and not {step}"
+
+
+def _logged(folder: Path) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in RunFolder(folder).metrics()]
+
+
+def _snapshots(folder: Path) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in (folder / "snapshots").glob("*/manifest.json")}
+
+
+def _states_equal(first: Path, second: Path) -> bool:
+    states = []
+    for folder in (first, second):
+        checkpoints = RunFolder(folder).checkpoints
+        states.append(checkpoint.read(checkpoint.folder_of(checkpoints, checkpoint.steps(checkpoints)[-1])))
+    (tensors_1, scalars_1), (tensors_2, scalars_2) = states
+    same = set(tensors_1) == set(tensors_2) and all(torch.equal(tensors_1[key], tensors_2[key]) for key in tensors_1)
+    return same and scalars_1 == scalars_2
+
+
+def _parameter_names(parts: Session) -> set[str]:
+    return {name for name, _ in parts.modules.named_parameters()}
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return the first names in words."""
+    listed = sorted(names)
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
