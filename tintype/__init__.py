@@ -1,3 +1,82 @@
-"""tintype trains text-to-image models from scratch and says which training decisions are worth it."""
+"""tintype trains text-to-image models from scratch and says which training decisions are worth it.
+
+The names in `__all__` are the library; all other modules are private and may change. Each is loaded when it is first
+used: `import tintype` alone does not import torch.
+"""
+
+import sys
+from importlib import import_module
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tintype.errors import DivergedError, UserError
+    from tintype.evaluation.results import EvaluationResult
+    from tintype.library.plans import apply, load_plan
+    from tintype.library.runs import Run, evaluate, load_run, train
+    from tintype.library.studies import Results, compare, load_results, load_study, make_study, run_study
+    from tintype.plan import Plan
+    from tintype.study.side_by_side import SideBySide
+    from tintype.study.study import Study
 
 __version__ = "0.1.0"
+__all__ = [
+    "DivergedError",
+    "EvaluationResult",
+    "Plan",
+    "Results",
+    "Run",
+    "SideBySide",
+    "Study",
+    "UserError",
+    "apply",
+    "compare",
+    "evaluate",
+    "load_plan",
+    "load_results",
+    "load_run",
+    "load_study",
+    "make_study",
+    "run_study",
+    "train",
+]
+_MODULES = {
+    "errors": ("DivergedError", "UserError"),
+    "evaluation.results": ("EvaluationResult",),
+    "library.plans": ("apply", "load_plan"),
+    "library.runs": ("Run", "evaluate", "load_run", "train"),
+    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "run_study"),
+    "plan": ("Plan",),
+    "study.side_by_side": ("SideBySide",),
+    "study.study": ("Study",),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # with it, a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        value = getattr(import_module(_HOMES[name]), name)
+        if isinstance(value, FunctionType):
+            from tintype.library.words import for_python
+
+            value = for_python(value)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package, in which `train` is the function: importing the folder `tintype/train` would put itself there."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -15,6 +15,7 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Route
+from tintype.train import update as updating
 from tintype.train.batch import read_batch
 from tintype.train.session import build_session
 from tintype.train.state import new_state
@@ -91,7 +92,7 @@ def draw(settings: list[str], by_rank: bool = False) -> dict[int, Drawn]:
     )
     state = new_state(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tintype.train.update.read_batch", note_captions)
+        patch.setattr(updating, "read_batch", note_captions)
         for _ in range(STEPS):
             update(parts, state, Clock(parts.device))
     return found

@@ -134,17 +134,15 @@ def evaluate(
     if run is None and threads is not None:
         raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
     from tintype.evaluation.images import evaluate_images, image_definitions
-    from tintype.evaluation.presets import protocol_of
     from tintype.evaluation.progress import Scoring
     from tintype.evaluation.protocol import ImageProtocol, definitions
     from tintype.evaluation.results import MetricValues
-    from tintype.evaluation.run import evaluate as evaluate_run
+    from tintype.library.runs import evaluate as evaluate_run
     from tintype.plan import plan_from_folder
     from tintype.runtime.dist import alone
     from tintype.runtime.machine import choose_device
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
-    from tintype.train.reconstruct import reconstruction
 
     def report(now: Scoring) -> None:
         bars.show(now.doing, now.done, now.total)
@@ -161,11 +159,9 @@ def evaluate(
         title, result, meanings = f"{images} against {reference}: {counts}", found, image_definitions(of_images)
     elif run is not None:
         run = run_of(run, arm, arm_seed)
-        protocol = protocol_of(set_)
-        average = reconstruction(run, ema_length) if ema_length is not None else None
         kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
         with Progress("loading the run", kept=kept) as bars:
-            scored = evaluate_run(run, protocol, report, device, average, threads)
+            scored = evaluate_run(run, *set_, ema_length=ema_length, device=device, threads=threads, on_progress=report)
         title, result = f"{run} at step {scored.step} ({scored.weights} weights)", scored
         meanings = definitions(scored.protocol, plan_from_folder(run).data.of_scenes)
     print_json(result.dump()) if json_ else show_evaluation(title, result, meanings, console)
@@ -211,8 +207,9 @@ def compare(
     json_: options.Json = False,
 ) -> None:
     """Put runs of any studies or folders side by side: what differs in their plans, scores, losses, speed and time."""
-    from tintype.study.side_by_side import as_json, compare_runs
+    from tintype.library.studies import compare as compare_runs
+    from tintype.study.side_by_side import as_json
     from tintype.terminal.compare import show_side_by_side
 
-    compared = compare_runs(runs)
+    compared = compare_runs(*runs)
     print_json(as_json(compared)) if json_ else show_side_by_side(compared, console)

@@ -197,16 +197,12 @@ def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Plan
 
 def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
     """Return the folder of a run: this one, or that of an arm of the study in it."""
-    if not is_study(folder):
-        if arm is not None or seed is not None:
-            raise UserError(f"--arm and --arm-seed choose a run of a study; {folder} is none: it has no {_STUDY}")
-        return folder
-    from tintype.study.lab import choose_run
+    from tintype.library.runs import load_run
 
-    chosen = choose_run(folder, arm, seed)
-    found = chosen.trained_folder()
-    say(progress_console, f"arm '{chosen.arm}', seed {chosen.plan.seed}: {found}")
-    return found
+    run = load_run(folder, arm, seed)
+    if run.arm:
+        say(progress_console, f"arm '{run.arm}', seed {run.plan.seed}: {run.path}")
+    return run.path
 
 
 def is_study(folder: Path) -> bool:

@@ -47,15 +47,13 @@ def ablate(
     ] = False,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
+    from tintype.library.studies import load_study
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.packing import choose_jobs
-    from tintype.study.study import choose_arms, load_study
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
 
-    resolved = load_study(study, set_)
-    if arm:
-        resolved = choose_arms(resolved, arm)
+    resolved = load_study(study, *set_, arms=arm)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
     show_study_cost(resolved, console, gpu)

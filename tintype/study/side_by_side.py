@@ -129,6 +129,19 @@ class SideBySide:
     notes: list[str]
     """Reasons why numbers of these runs should not be held against each other."""
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each score of each run: metric, run, value, error, step, and the evaluation's hash.
+
+        Values are of one thing where `evaluation` is the same.
+        """
+        return [
+            {"metric": row.metric, "run": run.name, "value": score.value, "error": score.error, "step": score.step}
+            | {"evaluation": row.protocol, "images": row.images}
+            for row in self.scores
+            for run, score in zip(self.runs, row.scores, strict=True)
+            if score is not None
+        ]
+
 
 def compare_runs(names: Sequence[str]) -> SideBySide:
     """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""

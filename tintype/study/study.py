@@ -385,8 +385,10 @@ class ArmPlan:
         return "; ".join([*self.overrides, *summaries]) or "the baseline's plan, unchanged"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
+    """A study with the plans of all its runs."""
+
     name: str
     settings: StudySettings
     arms: tuple[ArmPlan, ...]
@@ -395,6 +397,10 @@ class Study:
     """On how the evaluation was fitted to the data."""
     baselines: Mapping[str, Plan] = field(default_factory=dict)
     """The baselines with seed 0 by resolution, before tuning; in a study of one, its name is ''."""
+
+    def __repr__(self) -> str:
+        arms, runs = ", ".join(arm.label for arm in self.arms), sum(len(arm.plans) for arm in self.arms)
+        return f"<Study {self.name}: {self.settings.question} Arms: {arms}. Runs: {runs}>"
 
     def by_resolution(self) -> list[list[ArmPlan]]:
         """Return the arms of each resolution, the baseline first."""
@@ -441,13 +447,26 @@ def token_count(plan: Plan) -> int:
 
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     """Load a packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
-    document = recipes.find("studies", name)
+    return study_from_document(recipes.find("studies", name), Path(name).stem, assignments, Path(name).parent)
+
+
+def study_from_document(
+    document: Document,
+    name: str,
+    assignments: Sequence[str] = (),
+    folder: Path | None = None,
+    baselines: Mapping[str, Plan] | None = None,
+) -> Study:
+    """Return the study of a document with overrides. Files that it names are looked for in `folder`.
+
+    `baselines` are given, by resolution, where they are not plans that its recipe names.
+    """
     expand_in(_EVALUATION, document)
     for assignment in assignments:
         document.override(assignment)
     expand_in(_EVALUATION, document)  # an override can name a preset too
-    settings = parse(StudySettings, document).located(Path(name).parent)
-    return resolve(Path(name).stem, settings, place=document.place)
+    settings = parse(StudySettings, document)
+    return resolve(name, settings if folder is None else settings.located(folder), baselines, document.place)
 
 
 def remake_study(folder: Path) -> str:

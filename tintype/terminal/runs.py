@@ -19,6 +19,7 @@ from tintype.evaluation.fit import FEWEST_SAMPLES, held_out_note
 from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Definition
 from tintype.evaluation.results import EvaluationResult, MetricValues
+from tintype.library.runs import train
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.terminal.answers import answer
@@ -27,7 +28,6 @@ from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
-from tintype.train.loop import train
 from tintype.train.steps import Progress as TrainProgress
 
 _SCENE_PROMPT = "a red ball"
@@ -36,7 +36,7 @@ _SCENE_PROMPT = "a red ball"
 def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     """Train, show how far it is, and print what was reached and what to do next."""
     show_warnings(plan, console)
-    began_s, first_step = time.monotonic(), 0
+    began_s, first_step = time.monotonic(), plan.train.steps  # where it was done before, nothing is reported
     with stoppable("training", plan.train.steps, "steps") as (bars, interrupt):
 
         def on_progress(now: TrainProgress) -> None:
@@ -44,10 +44,13 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
             first_step = now.step if now.loss is None else first_step
             bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
-        outcome = train(plan, out, interrupt, on_progress, on_wait=lambda text: say(progress_console, text, "yellow"))
+        def on_wait(text: str) -> None:
+            say(progress_console, text, "yellow")
+
+        run = train(plan, out, on_progress=on_progress, on_wait=on_wait, interrupt=interrupt)
     events = RunFolder(out).events()
     if skipped := sum(event["event"] in SKIPS for event in events):
-        say_note(console, f"{skipped} of {outcome.step} steps were skipped: events.jsonl says which")
+        say_note(console, f"{skipped} of {run.step} steps were skipped: events.jsonl says which")
     for event in events:
         if event["event"] == "damaged-checkpoint":
             aside = f"a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']})"
@@ -55,14 +58,14 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
         elif event["event"] == "damaged-file":
             restored = "was damaged and is restored as far as it can be"
             say_note(console, f"{event['file']} {restored}: {event['reason']}")
-    if not outcome.finished:
-        leave_training(interrupt.signal, outcome.step)
-    answer(folder=str(out), plan=plan.hash, step=outcome.step, already_done=outcome.already_done)
-    if outcome.already_done:
-        say(console, f"{out} is done: all {outcome.step} steps were trained before")
+    if not run.finished:
+        leave_training(interrupt.signal, run.step)
+    answer(folder=str(out), plan=plan.hash, step=run.step, already_done=first_step == run.step)
+    if first_step == run.step:
+        say(console, f"{out} is done: all {run.step} steps were trained before")
     else:
         lines = [line for line in RunFolder(out).metrics() if line["step"] > first_step]
-        say(console, _trained_words(out, outcome.step, lines, time.monotonic() - began_s))
+        say(console, _trained_words(out, run.step, lines, time.monotonic() - began_s))
     say_next(plan, out, console)
 
 

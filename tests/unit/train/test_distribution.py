@@ -33,7 +33,7 @@ from tintype.runtime.dist import World, current
 from tintype.runtime.gradients import GradientMean, clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout, can_reshard, is_sharded, local, rows_of_shard, share_of_batch, whole
-from tintype.train import checkpoint
+from tintype.train import checkpoint, loop
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
@@ -282,7 +282,7 @@ def test_a_run_that_begins_its_data_anew_is_another(
         resume(folder, state)
         state.images_seen = 0
 
-    monkeypatch.setattr("tintype.train.loop.resume", forget)
+    monkeypatch.setattr(loop, "resume", forget)
     assert go_on(str(tmp_path), [], techniques) == 6
     promise.count(held=difference(final(alone / "muon"), final(tmp_path)) < bound, what="data from its beginning")
 

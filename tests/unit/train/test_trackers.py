@@ -35,6 +35,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.trackers import TRACKERS, TrackerKind, check_trackers, mirror
 from tintype.train.trackers.mirror import numbers_in
+from tintype.train.trackers.tracked import TrackerState
 
 STEPS = [1, 2, 3, 4, 5, 6]
 
@@ -95,7 +96,7 @@ def test_a_resumed_run_keeps_its_id_and_repeats_no_step(recorder: Recorder, tmp_
 def test_control_without_its_record_a_tracker_would_get_a_step_twice(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tintype.train.trackers.tracked.TrackerState.has", lambda self, key: False)
+    monkeypatch.setattr(TrackerState, "has", lambda self, key: False)
     train_with_a_failure(tracked_plan("wandb"), tmp_path / "run")
     assert recorder.steps.count(5) == 2
 

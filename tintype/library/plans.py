@@ -1,0 +1,41 @@
+"""Plans in Python: load one, and apply techniques to it."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from tintype import recipes
+from tintype.config.strict import Document
+from tintype.plan import Plan, plan_from_document, plan_from_folder, read_plan
+from tintype.settings import plain
+from tintype.techniques.apply import apply_techniques
+
+
+def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
+    """Return the plan of a recipe's name, of a plan file, or of a run's folder.
+
+    Args:
+        recipe: a name that `tintype recipes` lists, as "pocket", or a path. A recipe's name goes first.
+        settings: overrides, each "key.path=value", as "train.steps=100".
+
+    Raises:
+        UserError: there is no such recipe or file, or a setting is not valid.
+    """
+    name, unnamed = str(recipe), [""] * len(settings)
+    if name not in recipes.names("plans") and Path(name).is_dir():
+        return plan_from_document(Document(name, plain(plan_from_folder(Path(name)))), settings, unnamed)
+    return read_plan(name, settings, unnamed)
+
+
+def apply(plan: Plan, *techniques: str) -> Plan:
+    """Return the plan with techniques applied in turn. The plan itself stays as it is.
+
+    Args:
+        plan: the plan to begin with.
+        techniques: each "name" or "name:key=value,key=value", as `tintype techniques` lists them.
+
+    Raises:
+        UserError: a technique is unknown, changes nothing, or does not go with the plan or another technique.
+    """
+    return apply_techniques(plan, techniques)

@@ -1,0 +1,244 @@
+"""Studies in Python: load or make one, run it, read its results; runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tintype.config.strict import Document
+from tintype.errors import UserError
+from tintype.library.plans import load_plan
+from tintype.library.runs import AnyRun, deliver, path_of
+from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.notes import note
+from tintype.study import lab
+from tintype.study.report import findings
+from tintype.study.results import Arm, StudyResults, read_results_file
+from tintype.study.runner import Message
+from tintype.study.side_by_side import SideBySide, compare_runs
+from tintype.study.study import Study, choose_arms, study_from_document
+from tintype.study.study import load_study as read_study
+
+_RESULTS, _REPORT = "results.json", "report.html"
+_BASELINE = "baseline.yaml"
+"""The file in a study's folder that has the plan of its baseline."""
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """The results of a study: a verdict for each arm and metric, and the numbers of each run."""
+
+    path: Path
+    """The study's folder."""
+    content: StudyResults
+    """All that results.json has."""
+
+    def rows(self, primary: bool = False) -> list[dict[str, Any]]:
+        """Return a dictionary for each arm and metric, as `pandas.DataFrame` and `polars.DataFrame` take them.
+
+        `difference` is arm minus baseline, and `low` to `high` its interval. With `primary`, only the metrics of the
+        study's question.
+        """
+        metrics = findings.primary_metrics(self.content) if primary else self.content.metrics
+        return [
+            {"arm": arm.name, "resolution": arm.resolution, "metric": metric.name, "better": metric.direction, **row}
+            for arm in self.content.arms
+            for metric in metrics
+            if (row := _verdict(arm, metric.name)) is not None
+        ]
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each run: its arm, seed, state and folder, and its metrics by name."""
+        return [
+            {"arm": arm.name, "resolution": arm.resolution, "seed": run.seed, "state": run.state, "error": run.error}
+            | {"path": str(self.path / run.folder), "training_s": run.train_s}
+            | run.metrics
+            for arm in self.content.arms
+            for run in arm.runs
+        ]
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the runs that diverged or failed; `error` says why."""
+        return [run for run in self.runs() if run["state"] in ("diverged", "failed")]
+
+    @property
+    def report(self) -> Path:
+        """Return the page that shows all of it."""
+        return self.path / _REPORT
+
+    def __repr__(self) -> str:
+        return f"<Results {self.path}: {self.content.question}>"
+
+    def __str__(self) -> str:
+        return "\n".join(" · ".join(cells) for cells in self._shown())
+
+    def _repr_html_(self) -> str:
+        """Return the verdicts as a table, which notebooks show."""
+        heads, *rows = self._shown()
+        title = f"<caption>{escape(self.content.question)}</caption>"
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows)
+        return f"<table>{title}<tr>{head}</tr>{body}</table>"
+
+    def _shown(self) -> list[list[str]]:
+        """Return the head and the rows of the table of verdicts, on the metrics of the question."""
+        shown = [["arm", "metric", "verdict", "baseline", "arm's mean", "difference"]]
+        for row in self.rows(primary=True):
+            interval = "" if row["low"] is None else f" [{row['low']:+.3g}, {row['high']:+.3g}]"
+            name = " @ ".join(filter(None, [row["arm"], row["resolution"]]))
+            means = [_number(row["baseline_mean"], ".4g"), _number(row["mean"], ".4g")]
+            metric = f"{row['metric']} ({row['better']} is better)"
+            shown.append([name, metric, row["verdict"], *means, _number(row["difference"], "+.3g") + interval])
+        return shown
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _verdict(arm: Arm, metric: str) -> dict[str, Any] | None:
+    """Return the verdict on one metric of an arm; None where there is nothing to say."""
+    numbers = ("mean", "baseline_mean", "difference", "low", "high", "p")
+    if metric in arm.incomparable:
+        nothing = dict.fromkeys(numbers)
+        return {"verdict": findings.NOT_COMPARABLE, **nothing, "seeds": 0, "note": arm.incomparable[metric]}
+    found = arm.comparisons.get(metric)
+    if found is None:
+        return None
+    known = {key: getattr(found, key) for key in numbers}
+    return {"verdict": found.words, **known, "seeds": len(found.differences), "note": found.note}
+
+
+def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] = ()) -> Study:
+    """Return a study by its name or from its file, with all its plans resolved and checked.
+
+    Args:
+        study: a name that `tintype studies` lists, as "pocket", or the path of a study file.
+        settings: overrides of the study, each "key=value", as "seeds=[0,1]".
+        arms: the names of the arms to keep; by default all.
+
+    Raises:
+        UserError: there is no such study, a setting is not valid, or an arm changes nothing or too much.
+    """
+    found = read_study(str(study), settings)
+    return choose_arms(found, arms) if arms else found
+
+
+def make_study(
+    question: str,
+    baseline: Plan | str,
+    arms: Mapping[str, str | Sequence[str]],
+    seeds: Sequence[int] | Mapping[str, int],
+    *,
+    name: str = "study",
+    **settings: object,
+) -> Study:
+    """Return a study of arms against a baseline.
+
+    Args:
+        question: the question that it answers, for the report.
+        baseline: a plan, or what `load_plan` takes.
+        arms: by name, what each arm changes: a technique ("muon", "repa:weight=0.5"), an override of the baseline
+            ("optimizer.lr=1e-3"), or a list of both.
+        seeds: the seeds that every arm is trained with, or {"first": 4, "most": 16}: undecided arms get more.
+        name: name of the study, for messages and the report.
+        settings: any other key of a study file, as `primary=["scene_accuracy"]` or `evaluation={"count": 256}`.
+
+    Raises:
+        UserError: a setting is not valid, or an arm changes nothing or more than it declares.
+    """
+    plan = baseline if isinstance(baseline, Plan) else load_plan(baseline)
+    if own := {"recipe", "set", "resolutions"} & set(settings):
+        raise UserError(f"{min(own)}: the baseline is a plan here; change it with load_plan, or write a study file")
+    listed = [{"name": arm, **_changes([given] if isinstance(given, str) else given)} for arm, given in arms.items()]
+    planned = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
+    content = {"question": question, "recipe": _BASELINE, "seeds": planned, "arms": listed, **settings}
+    return study_from_document(Document("the study", content), name, baselines={"": plan})
+
+
+def _changes(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the overrides and the techniques of an arm."""
+    overrides = [one for one in given if "=" in one.partition(":")[0]]
+    return {"set": overrides, "techniques": [one for one in given if one not in overrides]}
+
+
+class _Calls(lab.StudyProgress):
+    """Progress of a study for a function; notes go to the log."""
+
+    def __init__(self, on_progress: Callable[[Message], None]) -> None:
+        self._on_progress = on_progress
+
+    @contextmanager
+    def runs(self, total: int, interrupt: Interrupt, doing: str = "study") -> Iterator[Callable[[Message], None]]:
+        yield self._on_progress
+
+    def note(self, text: str) -> None:
+        note(text)
+
+
+def run_study(
+    study: Study | str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    jobs: int = 1,
+    on_progress: Callable[[Message], None] = lambda message: None,
+) -> Results:
+    """Train and score every arm of a study with every seed, in processes of their own, and write its report.
+
+    What is done is not done again, so the same call resumes a study that was stopped. Ctrl+C saves what has begun
+    before it raises KeyboardInterrupt.
+
+    Args:
+        study: a study, or what `load_study` takes.
+        out: the study's folder; it is made where it is not there.
+        jobs: runs in parallel.
+        on_progress: called while runs train and are scored, with `key` (arm and seed), `state`, `share` and more.
+
+    Raises:
+        UserError: the folder holds another study, the study cannot be trained or scored, or no run could be read. A
+            single run that diverges or fails raises nothing: see `Results.failed`.
+    """
+    resolved = study if isinstance(study, Study) else load_study(study)
+    outcome = lab.run_study(resolved, Path(out), jobs, _Calls(on_progress))
+    deliver(outcome.signal)
+    if outcome.interrupted or outcome.report is None:
+        done = f"{outcome.done} of {outcome.total} runs are done; make the same call to resume"
+        raise UserError(outcome.no_report or f"{out} was interrupted: {done}")
+    return Results(Path(out), outcome.report.results)
+
+
+def load_results(path: str | PathLike[str]) -> Results:
+    """Return the results of a study that was run and reported, from its folder or its results.json.
+
+    Raises:
+        UserError: there are none, or the file is damaged or of another version.
+    """
+    file = Path(path)
+    file = file / _RESULTS if file.is_dir() else file
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; give the folder of a study that was run to its report")
+    return Results(file.parent, read_results_file(file))
+
+
+def compare(*runs: AnyRun) -> SideBySide:
+    """Put two or more runs side by side: what differs in their plans, scores, logged numbers, speed and time.
+
+    Args:
+        runs: runs, paths of their folders, or "STUDY:ARM:SEED" for a run of a study. The first is what the others are
+            compared with.
+
+    Returns:
+        `changes` of the plans, `rows()` of the scores, `curves` at steps that all runs logged, and `notes` on what
+        cannot be compared.
+
+    Raises:
+        UserError: fewer than two runs, the same run twice, or a folder that holds no run.
+    """
+    return compare_runs([str(path_of(run)) for run in runs])
