@@ -9,12 +9,19 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.plan_fields import fields
 from tests.unit.cli.test_help import ALL
+from tintype.evaluation.protocol import ImageProtocol, Protocol
+from tintype.plan import Plan
+from tintype.settings import Settings
+from tintype.study.study import StudySettings
+from tintype.techniques import TECHNIQUES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "studies").glob("*/README.md")])
@@ -104,13 +111,19 @@ def problem_of(command: str) -> str | None:
     words = words[words.index("tintype") + 1 :]
     found: Any = ALL[()]
     path: tuple[str, ...] = ()
-    while words and (*path, words[0]) in ALL:
-        path = (*path, words.pop(0))
-        found = ALL[path]
+    while words and hasattr(found, "commands"):
+        options = {name: one for one in found.params for name in one.opts}
+        if words[0] in options:
+            words = words[1 if options[words[0]].is_flag else 2 :]
+        elif (*path, words[0]) in ALL:
+            path = (*path, words.pop(0))
+            found = ALL[path]
+        elif words[0].isupper() or words[0] in ("…", "--help"):  # stands for any command
+            return None
+        else:
+            return f"no such command: {words[0]}"
     if hasattr(found, "commands"):
-        known = {name for one in found.params for name in one.opts} | {"--help"}
-        unknown = [word for word in words if word not in (*known, "…", "COMMAND", "NAME") and not word.isupper()]
-        return f"no such command: {unknown[0]}" if unknown else None
+        return None
     if words and any(words[-1] in one.opts and not one.is_flag for one in found.params if one.opts[0][:2] == "--"):
         words = [*words, "X"]  # prose names an option without its value
     context = found.make_context(" ".join(path), [], resilient_parsing=True)
@@ -131,10 +144,54 @@ def test_commands_in_documents_exist_with_their_options(file: Path) -> None:
 def test_commands_that_do_not_exist_are_found() -> None:
     assert problem_of("tintype train pocket --out runs/first --set a=1") is None
     assert problem_of("torchrun --nproc-per-node 8 -m tintype train mini --out x") is None
+    assert problem_of("tintype --version") is None and problem_of("tintype COMMAND --help") is None
     assert "no such command" in (problem_of("tintype tran pocket --out runs/first") or "")
     assert "no such command" in (problem_of("tintype data imprt x") or "")
     assert "--outt" in (problem_of("tintype train pocket --outt runs/first") or "")
     assert "too many" in (problem_of("tintype train pocket mini --out runs/first") or "")
+
+
+def keys_of(*settings: type[Settings]) -> set[str]:
+    return {".".join(map(str, place)) for one in settings for place, _, _ in fields(one)}
+
+
+KEYS = {
+    "ablate": keys_of(StudySettings),
+    "evaluate": keys_of(Protocol, ImageProtocol) | {"preset"},
+    "ema": keys_of(Protocol) | {"preset"},
+    **dict.fromkeys(("train", "plan", "bench", "audit"), keys_of(Plan)),
+}
+"""The settings that `--set` of a command knows."""
+
+
+OWN = ("plugins.md", "your-own-technique.md")
+"""Pages on techniques that their reader writes."""
+
+
+def unknown_in(text: str) -> list[str]:
+    """Return the settings and techniques in the options of commands that do not exist."""
+    unknown = []
+    for command in commands_in(text):
+        words = shlex.split(command) if IS_TINTYPE.search(command) else []
+        known = KEYS.get(words[words.index("tintype") + 1]) if words else None
+        for option, value in pairwise(words):
+            if option == "--set" and known is not None and value.partition("=")[0] not in known:
+                unknown.append(value)
+            if option == "--technique" and value.partition(":")[0] not in {*TECHNIQUES, "NAME"}:
+                unknown.append(value)
+    return unknown
+
+
+@pytest.mark.parametrize("file", [one for one in DOCUMENTS if one.name not in OWN], ids=lambda file: file.stem)
+def test_settings_and_techniques_of_commands_in_documents_exist(file: Path) -> None:
+    assert not unknown_in(file.read_text(encoding="utf-8"))
+
+
+def test_settings_and_techniques_that_do_not_exist_are_found() -> None:
+    assert unknown_in("`tintype train pocket --set train.stepz=2 --technique muon --technique muom:lr=1`") == [
+        "train.stepz=2",
+        "muom:lr=1",
+    ]
 
 
 def settings_in(text: str) -> Iterator[str]:

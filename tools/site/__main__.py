@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", help="folder to write to")
     out: Path = parser.parse_args().out.resolve()
     began_s = time.monotonic()
+    shutil.rmtree(out / HTML, ignore_errors=True)
     Stage(ROOT, out).write()
     if (code := _build(out)) != 0:
         return code

@@ -113,7 +113,9 @@ class Stage:
         if path.startswith("docs/") and path.endswith(".md"):
             return path.removeprefix("docs/")
         place = self.root / path
-        if not place.exists() or (place.is_file() and path.startswith(("docs/", "studies/"))):
+        if place.is_file() and (path.startswith(("docs/", "studies/")) or not _is_text(place)):
+            return None
+        if not place.exists():
             return None
         return self._code_page(path)
 

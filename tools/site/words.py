@@ -16,7 +16,6 @@ from tintype.settings import Settings, plain
 
 _SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-_LONGEST_DEFAULT = 60
 
 
 def cell(text: str) -> str:
@@ -63,9 +62,10 @@ def default_words(field: FieldInfo) -> str:
     else:
         value = field.default
     if isinstance(value, Settings):
-        return code(str(getattr(value, "kind", "as below")))
-    text = json.dumps(_data(value), ensure_ascii=False).strip('"')
-    return code(text) if 0 < len(text) <= _LONGEST_DEFAULT else "see its description" if text else "none"
+        kind = getattr(value, "kind", None)
+        return "its defaults" if kind is None else code(str(kind))
+    text = json.dumps(_data(value), ensure_ascii=False)
+    return code(text.strip('"') if text != '""' else text)
 
 
 def _data(value: object) -> object:

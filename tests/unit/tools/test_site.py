@@ -150,6 +150,14 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
     assert not [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def test_links_of_the_readme_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)]
+    assert len(targets) > 20
+    assert not [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    assert len(text.splitlines()) <= 85, "it fits on two screens"
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("furo", reason="the extra docs is not installed")

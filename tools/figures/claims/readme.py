@@ -41,21 +41,25 @@ def readme() -> Iterator[Claim]:
     repa = one.compared("repa", ACCURACY)
     speed = one.compared("repa", SPEED)
     yield Quote(
-        f"At {millions(one).removesuffix(' parameters')} parameters and 64 px, `repa` raises "
+        f"At {millions(one).removesuffix(' parameters')} parameters and 64 px, `repa` with VGG16 as its teacher raises "
         "[scene accuracy](studies/2026-11-15_objectives-mini/README.md) by "
         f"{magnitude(repa, 3)} (better), at {abs(100 * relative(speed)):.0f}% less speed; three seeds, not replicated",
         holds=repa.verdict == "better" and relative(speed) < 0 and len(one.results.seeds) == 3,
     )
     first, again = optimizers(), muon_replication()
+    bank = study("2026-11-17_bank-mini")
+    later = bank.compared("muon 3e-3", FRECHET)
     yield Quote(
         "Three seeds called `muon` at 3e-3 [better](studies/2026-11-15_optimizers-mini/README.md) in Fréchet distance. "
         "By today's method they are undecided, and so are "
-        "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md). At AdamW's own learning rate Muon is "
-        "worse on both.",
+        "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md), while "
+        f"[twelve later ones](studies/2026-11-17_bank-mini/README.md) call it better ({interval(later, 2)}). At "
+        "AdamW's 1e-3 the ten call Muon worse in both primary metrics",
         holds=first.before("muon 3e-3", FRECHET).verdict == "better"
         and first.compared("muon 3e-3", FRECHET).verdict == "undecided"
         and again.compared("muon 3e-3", FRECHET).verdict == "undecided"
-        and len(again.results.seeds) == 10
+        and later.verdict == "better"
+        and (len(again.results.seeds), len(bank.results.seeds)) == (10, 12)
         and again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
     )
     told = captions()
