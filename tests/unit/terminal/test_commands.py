@@ -45,6 +45,7 @@ from tintype.train.loop import train
 AT_ONCE = {
     "card",
     "compare",
+    "data presets",
     "data shapes",
     "launch",
     "new technique",
