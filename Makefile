@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray docs clean
+.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray test-optuna docs clean
 
 setup: .venv/ready
 
@@ -62,6 +62,13 @@ test-ray: .venv/ray
 
 docs: .venv/docs
 	$(BIN)/python -m tools.site --out build/docs
+
+.venv/optuna: .venv/weights
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,optuna]'
+	touch .venv/optuna
+
+test-optuna: .venv/optuna
+	$(BIN)/pytest -n 0 tests/unit/study/test_search.py
 
 clean:
 	rm -rf .venv demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

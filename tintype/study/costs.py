@@ -19,7 +19,7 @@ from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, read_results_file
 from tintype.study.runner import Task, tasks_of
 from tintype.study.study import Study
-from tintype.study.tune import tuned, tuning_of
+from tintype.study.tune import trials_left, tuned, tuning_of
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -137,6 +137,7 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     """Return what a study costs, by the runs in its folder, or by those of a past study of the same baseline."""
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
+    tried += ["missing"] * (trials_left(tuning) * len(tuning.seeds) if tuning else 0)
     untried = sum(state in ("missing", "failed") for state in tried)
     study = tuned(study, tuning)
     runs, tasks = standing_runs(study, out), tasks_of(study, out)

@@ -73,7 +73,7 @@ from tintype.study.results import Command, Replication, SeedSet, StudyResults, T
 from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.study import ArmPlan, ArmSettings, Study, check_study, read_settings, remake_study, resolve
 from tintype.study.tracking import track_verdicts
-from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
+from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.part import Compression, Known
@@ -168,11 +168,10 @@ def run_study(
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
         with watch_signals() as interrupt:
-            if tuning := tuning_tasks(study, out):
-                with progress.runs(len(tuning), interrupt, "tuning") as on_message:
-                    swept = run_tasks(tuning, study.settings.evaluation, jobs, interrupt, on_message)
+            if study.settings.tune:
+                tries, swept = _run_tuning(study, out, jobs, interrupt, progress)
                 if untuned := untuned_words(tuning_of(study, out)):
-                    return StudyOutcome(len(tuning), swept, interrupt.signal, None, untuned)
+                    return StudyOutcome(tries, swept, interrupt.signal, None, untuned)
             study = tuned(study, tuning_of(study, out))
             _note_lost_scores(tasks_of(study, out), progress)
             while interrupt.signal is None and (wanted := next_runs(study, out, tried)).tasks:
@@ -194,6 +193,26 @@ def run_study(
     return StudyOutcome(total, last, interrupt.signal, report, loss, left)
 
 
+def _run_tuning(
+    study: Study, out: Path, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress
+) -> tuple[int, dict[tuple[str, int], Message]]:
+    """Run what the tuning wants; return how many runs that were, and the last message of each that was begun.
+
+    A grid wants all at once. A sampler that learns proposes the next trial of an arm when its last one has ended.
+    """
+    tried: set[tuple[str, int]] = set()
+    last: dict[tuple[str, int], Message] = {}
+    while interrupt.signal is None:
+        ask_trials(study, out)
+        tasks = [task for task in tuning_tasks(study, out) if task.key not in tried]
+        if not tasks:
+            break
+        tried.update(task.key for task in tasks)
+        with progress.runs(len(tasks), interrupt, "tuning") as on_message:
+            last |= run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
+    return len(tried), last
+
+
 def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT, argv: Sequence[str] = ()) -> None:
     """Check a study and make its folder, for workers that are started elsewhere."""
     with locked(out):
@@ -202,6 +221,7 @@ def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT, arg
 
 def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[str]) -> None:
     tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
+    check_sampler(study)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         untrained = _check_data(study, tasks)
         _claim(study, out, progress)
@@ -262,6 +282,7 @@ def work_on_study(
 
 def _unsettled(study: Study, out: Path) -> list[Task]:
     """Return the runs that are wanted now and have not ended, by the study's files alone."""
+    ask_trials(study, out)
     tuning = tuning_of(study, out)
     tasks = tuning_tasks(study, out) if untuned_words(tuning) else next_runs(tuned(study, tuning), out, None).tasks
     return [task for task in tasks if not is_settled(task, study.settings.evaluation)]

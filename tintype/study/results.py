@@ -383,7 +383,14 @@ class TuningPoint(_Data):
 
 def assignments_words(values: Mapping[str, object]) -> str:
     """Return `key=value, key=value`."""
-    return ", ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
+    return ", ".join(f"{key}={_value_words(value)}" for key, value in values.items())
+
+
+def _value_words(value: object) -> str:
+    """Write a value; a number that a sampler drew with a few digits."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(float(f"{value:.4g}") if isinstance(value, float) and len(json.dumps(value)) > 8 else value)
 
 
 class Sweep(_Data):
@@ -406,6 +413,15 @@ class Tuning(_Data):
     seeds: list[int]
     """None of them is among the seeds of the comparison."""
     sweeps: list[Sweep]
+    method: str = "grid"
+    """How the values were found: grid, random, or optuna and its sampler. Older results have grids."""
+    trials: int = 0
+    """Trials that each arm is to have; 0 in older results, which have all of them."""
+
+    @property
+    def alike(self) -> bool:
+        """Return whether all arms were tried with the same values."""
+        return not self.method.startswith("optuna")
 
 
 class DifferenceAt(_Data):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from math import prod
 from pathlib import Path
@@ -34,6 +35,7 @@ from tintype.study.factorial import Contrast, combinations, contrasts
 from tintype.study.looks import SeedPlan
 from tintype.study.paired import check_seeds
 from tintype.study.results import Role, SeedSet, arm_label, assignments_words
+from tintype.study.search import Range, SearchSettings, Tried, check_search, choices, example, words_of
 from tintype.study.shares import count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
@@ -154,9 +156,8 @@ class ResolutionSettings(Settings):
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
 
 
-TuneValue = bool | int | float | str
 MOST_TUNING_PLANS = 64
-"""For one arm: values times seeds."""
+"""For one arm and a grid: values times seeds."""
 
 
 class StudySettings(Settings):
@@ -176,9 +177,12 @@ class StudySettings(Settings):
     factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
         (), description="Factors, each a list of techniques and overrides: their combinations become arms"
     )
-    tune: dict[str, Annotated[tuple[TuneValue, ...], Field(min_length=2)]] = Field(
-        {}, description="Values of settings, key.path: [values]; the best are chosen for the baseline and each arm"
+    tune: dict[str, Tried] = Field(
+        {},
+        description="Values of settings, key.path: [values] or a range; the best are chosen for the baseline and each "
+        "arm",
     )
+    tune_by: SearchSettings = Field(SearchSettings(), description="How the values of tune are tried")
     tune_seeds: tuple[Seed, ...] = Field(
         (90_001, 90_002), min_length=1, description="Seeds that the values of tune are tried with"
     )
@@ -249,8 +253,9 @@ class StudySettings(Settings):
         for key, values in self.tune.items():
             if _section(key) in SAME_FOR_ALL:
                 raise ValueError(f"tune: {key}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
-            if again := _repeated([json.dumps(value) for value in values]):
+            if not isinstance(values, Range) and (again := _repeated([json.dumps(value) for value in values])):
                 raise ValueError(f"tune: {key}: {again} is given twice")
+        check_search(self.tune, self.tune_by)
         if again := _repeated([str(seed) for seed in self.tune_seeds]):
             raise ValueError(f"tune_seeds: {again} is given twice")
         shared = sorted({*self.tune_seeds} & {*self.every_seed.seeds, *self.every_seed.control_seeds})
@@ -259,13 +264,21 @@ class StudySettings(Settings):
                 f"tune_seeds: {', '.join(map(str, shared))} is among seeds or control_seeds; tune on other seeds than "
                 "those that are compared, or the values would be chosen for their luck"
             )
-        plans = prod(len(values) for values in self.tune.values()) * len(self.tune_seeds)
-        if self.tune and plans > MOST_TUNING_PLANS:
+        lists = [len(values) for values in self.tune.values() if not isinstance(values, Range)]
+        plans = prod(lists) * len(self.tune_seeds)
+        if self.tune and self.tune_by.kind == "grid" and plans > MOST_TUNING_PLANS:
             raise ValueError(
-                f"tune: {plans} runs for each arm ({' × '.join(str(len(v)) for v in self.tune.values())} values × "
+                f"tune: {plans} runs for each arm ({' × '.join(map(str, lists))} values × "
                 f"{len(self.tune_seeds)} seeds), and at most {MOST_TUNING_PLANS} are allowed; take fewer values, keys "
                 "or tune_seeds"
             )
+
+    @property
+    def tuning_trials(self) -> int:
+        """Return the trials of each arm; none in a study without `tune`."""
+        if not self.tune:
+            return 0
+        return self.tune_by.trials or prod(len(one) for one in self.tune.values() if not isinstance(one, Range))
 
     def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
         """Return each arm as the factors that it combines, with its place in the file; one of `arms` is one factor."""
@@ -361,6 +374,8 @@ class ArmPlan:
     """The choices of `tune` that are tried; those of a control are the baseline's."""
     chosen: int | None = None
     """Index of the candidate whose values `plans` have; None before the choice, and in a study without `tune`."""
+    candidate: Callable[[Mapping[str, Json]], Candidate] | None = field(default=None, compare=False, repr=False)
+    """Makes the arm with a choice of values; None in a study without `tune`."""
 
     @property
     def label(self) -> str:
@@ -591,17 +606,29 @@ def _before_errors(words: str) -> Iterator[None]:
 
 
 def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place, known: Known) -> list[ArmPlan]:
-    every, grid = settings.every_seed, _tuned_baselines(baseline, settings, resolution, place)
+    every, tuned = settings.every_seed, partial(_tuned_baseline, baseline, settings, resolution, place)
+    grid = [tuned(values) for values in choices(settings.tune, settings.tune_by, settings.tune_seeds[0])]
+    checked = grid or ([tuned(example(settings.tune))] if settings.tune else [])
+
+    def plain_candidate(values: Mapping[str, Json]) -> Candidate:
+        found, plan = tuned(values)
+        return Candidate(found, _seeded(plan, settings.tune_seeds))
+
     candidates = tuple(Candidate(values, _seeded(plan, settings.tune_seeds)) for values, plan in grid)
-    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, every.seeds), resolution, candidates=candidates)]
+    make = plain_candidate if settings.tune else None
+    plans = _seeded(baseline, every.seeds)
+    arms = [ArmPlan(BASELINE, "baseline", (), {}, plans, resolution, candidates=candidates, candidate=make)]
     if every.control_seeds:
         plans = _seeded(baseline, every.control_seeds)
-        arms.append(ArmPlan(CONTROL, "control", (), {}, plans, resolution, candidates=candidates))
+        arms.append(ArmPlan(CONTROL, "control", (), {}, plans, resolution, candidates=candidates, candidate=make))
     for path, factors in settings.all_arms():
         with _before_errors(f"{place(path)}: arm '{' + '.join(factor.label for factor in factors)}': "):
             arm = _combined(factors) if len(factors) > 1 else factors[0]
             found = _resolve_arm(arm, baseline, every.seeds, resolution, known)
-            arms.append(replace(found, candidates=_arm_candidates(arm, grid, settings, resolution, known)))
+            of_arm = partial(_arm_candidate, arm, settings, resolution, known)
+            tried = tuple(of_arm(one) for one in checked)
+            make = partial(_made, of_arm, tuned) if settings.tune else None
+            arms.append(replace(found, candidates=tried if grid else (), candidate=make))
     with _named(resolution):
         return _link_arms(arms)
 
@@ -610,42 +637,44 @@ _Tuned = tuple[Mapping[str, Json], Plan]
 """Values of `tune`, and the baseline with them."""
 
 
-def _tuned_baselines(baseline: Plan, settings: StudySettings, resolution: str, place: Place) -> list[_Tuned]:
-    """Return the baseline with each choice of the values of `tune`; nothing in a study without it."""
-    found: list[_Tuned] = []
-    for values in product(*settings.tune.values()) if settings.tune else ():
-        chosen = dict(zip(settings.tune, values, strict=True))
-        labels = [f"{place(('tune', key))}: tune " for key in chosen]
-        assignments = [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
-        with _named(resolution):
-            plan = plan_from_document(Document("the baseline", plain(baseline)), assignments, labels)
-        resolved = settings_by_key(plan)
-        found.append(({key: resolved[key] for key in chosen}, plan))
-    return found
+def _tuned_baseline(
+    baseline: Plan, settings: StudySettings, resolution: str, place: Place, values: Mapping[str, Json]
+) -> _Tuned:
+    """Return the baseline with a choice of the values of `tune`."""
+    labels = [f"{place(('tune', key))}: tune " for key in values]
+    assignments = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    with _named(resolution):
+        plan = plan_from_document(Document("the baseline", plain(baseline)), assignments, labels)
+    resolved = settings_by_key(plan)
+    return {key: resolved[key] for key in values}, plan
 
 
-def _arm_candidates(
-    arm: ArmSettings, grid: Sequence[_Tuned], settings: StudySettings, resolution: str, known: Known
-) -> tuple[Candidate, ...]:
-    """Return the arm with each choice of the values of `tune`. It comes after them, and must leave them as they are."""
-    candidates = []
-    for values, baseline in grid:
-        found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
-        if found.parent:
+def _made(
+    of_arm: Callable[[_Tuned], Candidate], tuned: Callable[[Mapping[str, Json]], _Tuned], values: Mapping[str, Json]
+) -> Candidate:
+    return of_arm(tuned(values))
+
+
+def _arm_candidate(
+    arm: ArmSettings, settings: StudySettings, resolution: str, known: Known, tuned: _Tuned
+) -> Candidate:
+    """Return the arm with a choice of the values of `tune`. It comes after them, and must leave them as they are."""
+    values, baseline = tuned
+    found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
+    if found.parent:
+        raise UserError(
+            f"it starts from the arm '{found.parent}', and with tune the run to start from is known only after the "
+            "tuning; take tune out, or make the arm a study of its own that starts from a trained run"
+        )
+    resolved = settings_by_key(found.plans[0])
+    for key, value in values.items():
+        if resolved.get(key) != value:
+            what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
             raise UserError(
-                f"it starts from the arm '{found.parent}', and with tune the run to start from is known only after the "
-                "tuning; take tune out, or make the arm a study of its own that starts from a trained run"
+                f"it {what}, and tune is to choose it among {words_of(settings.tune[key])} for each arm alike; leave "
+                f"it out of the arm, or take {key} out of tune"
             )
-        resolved = settings_by_key(found.plans[0])
-        for key, value in values.items():
-            if resolved.get(key) != value:
-                what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
-                raise UserError(
-                    f"it {what}, and tune is to choose it among {json.dumps(list(settings.tune[key]))} for each arm "
-                    f"alike; leave it out of the arm, or take {key} out of tune"
-                )
-        candidates.append(Candidate(values, found.plans))
-    return tuple(candidates)
+    return Candidate(values, found.plans)
 
 
 def with_choices(study: Study, choices: Mapping[str, int]) -> Study:

@@ -1,49 +1,132 @@
 """Tuned arms: try the values of `tune` for the baseline and each arm alike, and choose the best for each.
 
-All have the same values and the same seeds, and the comparison does not use those seeds: a value that was lucky in its
+All have as many trials and the same seeds, and the comparison does not use those seeds: a value that was lucky in its
 sweep is not lucky again. Tuning runs are runs like others, in the study's runs/. The choice is a function of their
-results alone, so a study that was killed chooses the same again.
+results alone, so a study that was killed chooses the same again. The values that a sampler of Optuna proposes are
+written to the study's tuning.jsonl before they are trained.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from tintype.evaluation.protocol import definitions
+from tintype.rng import stream_key
+from tintype.runtime.files import append_line, read_lines
+from tintype.runtime.locks import taking_turns
 from tintype.study import results
 from tintype.study.compare import read_run
 from tintype.study.runner import FAILURES, Task
-from tintype.study.study import ArmPlan, Candidate, Study, with_choices
+from tintype.study.search import optuna_package, range_edges, suggest
+from tintype.study.study import Candidate, Study, with_choices
+
+_TRIALS = "tuning.jsonl"
+"""File in a study's folder: the values that a sampler has proposed, oldest first."""
+_LOCK = ".tuning-lock"
 
 
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
-    """Return the runs that tuning needs, seed by seed; not those that diverged, which is their result."""
+    """Return the runs that tuning needs, seed by seed; not those that diverged, which is their result.
+
+    Those of a sampler that learns are the trials that it has proposed so far (`ask_trials`).
+    """
+    study = with_trials(study, out)
     tasks = [
         Task(
-            f"{arm.label} ({candidate.words})",
+            label,
             candidate.plans[index],
             out / "runs" / candidate.plans[index].hash,
             retries=study.settings.retries,
         )
         for index in range(len(study.settings.tune_seeds))
-        for arm, candidate in _tried(study)
+        for label, candidate in _tried(study)
     ]
     return [task for task in tasks if not (task.folder / FAILURES["diverged"]).exists()]
 
 
-def _tried(study: Study) -> Iterator[tuple[ArmPlan, Candidate]]:
-    """Yield each arm with each of its candidates. The control has the baseline's plan, so it has its choice too."""
-    yield from ((arm, one) for arm in study.arms if arm.role != "control" for one in arm.candidates)
+def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:
+    """Yield each candidate of each arm with a label. The control has the baseline's plan, so it has its choice too."""
+    for arm in (arm for arm in study.arms if arm.role != "control"):
+        for number, one in enumerate(arm.candidates, 1):
+            trial = f"trial {number}: " if _learns(study) else ""  # a sampler may propose the same values again
+            yield f"{arm.label} ({trial}{one.words})", one
+
+
+def _learns(study: Study) -> bool:
+    """Return whether the values to try depend on the trials before."""
+    return bool(study.settings.tune) and study.settings.tune_by.kind == "optuna"
+
+
+def check_sampler(study: Study) -> None:
+    """Refuse a study whose sampler is not installed, before its first run."""
+    if _learns(study):
+        optuna_package(study.settings.tune_by)
+
+
+def ask_trials(study: Study, out: Path) -> None:
+    """Let the sampler propose the next trial of each arm whose trials have all ended, and write it down.
+
+    The file is read, and then grows, by one process at a time; any number of workers may ask.
+    """
+    if not _learns(study):
+        return
+    settings = study.settings
+    with taking_turns(out / _LOCK):
+        tuning, record = tuning_of(study, out), _read_trials(out)
+        assert tuning is not None
+        direction = definitions(settings.evaluation, study.of_scenes)[tuning.metric].direction
+        seed = stream_key(settings.tune_seeds[0], "tune/optuna") & 0xFFFFFFFF
+        for sweep in tuning.sweeps:
+            label = results.arm_label(sweep.arm, sweep.resolution)
+            ended = all(run.state in ("done", "diverged") for point in sweep.points for run in point.runs)
+            if ended and len(sweep.points) < settings.tuning_trials:
+                scores = [_score(point) for point in sweep.points]
+                past = list(zip(record.get(label, []), scores, strict=True))
+                values = suggest(settings.tune, settings.tune_by, past, direction, seed)
+                version = optuna_package(settings.tune_by).__version__
+                append_line(out / _TRIALS, {"arm": label, "values": values, "optuna": version})
+
+
+def _score(point: results.TuningPoint) -> float | None:
+    """Return the mean score of a trial; None where one of its runs diverged."""
+    return fmean(point.known) if len(point.known) == len(point.runs) else None
+
+
+def _read_trials(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the values that were proposed for each arm, by its label, oldest first."""
+    remake = "put it back from a copy, or begin the study again in another --out: the sampler learns from its trials"
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in read_lines(out / _TRIALS, remake):
+        found.setdefault(line["arm"], []).append(line["values"])
+    return found
+
+
+def with_trials(study: Study, out: Path) -> Study:
+    """Return the study with the trials that its sampler has proposed so far; as it is with a grid or random draws."""
+    return _with_values(study, _read_trials(out)) if _learns(study) else study
+
+
+def _with_values(study: Study, by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> Study:
+    """Return the study whose arms have these choices of values; those of a control are the baseline's."""
+    arms = []
+    for group in study.by_resolution():
+        for arm in group:
+            label = group[0].label if arm.role == "control" else arm.label
+            assert arm.candidate is not None
+            arms.append(replace(arm, candidates=tuple(map(arm.candidate, by_label.get(label, ())))))
+    return replace(study, arms=tuple(arms))
 
 
 def tuning_of(study: Study, out: Path) -> results.Tuning | None:
     """Return what was tried and chosen; None in a study without `tune`."""
     if not study.settings.tune:
         return None
+    study, by = with_trials(study, out), study.settings.tune_by
     protocol, metric = study.settings.evaluation, study.settings.primary[0]
     direction = definitions(protocol, study.of_scenes)[metric].direction
     sweeps = []
@@ -54,10 +137,13 @@ def tuning_of(study: Study, out: Path) -> results.Tuning | None:
             )
             for one in arm.candidates
         ]
-        chosen = best([[run.value for run in point.runs] for point in points], direction)
-        edges = edges_of([point.values for point in points], chosen)
+        chosen = best([[run.value for run in point.runs] for point in points], direction) if points else 0
+        edges = edges_of([point.values for point in points], chosen) if by.kind == "grid" else []
+        if points and by.kind != "grid":
+            edges = range_edges(study.settings.tune, points[chosen].values)
         sweeps.append(results.Sweep(arm=arm.name, resolution=arm.resolution, points=points, chosen=chosen, edges=edges))
-    return results.Tuning(metric=metric, seeds=list(study.settings.tune_seeds), sweeps=sweeps)
+    seeds, trials = list(study.settings.tune_seeds), study.settings.tuning_trials
+    return results.Tuning(metric=metric, seeds=seeds, sweeps=sweeps, method=by.words, trials=trials)
 
 
 def _run(run: results.Run, metric: str) -> results.TuningRun:
@@ -93,19 +179,30 @@ def untuned_words(tuning: results.Tuning | None) -> str:
     """Return why the values of `tune` cannot be chosen yet; empty where they can, and in a study without `tune`."""
     runs = [run for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
     counts = {what: sum(run.state == what for run in runs) for what in ("failed", "missing")}
+    to_come = trials_left(tuning) * len(tuning.seeds) if tuning else 0
+    counts["missing"] += to_come
     if not any(counts.values()):
         return ""
     words = " and ".join(
         f"{count} {'are not done' if what == 'missing' else what}" for what, count in counts.items() if count
     )
     return (
-        f"the tuning is not finished: of its {len(runs)} runs, {words}. The comparison begins when all have ended, so "
-        "that each arm has the same choice; run the same `tintype ablate` command again"
+        f"the tuning is not finished: of its {len(runs) + to_come} runs, {words}. The comparison begins when all have "
+        "ended, so that each arm has the same choice; run the same `tintype ablate` command again"
     )
+
+
+def trials_left(tuning: results.Tuning) -> int:
+    """Return how many trials of all arms are not even proposed."""
+    return sum(max(0, tuning.trials - len(sweep.points)) for sweep in tuning.sweeps)
 
 
 def tuned(study: Study, tuning: results.Tuning | None) -> Study:
     """Return the study with the values that its tuning chose; as it is where they cannot be chosen yet."""
     if tuning is None or untuned_words(tuning):
         return study
-    return with_choices(study, {results.arm_label(one.arm, one.resolution): one.chosen for one in tuning.sweeps})
+    chosen = {results.arm_label(one.arm, one.resolution): one for one in tuning.sweeps}
+    if _learns(study):
+        values = {label: [one.points[one.chosen].values] for label, one in chosen.items()}
+        return with_choices(_with_values(study, values), dict.fromkeys(chosen, 0))
+    return with_choices(study, {label: one.chosen for label, one in chosen.items()})

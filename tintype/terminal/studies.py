@@ -41,6 +41,7 @@ from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degre
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
+from tintype.study.search import range_of, words_of
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
@@ -214,9 +215,13 @@ def show_arms(study: Study, console: Console) -> None:
 
 def _tuning_words(study: Study) -> str:
     settings, tried = study.settings, [arm for arm in study.arms if arm.role != "control"]
-    values = " × ".join(f"{len(values)} values of {key}" for key, values in settings.tune.items())
+    if settings.tune_by.kind == "grid":
+        values = " × ".join(f"{len(range_of(one).choice or ())} values of {key}" for key, one in settings.tune.items())
+    else:
+        ranges = ", ".join(f"{key} from {words_of(one)}" for key, one in settings.tune.items())
+        values = f"{settings.tuning_trials} trials by {settings.tune_by.words} ({ranges})"
     seeds = f"{len(settings.tune_seeds)} seed{'s' if len(settings.tune_seeds) > 1 else ''}"
-    runs = len(tried) * len(tried[0].candidates) * len(settings.tune_seeds)
+    runs = len(tried) * settings.tuning_trials * len(settings.tune_seeds)
     return (
         f"tuning comes first: {values} × {seeds} for the baseline and each arm, {runs} runs; the best by "
         f"{settings.primary[0]} are chosen for each, then the comparison runs on other seeds"

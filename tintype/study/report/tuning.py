@@ -29,10 +29,12 @@ def lead(results: StudyResults, tuning: Tuning) -> str:
     """Say what was tried, and that the comparison did not use it."""
     points, metric = len(tuning.sweeps[0].points), tuned_metric(results, tuning)
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {', '.join(map(str, tuning.seeds))}"
+    same = "the same " if tuning.alike else ""
+    drawn = {"grid": "", "random": ", drawn at random"}.get(tuning.method, f", proposed by {tuning.method}")
     return (
-        f"The baseline and each arm were trained with the same {points} choices of {_keys(tuning)}, on {seeds}, which "
-        f"the comparison does not use. The best mean {metric.label} ({metric.direction} is better) was chosen for "
-        "each, and the comparison has those values: an arm may differ from the baseline in them too."
+        f"The baseline and each arm were trained with {same}{points} choices of {_keys(tuning)}{drawn}, on {seeds}, "
+        f"which the comparison does not use. The best mean {metric.label} ({metric.direction} is better) was chosen "
+        "for each, and the comparison has those values: an arm may differ from the baseline in them too."
     )
 
 
@@ -50,10 +52,18 @@ def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
 
 
 def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
-    """Yield a row for each choice of values: its words, then the score of the baseline and each arm."""
+    """Yield a row for each choice of values: its words, then the score of the baseline and each arm.
+
+    Where a sampler has proposed values for each arm, a row is a trial and has the values in its cells.
+    """
     decimals = findings.metric_decimals(results, tuning.metric)
     for index, point in enumerate(tuning.sweeps[0].points):
-        yield [assignments_words(point.values), *(cell(one, one.points[index], decimals) for one in tuning.sweeps)]
+        scores = [cell(one, one.points[index], decimals) for one in tuning.sweeps]
+        if tuning.alike:
+            yield [assignments_words(point.values), *scores]
+        else:
+            of_arms = [assignments_words(one.points[index].values) for one in tuning.sweeps]
+            yield [f"trial {index + 1}", *(f"{score} at {one}" for score, one in zip(scores, of_arms, strict=True))]
 
 
 def notes(tuning: Tuning | None) -> list[str]:
@@ -65,7 +75,8 @@ def notes(tuning: Tuning | None) -> list[str]:
             words = f"no value of {' and '.join(chosen.values)} kept all its tuning runs"
             found.setdefault(words, []).append(label(sweep))
         elif sweep.edges:
-            widen = f"the best value lies at the edge of its grid; widen the grid: {' and '.join(sweep.edges)}"
+            where = "grid" if tuning and tuning.method == "grid" else "range"
+            widen = f"the best value lies at the edge of its {where}; widen the {where}: {' and '.join(sweep.edges)}"
             found.setdefault(widen, []).append(label(sweep))
     return [f"{', '.join(names)}: {words}." for words, names in found.items()]
 

@@ -1,0 +1,226 @@
+"""Search of tuned values: a grid, random draws, or a sampler of Optuna that learns from the trials before.
+
+A value of `tune` is a list, or a range: `{log_uniform: [1e-4, 1e-2]}`. A grid and random draws are known before the
+first run, and are the same for the baseline and every arm. Random draws are a pure function of the first tuning seed,
+the key and the number of the trial. A sampler of Optuna proposes the next trial of an arm by the scores of the arm's
+earlier ones; all arms have as many trials.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Annotated, Any, Literal, TypeAlias
+
+import torch
+from pydantic import Discriminator, Field, Tag
+
+from tintype import rng
+from tintype.errors import UserError
+from tintype.pretrained.packages import optional_package
+from tintype.settings import Settings
+
+TuneValue: TypeAlias = bool | int | float | str
+_DIGITS = 4
+"""Significant digits of random draws, so that plans and reports are readable."""
+_NEAR_EDGE = 0.05
+"""Share of a range, on its scale, within which a value lies at its edge."""
+_TRIES = 100
+"""Draws for each trial, where a small range gives the same values again."""
+Bounds = tuple[float, float]
+
+
+class Range(Settings):
+    """Values that a setting may have, and how they are drawn. One of the keys is given."""
+
+    log_uniform: Bounds | None = Field(None, description="[low, high], equally often in each decade")
+    uniform: Bounds | None = Field(None, description="[low, high], equally often everywhere")
+    integer: tuple[int, int] | None = Field(None, description="[low, high], whole numbers, both ends included")
+    choice: Annotated[tuple[TuneValue, ...], Field(min_length=2)] | None = Field(None, description="One of these")
+
+    def problems(self) -> Iterator[str]:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            yield "give one of log_uniform, uniform, integer and choice"
+        if self.bounds is not None and self.bounds[0] >= self.bounds[1]:
+            yield f"{given[0]}: {self.bounds[0]:g} is not below {self.bounds[1]:g}"
+        if self.log_uniform is not None and self.log_uniform[0] <= 0:
+            yield "log_uniform: the ends must be above zero"
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Return the ends of a range of numbers; None where it is a choice."""
+        return self.log_uniform or self.uniform or self.integer
+
+    @property
+    def words(self) -> str:
+        name = next(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return f"{name} {list(getattr(self, name))}"
+
+    def at(self, share: float) -> TuneValue:
+        """Return the value at this share of the range, from 0 to 1 exclusive."""
+        if self.choice is not None:
+            return self.choice[int(share * len(self.choice))]
+        if self.integer is not None:
+            first, last = self.integer
+            return first + int(share * (last - first + 1))
+        assert self.bounds is not None
+        low, high = map(self._scale, self.bounds)
+        at = low + share * (high - low)
+        return _rounded(at if self.log_uniform is None else math.exp(at))
+
+    def _scale(self, value: float) -> float:
+        return float(value) if self.log_uniform is None else math.log(value)
+
+    def edge(self, value: object) -> str:
+        """Return 'below' or 'above' where a value lies at an end of the range; empty where it does not."""
+        if self.bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        low, high, at = map(self._scale, (*self.bounds, value))
+        near = _NEAR_EDGE * (high - low)
+        return "below" if at <= low + near else "above" if at >= high - near else ""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+Tried = Annotated[
+    Annotated[tuple[TuneValue, ...], Field(min_length=2), Tag("list")] | Annotated[Range, Tag("range")],
+    Discriminator(
+        lambda value: (
+            "list" if isinstance(value, list | tuple) else "range" if isinstance(value, Mapping | Range) else None
+        ),
+        custom_error_type="tune",
+        custom_error_message="give a list of values, or a range, as {log_uniform: [1e-4, 1e-2]}",
+    ),
+]
+"""The values of one setting: those of a list, or of a range."""
+
+
+class SearchSettings(Settings):
+    """The way in which the values of `tune` are tried."""
+
+    kind: Literal["grid", "random", "optuna"] = Field("grid", description="grid tries all values of lists")
+    trials: int | None = Field(None, ge=2, le=1_000, description="With random and optuna: trials of each arm")
+    sampler: Literal["tpe", "cmaes", "random"] = Field("tpe", description="With optuna: the sampler that proposes")
+
+    def problems(self) -> Iterator[str]:
+        if self.kind == "grid" and self.trials is not None:
+            yield "trials: a grid tries all values; take kind: random or optuna, or leave trials out"
+        if self.kind != "grid" and self.trials is None:
+            yield f"kind {self.kind} needs trials, the number of them for each arm"
+        if self.kind != "optuna" and self.sampler != "tpe":
+            yield "sampler: it belongs to kind optuna"
+
+    @property
+    def words(self) -> str:
+        return f"optuna {self.sampler}" if self.kind == "optuna" else self.kind
+
+
+def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
+    """Raise `ValueError` where values and search do not go together."""
+    ranges = [key for key, values in tune.items() if isinstance(values, Range)]
+    if by.kind == "grid" and ranges:
+        raise ValueError(f"tune: {ranges[0]} is a range; give a list, or tune_by: {{kind: random, trials: 16}}")
+    if by.kind == "optuna" and by.sampler == "cmaes":
+        choices = [key for key, values in tune.items() if not isinstance(values, Range) or values.bounds is None]
+        if choices or len(tune) < 2:
+            what = f"{choices[0]} is a choice" if choices else "there is one key"
+            raise ValueError(f"tune_by: cmaes searches two or more ranges of numbers, and {what}; take sampler: tpe")
+
+
+def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[dict[str, TuneValue]]:
+    """Return the values of each trial; none where they depend on the trials before, and where nothing is tuned."""
+    if not tune or by.kind == "optuna":
+        return []
+    if by.kind == "grid":
+        lists = [values for values in tune.values() if not isinstance(values, Range)]
+        return [dict(zip(tune, values, strict=True)) for values in product(*lists)]
+    assert by.trials is not None
+    found: list[dict[str, TuneValue]] = []
+    for number in range(_TRIES * by.trials):
+        values = {key: range_of(one).at(_share(seed, key, number)) for key, one in tune.items()}
+        if values not in found:
+            found.append(values)
+        if len(found) == by.trials:
+            return found
+    raise UserError(f"tune: there are only {len(found)} different choices, and tune_by has {by.trials} trials")
+
+
+def example(tune: Mapping[str, Tried]) -> dict[str, TuneValue]:
+    """Return one choice of values, to check that they can be set."""
+    return {key: range_of(values).at(0.0) for key, values in tune.items()}
+
+
+def range_of(values: Tried) -> Range:
+    """Return a list as a choice."""
+    return values if isinstance(values, Range) else Range(choice=values)
+
+
+def _share(seed: int, key: str, number: int) -> float:
+    return float(rng.uniform(seed, f"tune/{key}", torch.tensor([number]), (1,))[0, 0])
+
+
+def range_edges(tune: Mapping[str, Tried], values: Mapping[str, object]) -> list[str]:
+    """Say in which directions a better value may lie: keys whose chosen value lies at an end of its range."""
+    at = {key: one.edge(values[key]) for key, one in tune.items() if isinstance(one, Range)}
+    return [f"{key} {side} {values[key]:g}" for key, side in at.items() if side]
+
+
+def words_of(values: Tried) -> str:
+    """Return the values of a setting in words."""
+    return values.words if isinstance(values, Range) else json.dumps(list(values))
+
+
+def suggest(
+    tune: Mapping[str, Tried],
+    by: SearchSettings,
+    history: Sequence[tuple[Mapping[str, TuneValue], float | None]],
+    direction: Literal["lower", "higher"],
+    seed: int,
+) -> dict[str, TuneValue]:
+    """Return the values that Optuna's sampler tries next, after the trials of `history` with their scores.
+
+    The whole search is replayed from its seed, so a search that was killed resumes with nothing but its history. A
+    trial without a score, which diverged, counts as worse than all others.
+    """
+    optuna = optuna_package(by)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    kinds = {
+        "tpe": optuna.samplers.TPESampler,
+        "cmaes": optuna.samplers.CmaEsSampler,
+        "random": optuna.samplers.RandomSampler,
+    }
+    study = optuna.create_study(
+        sampler=kinds[by.sampler](seed=seed), direction="minimize" if direction == "lower" else "maximize"
+    )
+    spaces = {key: _space(optuna, range_of(values)) for key, values in tune.items()}
+    for number, (values, score) in enumerate(history, 1):
+        trial = study.ask(spaces)
+        if dict(trial.params) != dict(values):
+            raise UserError(
+                f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the sweep has "
+                "tried; resume it with the version that it was begun with (the study's tuning.jsonl names it)"
+            )
+        pruned = optuna.trial.TrialState.PRUNED
+        study.tell(trial, score) if score is not None else study.tell(trial, state=pruned)
+    return dict(study.ask(spaces).params)
+
+
+def _space(optuna: Any, values: Range) -> Any:
+    if values.choice is not None:
+        return optuna.distributions.CategoricalDistribution(values.choice)
+    if values.integer is not None:
+        return optuna.distributions.IntDistribution(*values.integer)
+    assert values.bounds is not None
+    return optuna.distributions.FloatDistribution(*values.bounds, log=values.log_uniform is not None)
+
+
+def optuna_package(by: SearchSettings) -> Any:
+    """Import Optuna, and what the sampler needs beside it; they are an extra."""
+    if by.sampler == "cmaes":
+        optional_package("cmaes", "optuna", "tune_by: sampler cmaes")
+    return optional_package("optuna", "optuna", "tune_by: kind optuna")
