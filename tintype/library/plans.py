@@ -11,6 +11,9 @@ from tintype.plan import Plan, plan_from_document, plan_from_folder, read_plan
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
 
+AnyPlan = Plan | str | PathLike[str]
+"""A plan, or what `load_plan` takes."""
+
 
 def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
     """Return the plan of a recipe's name, of a plan file, or of a run's folder.
@@ -28,14 +31,18 @@ def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
     return read_plan(name, settings, unnamed)
 
 
-def apply(plan: Plan, *techniques: str) -> Plan:
+def plan_of(plan: AnyPlan) -> Plan:
+    return plan if isinstance(plan, Plan) else load_plan(plan)
+
+
+def apply(plan: AnyPlan, *techniques: str) -> Plan:
     """Return the plan with techniques applied in turn. The plan itself stays as it is.
 
     Args:
-        plan: the plan to begin with.
+        plan: the plan to begin with, or what `load_plan` takes.
         techniques: each "name" or "name:key=value,key=value", as `tintype techniques` lists them.
 
     Raises:
         UserError: a technique is unknown, changes nothing, or does not go with the plan or another technique.
     """
-    return apply_techniques(plan, techniques)
+    return apply_techniques(plan_of(plan), techniques)

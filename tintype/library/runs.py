@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from tintype.evaluation import run as scoring
 from tintype.evaluation.presets import protocol_of
 from tintype.evaluation.progress import OnScoring
 from tintype.evaluation.results import EvaluationResult
+from tintype.library.plans import AnyPlan, plan_of
 from tintype.library.words import for_python
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.interrupt import Interrupt, watch_signals
@@ -68,7 +70,7 @@ class Run:
         batch: int = 16,
         ema_length: float | None = None,
         device: str | None = None,
-        on_progress: OnImages = lambda done, total: None,
+        on_progress: OnImages | None = None,
     ) -> list[Image.Image]:
         """Generate images from prompts, the same ones as `tintype sample`. Weights are loaded once.
 
@@ -100,7 +102,7 @@ class Run:
             self._loaded[device, ema_length] = load_for_sampling(self.path, device, ema_length)
         size_px: Size | None = size if size is None or isinstance(size, int) else (size[1], size[0])
         wanted = images_of(self._loaded[device, ema_length], listed, settings, count, seed, size_px)
-        on_step, found = wanted.counter(on_progress), list[Image.Image]()
+        on_step, found = wanted.counter(on_progress or ignore), list[Image.Image]()
         for span in wanted.batches:
             for tensor in wanted.make(span, on_step):
                 image = as_image(tensor)
@@ -113,16 +115,20 @@ AnyRun = Run | str | PathLike[str]
 """A run, or the path of its folder."""
 
 
+def ignore(*values: object) -> None:
+    """Do nothing: for progress that nobody asked for."""
+
+
 def path_of(run: AnyRun) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
 
 
 def train(
-    plan: Plan,
+    plan: AnyPlan,
     out: str | PathLike[str],
     *,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_wait: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Run:
     """Train a plan in a folder, from wherever it stopped. A run that is done is returned as it is.
@@ -130,7 +136,7 @@ def train(
     Ctrl+C saves before it raises KeyboardInterrupt; the same call resumes, as if it had not stopped.
 
     Args:
-        plan: the plan. A folder holds the run of one plan.
+        plan: the plan, or what `load_plan` takes. A folder holds the run of one plan.
         out: the run's folder; it is made where it is not there.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`. What it
             raises ends the training; the same call then resumes from the last checkpoint.
@@ -141,11 +147,12 @@ def train(
         UserError: the folder holds another run, or the plan's data or weights are not there.
         DivergedError: the loss or the weights are not finite, or far too large.
     """
-    path = Path(out)
+    plan, path = plan_of(plan), Path(out)
+    work = partial(loop.train, plan, path, on_progress=on_progress or ignore, on_wait=on_wait or ignore)
     if interrupt is not None:
-        return Run(path, plan, loop.train(plan, path, interrupt, on_progress, on_wait=on_wait).step)
+        return Run(path, plan, work(interrupt).step)
     with watch_signals() as own:
-        outcome = loop.train(plan, path, own, on_progress, on_wait=on_wait)
+        outcome = work(own)
     deliver(own.signal)
     return Run(path, plan, outcome.step)
 
@@ -185,7 +192,7 @@ def evaluate(
     ema_length: float | None = None,
     device: str | None = None,
     threads: int | None = None,
-    on_progress: OnScoring = lambda scoring: None,
+    on_progress: OnScoring | None = None,
 ) -> EvaluationResult:
     """Score a run's newest weights. The result is stored in the run's folder: the same call again only reads it.
 
@@ -207,4 +214,4 @@ def evaluate(
     path = path_of(run)
     protocol = protocol_of(settings)
     average = reconstruction(path, ema_length) if ema_length is not None else None
-    return scoring.evaluate(path, protocol, on_progress, device, average, threads)
+    return scoring.evaluate(path, protocol, on_progress or ignore, device, average, threads)

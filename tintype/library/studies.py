@@ -12,9 +12,8 @@ from typing import Any
 
 from tintype.config.strict import Document
 from tintype.errors import UserError
-from tintype.library.plans import load_plan
-from tintype.library.runs import AnyRun, deliver, path_of
-from tintype.plan import Plan
+from tintype.library.plans import AnyPlan, plan_of
+from tintype.library.runs import AnyRun, deliver, ignore, path_of
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.notes import note
 from tintype.study import lab
@@ -73,11 +72,16 @@ class Results:
         """Return the page that shows all of it."""
         return self.path / _REPORT
 
+    @property
+    def notes(self) -> list[str]:
+        """Return what to know before building on the verdicts, for example that they are of few seeds."""
+        return list(filter(None, [findings.few_seeds_note(self.content), findings.replication_note(self.content)]))
+
     def __repr__(self) -> str:
         return f"<Results {self.path}: {self.content.question}>"
 
     def __str__(self) -> str:
-        return "\n".join(" · ".join(cells) for cells in self._shown())
+        return "\n".join([*(" · ".join(cells) for cells in self._shown()), *self.notes])
 
     def _repr_html_(self) -> str:
         """Return the verdicts as a table, which notebooks show."""
@@ -85,7 +89,8 @@ class Results:
         title = f"<caption>{escape(self.content.question)}</caption>"
         head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows)
-        return f"<table>{title}<tr>{head}</tr>{body}</table>"
+        notes = "".join(f"<p>{escape(text)}</p>" for text in self.notes)
+        return f"<table>{title}<tr>{head}</tr>{body}</table>{notes}"
 
     def _shown(self) -> list[list[str]]:
         """Return the head and the rows of the table of verdicts, on the metrics of the question."""
@@ -133,7 +138,7 @@ def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] =
 
 def make_study(
     question: str,
-    baseline: Plan | str,
+    baseline: AnyPlan,
     arms: Mapping[str, str | Sequence[str]],
     seeds: Sequence[int] | Mapping[str, int],
     *,
@@ -154,13 +159,12 @@ def make_study(
     Raises:
         UserError: a setting is not valid, or an arm changes nothing or more than it declares.
     """
-    plan = baseline if isinstance(baseline, Plan) else load_plan(baseline)
     if own := {"recipe", "set", "resolutions"} & set(settings):
         raise UserError(f"{min(own)}: the baseline is a plan here; change it with load_plan, or write a study file")
     listed = [{"name": arm, **_changes([given] if isinstance(given, str) else given)} for arm, given in arms.items()]
     planned = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
     content = {"question": question, "recipe": _BASELINE, "seeds": planned, "arms": listed, **settings}
-    return study_from_document(Document("the study", content), name, baselines={"": plan})
+    return study_from_document(Document("the study", content), name, baselines={"": plan_of(baseline)})
 
 
 def _changes(given: Sequence[str]) -> dict[str, list[str]]:
@@ -188,7 +192,7 @@ def run_study(
     out: str | PathLike[str],
     *,
     jobs: int = 1,
-    on_progress: Callable[[Message], None] = lambda message: None,
+    on_progress: Callable[[Message], None] | None = None,
 ) -> Results:
     """Train and score every arm of a study with every seed, in processes of their own, and write its report.
 
@@ -206,7 +210,7 @@ def run_study(
             single run that diverges or fails raises nothing: see `Results.failed`.
     """
     resolved = study if isinstance(study, Study) else load_study(study)
-    outcome = lab.run_study(resolved, Path(out), jobs, _Calls(on_progress))
+    outcome = lab.run_study(resolved, Path(out), jobs, _Calls(on_progress or ignore))
     deliver(outcome.signal)
     if outcome.interrupted or outcome.report is None:
         done = f"{outcome.done} of {outcome.total} runs are done; make the same call to resume"

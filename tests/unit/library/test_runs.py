@@ -65,6 +65,7 @@ def test_techniques_make_another_plan() -> None:
     assert plan.optimizer.kind == "adamw"
     with pytest.raises(tintype.UserError, match="unknown technique 'mun'; did you mean 'muon'"):
         tintype.apply(plan, "mun")
+    assert tintype.apply("pocket", "muon") == tintype.apply(tintype.load_plan("pocket"), "muon")
 
 
 @pytest.mark.parametrize("where", [_in_thread, _in_event_loop], ids=["in a thread", "in an event loop"])
