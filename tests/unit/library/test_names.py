@@ -59,6 +59,11 @@ def test_every_name_has_a_docstring_and_a_page(name: str) -> None:
     assert [line for line in headings if re.match(rf"#+ .*`{name}\b", line)], f"no heading names `{name}`"
 
 
+def test_type_checkers_read_the_annotations() -> None:
+    assert (ROOT / "tintype" / "py.typed").is_file()
+    assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
+
+
 def _functions() -> dict[str, FunctionType]:
     found = {name: getattr(tintype, name) for name in FUNCTIONS}
     for owner in (tintype.Run, tintype.Results):
