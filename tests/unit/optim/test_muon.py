@@ -66,6 +66,7 @@ def test_it_is_torchs_own_in_fp32(
     )
     found = trained(ours, named)
     monkeypatch.setattr(Tensor, "bfloat16", lambda self: self.clone())  # torch's iteration knows bf16 only
+    monkeypatch.setattr(torch, "bfloat16", torch.float32)  # which it takes from here since 2.15
     assert largest_difference(found, trained(oracle, same)) < muon_bound(4, 0.02, 14)
 
 
