@@ -24,6 +24,7 @@ from tintype.flow.objective import VelocitySettings
 from tintype.flow.part import NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.time_density import MixtureTime
 from tintype.losses import LOSSES, LossPart
+from tintype.losses.class_token import CLASS_TOKEN
 from tintype.losses.repa_e.settings import TuningSettings
 from tintype.model.start import STARTS, StartPart
 from tintype.optim import AVERAGES, OPTIMIZERS
@@ -142,6 +143,11 @@ class Plan(Settings):
             raise ValueError(
                 f"model.value_residual takes the first block's values of all tokens, and '{self.route.kind}' lets some "
                 "skip it; begin the route at a later block, or leave one of them out"
+            )
+        if self.model.class_token and CLASS_TOKEN not in kinds:
+            raise ValueError(
+                f"model.class_token is {self.model.class_token}, but no loss gives the denoiser a class token; apply "
+                "the technique reg, or set it to 0"
             )
         for part in (self.route, *self.losses, self.tuning, self.ema):
             if part:

@@ -93,6 +93,8 @@ class Output(_Routed):
     route: Route | None
     attention: Mapping[int, Tensor] = field(default_factory=dict)
     """Attention among the image tokens in some blocks, before the softmax: [B, heads, K, K]."""
+    class_BT: Tensor | None = None
+    """Velocity of the class token, where the denoiser has one."""
 
 
 @dataclass(frozen=True)

@@ -399,6 +399,9 @@ class ModelSettings(Settings):
     registers: Annotated[int, Since(0)] = Field(
         0, ge=0, description="Learned tokens beside the image's, which are dropped after the last block"
     )
+    class_token: Annotated[int, Since(0)] = Field(
+        0, ge=0, description="Width of a teacher's class token that is denoised along with the image; 0: none"
+    )
     value_residual: Annotated[bool, Since(False)] = Field(
         False, description="Mix the first block's values of the image tokens into those of the later blocks"
     )
@@ -421,6 +424,7 @@ class ModelSettings(Settings):
     def variants(self) -> dict[str, object]:
         """Settings in which the blocks are not PRX's, by name."""
         usual = {"gate": "gelu", "qk_norm": True, "shared_adaln": False, "registers": 0, "value_residual": False}
+        usual |= {"class_token": 0}
         return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
 
     def problems(self) -> Iterator[str]:

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tintype.errors import UserError
 from tintype.flow.routes import Unrouted
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.class_token import ClassTokenSettings
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.part import LossPart
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
@@ -393,7 +394,7 @@ class Counted:
         if isinstance(plan.tokenizer, LatentPart):
             yield from self._tower("tokenizer", plan.tokenizer.weights, plan.tokenizer.compute)
         for loss in plan.losses:
-            if isinstance(loss, AlignmentPart):
+            if isinstance(loss, AlignmentPart | ClassTokenSettings):
                 source, arithmetic = (getattr(loss.teacher, key, "") for key in ("source", "arithmetic"))
                 yield from self._tower(loss.kind, source or loss.teacher.kind, arithmetic)
             elif isinstance(loss, PerceptualDinoSettings):
@@ -447,8 +448,8 @@ class Counted:
             predicted = _image(loss.size_px).requires_grad_()
             whole = flops_of(lambda: network(pixel_values=predicted).last_hidden_state.sum().backward())
             return whole + forward_flops(partial(network, pixel_values=_image(loss.size_px)))
-        assert isinstance(loss, AlignmentPart)
-        if loss.cache != "none":
+        assert isinstance(loss, AlignmentPart | ClassTokenSettings)
+        if isinstance(loss, AlignmentPart) and loss.cache != "none":
             self.missing.append(f"{loss.kind}: its cached teacher, which sees each image once")
             return 0.0
         return _teacher_flops(loss.teacher.source, _grid(self.plan, step))  # type: ignore[attr-defined]
@@ -512,8 +513,11 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
 
     def work() -> None:
         text = _text(plan, networks, alone)
-        output: Output = networks.denoiser(x_t_BCHW, torch.empty(1, device=META), text, route=route, taps=taps)
+        more = _class_token(plan, 1, META)
+        output: Output = networks.denoiser(x_t_BCHW, torch.empty(1, device=META), text, route=route, taps=taps, **more)
         total = output.prediction_BCHW.sum()
+        if output.class_BT is not None:
+            total = total + output.class_BT.sum()
         for term in terms:
             (block,) = term.taps
             teacher = torch.empty(1, rows * columns, _teacher_width(term), device=META)
@@ -529,6 +533,12 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
 
 _known: dict[str, float] = {}
 """Counts of this process, by all that decides them: many arms of a study have one denoiser."""
+
+
+def _class_token(plan: Plan, images: int, device: torch.device) -> dict[str, Tensor]:
+    """Return what a denoiser with a class token gets besides; {} for any other."""
+    width = plan.model.class_token
+    return {"class_BT": torch.zeros(images, width, device=device)} if width else {}
 
 
 def _teacher_width(term: AlignmentTerm) -> int:
@@ -615,7 +625,8 @@ def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: in
     def step() -> None:
         text = TextTokens(tokens_BSC, mask_BS, (length,) * images)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision.compute == "bf16"):
-            prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route).prediction_BCHW
+            more = _class_token(plan, images, device)
+            prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route, **more).prediction_BCHW
         prediction_BCHW.float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

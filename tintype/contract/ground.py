@@ -31,6 +31,7 @@ run: {save_every_steps: 2, log_every_steps: 1, device: cpu}
 _SMALL_VAE = "{kind: small-vae, folder: somewhere, channels: 4, stride_px: 4}"
 SPECS: dict[str, str] = {
     "irepa": "irepa:teacher=scenes",
+    "reg": "reg:teacher=scenes,hidden=32",
     "repa": "repa:teacher=scenes,hidden=32",
     "repa-burn-in": "repa-burn-in:teacher=scenes,hidden=32,stop=4",
     "caption-tokens": "caption-tokens:tokens=6",

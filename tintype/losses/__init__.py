@@ -1,6 +1,7 @@
 """Losses beside the objective, one file each with its settings, and this table of them."""
 
 from tintype.losses.attention import AttentionSettings
+from tintype.losses.class_token import ClassTokenSettings
 from tintype.losses.contrastive import ContrastiveSettings
 from tintype.losses.dispersive import DispersiveSettings
 from tintype.losses.irepa import IrepaSettings
@@ -12,6 +13,7 @@ from tintype.losses.self_alignment import SelfAlignmentSettings
 
 LOSSES: tuple[type[LossPart], ...] = (
     AttentionSettings,
+    ClassTokenSettings,
     ContrastiveSettings,
     DispersiveSettings,
     IrepaSettings,

@@ -18,6 +18,7 @@ from torch import Tensor
 from tintype.data.sources import ids_by_shape
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, scaled, velocity
+from tintype.losses.class_token import CLASS_TOKEN, class_input
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.sampling.generate import spans
@@ -68,7 +69,9 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
     """Return the errors of one batch, as `velocity_errors` does: [T, B]."""
     bias = velocity_bias(parts, parts.plan.data.size_px) if len(parts.plan.data.shapes) == 1 else None
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
-    x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
+    image_BCHW = source.images(ids).to(parts.device)
+    x_BCHW = parts.tokenizer.encode(image_BCHW, draws)
+    seen = _class_tokens(parts, image_BCHW)
     noise_BCHW = scaled(draws.normal("validation", tuple(x_BCHW.shape[1:])), parts.objective.noise_scale)
     with parts.compute():
         text = parts.denoiser.read_text(parts.text.encode([r.captions[caption] for r in source.records(ids)]))
@@ -76,7 +79,16 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
         for t in TIMES:
             t_B = x_BCHW.new_full((len(ids),), t)
             x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
-            predicted = parts.velocity(x_t_BCHW, t_B, text)
+            more = class_input(parts.plan.model.class_token, seen, draws, t_B)
+            predicted = parts.velocity(x_t_BCHW, t_B, text, class_BT=more.get("class_BT"))
             unbiased = predicted if bias is None else bias.undo(predicted)
             at_time.append(mean_square(unbiased, velocity(x_BCHW, noise_BCHW)).double().cpu())
     return torch.stack(at_time)
+
+
+def _class_tokens(parts: Model, image_BCHW: Tensor) -> dict[str, Tensor | None]:
+    """Return the class tokens of the images by the name of their loss; {} where the denoiser has none."""
+    if parts.class_tokens is None:
+        return {}
+    height, width = (side // parts.plan.token_px for side in image_BCHW.shape[-2:])
+    return {CLASS_TOKEN: parts.class_tokens(image_BCHW, (height, width))}

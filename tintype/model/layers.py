@@ -195,11 +195,15 @@ class FinalLayer(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
+        projected: Tensor = self.linear(self.modulated(token_BLD, vector_BD))
+        return projected
+
+    def modulated(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
+        """Return the tokens after the norm, before they are projected."""
         activated = _activated(vector_BD, self.position)
         two = project(activated, self._modulation_linear(), self.position)
         shift, scale = two[:, None, :].chunk(2, dim=-1)
-        projected: Tensor = self.linear(modulate(self.norm(token_BLD), scale, shift, self.position))
-        return projected
+        return modulate(self.norm(token_BLD), scale, shift, self.position)
 
     def _modulation_linear(self) -> nn.Linear:
         layer = self.adaLN_modulation[1]

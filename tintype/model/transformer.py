@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tintype.errors import UserError
 from tintype.model.attention import Attention, KeyValue, block_linear
+from tintype.model.class_token import ClassToken
 from tintype.model.fused import why_plain
 from tintype.model.islands import compile_rounding_whole, rounded
 from tintype.model.layers import (
@@ -211,6 +212,7 @@ class Transformer(nn.Module):
         # Flat, since FSDP2 shards by rows, of which there may be fewer than ranks.
         count = settings.registers * width
         self.registers = nn.Parameter(torch.randn(count) * _REGISTER_DEVIATION) if count else None
+        self.class_token = ClassToken(settings.class_token, width) if settings.class_token else None
         self._precision, self._fused = precision, dict[torch.device, bool]()
         self._graphs = Graphs()
 
@@ -262,19 +264,23 @@ class Transformer(nn.Module):
         taps: Sequence[int] | frozenset[int] = (),
         only_taps: bool = False,
         attention_taps: frozenset[int] = frozenset(),
+        class_BT: Tensor | None = None,
     ) -> Output | Tapped:
         """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`.
 
         With `only_taps` no block runs after the last of them, and there is no prediction. `attention_taps` are blocks
-        whose attention among image tokens comes back in `Output.attention`.
+        whose attention among image tokens comes back in `Output.attention`. `class_BT` are noised class tokens, for a
+        denoiser that has one.
         """
+        if (class_BT is None) != (self.class_token is None):
+            raise TypeError("a denoiser with model.class_token, and no other, is given class tokens")
         given = self._pack(text) if isinstance(text, TextTokens) else text
         short = not only_taps and not attention_taps and self._waits_for_host(x_t_BCHW, route)
         if not isinstance(given, TextTokens) and short:
             found = self._in_graph(x_t_BCHW, t_B, given, route, sorted(taps))
             if found is not None:
                 return found
-        return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps)
+        return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
         """Return whether a pass is so short that starting its kernels takes longer, and can be a graph."""
@@ -316,6 +322,7 @@ class Transformer(nn.Module):
         taps: Sequence[int] | frozenset[int],
         only_taps: bool,
         attention_taps: frozenset[int],
+        class_BT: Tensor | None,
     ) -> Output | Tapped:
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
@@ -324,7 +331,11 @@ class Transformer(nn.Module):
         token_BLD = self.img_in(patchify(x_t_BCHW, self.settings.patch))
         rotation = self._rotation(rows, columns, x_t_BCHW.device)
         if self.registers is not None:
-            token_BLD, rotation = _with_registers(token_BLD, rotation, self.registers)
+            own_RD = self.registers.view(-1, token_BLD.shape[2]).to(token_BLD.dtype)
+            token_BLD, rotation = _with_registers(token_BLD, rotation, own_RD.expand(len(token_BLD), -1, -1))
+        if self.class_token is not None and class_BT is not None:
+            own_B1D = self.class_token.token(class_BT).to(token_BLD.dtype)
+            token_BLD, rotation = _with_registers(token_BLD, rotation, own_B1D)
         modulation_B = vector_BD if self.shared_modulation is None else self.shared_modulation(vector_BD)
         if isinstance(text, TextCache):
             text_of_block: Sequence[BlockText] = text.per_block
@@ -340,7 +351,7 @@ class Transformer(nn.Module):
         features: dict[int, Tensor] = {}
         attention: dict[int, Tensor] = {}
         first_value: Tensor | None = None
-        registers = self.settings.registers
+        registers = self.settings.registers + (self.class_token is not None)
 
         def through(blocks: range, token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None = None) -> Tensor:
             nonlocal first_value
@@ -375,7 +386,11 @@ class Transformer(nn.Module):
         if only_taps:
             return Tapped(features, route)
         flat_BLP = self.final_layer(_without_registers(token_BLD, registers), vector_BD)
-        return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route, attention)
+        prediction_BCHW = unpatchify(flat_BLP, self.settings.patch, rows, columns)
+        class_velocity_BT = None
+        if self.class_token is not None:
+            class_velocity_BT = self.class_token.velocity(self.final_layer.modulated(token_BLD[:, -1:], vector_BD))
+        return Output(prediction_BCHW, features, route, attention, class_velocity_BT)
 
     @cached_property
     def _all_parameters(self) -> dict[str, nn.Parameter]:
@@ -445,13 +460,11 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
     return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
 
 
-def _with_registers(token_BLD: Tensor, rotation: Tensor, registers: Tensor) -> tuple[Tensor, Tensor]:
-    """Append learned tokens, which have no place and are not rotated (registers, arXiv 2309.16588)."""
-    batch, _, width = token_BLD.shape
-    own_RD = registers.view(-1, width).to(token_BLD.dtype)
-    still = rotation.new_zeros(*rotation.shape[:2], len(own_RD), *rotation.shape[3:])
+def _with_registers(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
+    """Append tokens that have no place and are not rotated: registers (arXiv 2309.16588), a class token."""
+    still = rotation.new_zeros(*rotation.shape[:2], own_BRD.shape[1], *rotation.shape[3:])
     still[..., 0, :] = 1  # cosines
-    return torch.cat([token_BLD, own_RD.expand(batch, -1, -1)], dim=1), torch.cat([rotation, still], dim=2)
+    return torch.cat([token_BLD, own_BRD], dim=1), torch.cat([rotation, still], dim=2)
 
 
 def _without_registers(token_BLD: Tensor, registers: int) -> Tensor:

@@ -7,6 +7,7 @@ B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from tintype.flow.guidance import ClassifierFreeSettings, Guidance, Guide
 from tintype.flow.path import sampling_times, scaled
 from tintype.flow.routes import random_kept
 from tintype.flow.sampler import Method, integrate
+from tintype.losses.class_token import class_noise
 from tintype.model import TextCache
 from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws, Route, TextTokens, VelocityFn
@@ -91,24 +93,47 @@ def sample_latents(
     """Return the latents of the images of one batch."""
     noise_BCHW = first_noise(parts, draws, size_px)
     rows, columns = (side // parts.plan.model.patch for side in noise_BCHW.shape[-2:])
+    state = Joined(tuple(noise_BCHW.shape[1:]), parts.plan.model.class_token)
     with parts.compute():
         caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
         tokens = rows * columns
-        branches = TextBranches(parts, draws, tokens, caption, null, captions)
+        branches = TextBranches(parts, draws, tokens, caption, null, captions, state)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
+        if bias is not None and state.class_width:
+            raise UserError("guidance.unbias knows no mean velocity of a class token (reg); sample without unbias")
         guided = settings.guidance.build(branches, bias)
-        guided = guided if on_estimate is None else _watched(guided, parts, on_estimate)
+        guided = guided if on_estimate is None else _watched(guided, parts, state, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))
-        return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
+        first = state.join(noise_BCHW, class_noise(draws, state.class_width) if state.class_width else None)
+        last = integrate(guided, first, times, settings.method, lambda: on_step(len(captions)))
+        return state.split(last)[0]
 
 
-def _watched(velocity: VelocityFn, parts: Model, on_estimate: OnEstimate) -> VelocityFn:
+@dataclass(frozen=True)
+class Joined:
+    """State of a sampler: the latents; or, flat, these and a class token that is denoised beside them (REG)."""
+
+    shape: tuple[int, ...]
+    """Channels, rows and columns of the latents."""
+    class_width: int
+
+    def join(self, x_BCHW: Tensor, class_BT: Tensor | None) -> Tensor:
+        return x_BCHW if class_BT is None else torch.cat([x_BCHW.flatten(1), class_BT.to(x_BCHW.dtype)], dim=1)
+
+    def split(self, state_BN: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.class_width:
+            return state_BN, None
+        x_BN, class_BT = state_BN.split([math.prod(self.shape), self.class_width], dim=1)
+        return x_BN.unflatten(1, self.shape), class_BT
+
+
+def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnEstimate) -> VelocityFn:
     """Return the same velocity; each value is also shown as the data that it points to, x_t - t v."""
 
     def watched(x_t_BCHW: Tensor, t: float) -> Tensor:
         v_BCHW = velocity(x_t_BCHW, t)
-        on_estimate(lambda: parts.tokenizer.decode(x_t_BCHW - t * v_BCHW).cpu())
+        on_estimate(lambda: parts.tokenizer.decode(state.split(x_t_BCHW - t * v_BCHW)[0]).cpu())
         return v_BCHW
 
     return watched
@@ -130,6 +155,7 @@ class TextBranches:
     caption: TextCache
     null: TextCache
     captions: Sequence[str] = ()
+    state: Joined = Joined((), 0)
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         return self._velocity(x_t_BCHW, t, self.caption)
@@ -153,10 +179,14 @@ class TextBranches:
             raise UserError("autoguidance needs the folder of a run, with its earlier weights; choose another guidance")
         model = self.parts.guides[guide]
         text = model.denoiser.read_text(model.text.encode(self.captions))
-        return lambda x_t_BCHW, t: model.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text)
+        return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, text, model=model)
 
-    def _velocity(self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None) -> Tensor:
-        return self.parts.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text, route)
+    def _velocity(
+        self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None, model: Model | None = None
+    ) -> Tensor:
+        x_BCHW, class_BT = self.state.split(x_t_BCHW)
+        t_B = x_BCHW.new_full((len(x_BCHW),), t)
+        return self.state.join(*(model or self.parts).velocities(x_BCHW, t_B, text, route, class_BT))
 
     @cached_property
     def _both(self) -> TextCache:

@@ -508,6 +508,8 @@ def another_space(new: Plan, old: Plan) -> str:
     and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
     p. It is known from the plans alone, so that a study knows before its first run what it will compare.
     """
+    if new.model.class_token != old.model.class_token:
+        return f"{ANOTHER_SPACE}: the denoiser of one of them sees a class token of the clean image, noised, beside it"
     own = "measured in the latents of the run's own tokenizer"
     if new.tuning is not None or old.tuning is not None:
         return f"{ANOTHER_SPACE}: it is {own}, and a tokenizer that is trained with the run is like no other"

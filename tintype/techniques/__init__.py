@@ -35,6 +35,7 @@ FILES = (
     "normuon",
     "perceptual_dino",
     "power_ema",
+    "reg",
     "registers",
     "repa",
     "repa_burn_in",

@@ -14,6 +14,7 @@ from tintype import seams
 from tintype.data.sources import open_order, open_source
 from tintype.flow.guidance import Guide
 from tintype.flow.routes import Unrouted
+from tintype.losses.class_token import ClassTokens, ClassTokenSettings, class_input
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import seeded
@@ -59,18 +60,44 @@ class Model:
         return self.router.plan((z_BCHW.shape[2] // patch, z_BCHW.shape[3] // patch), step, draws)
 
     def velocity(
-        self, x_t_BCHW: Tensor, t_B: Tensor, text: seams.TextTokens | TextCache, route: seams.Route | None = None
+        self,
+        x_t_BCHW: Tensor,
+        t_B: Tensor,
+        text: seams.TextTokens | TextCache,
+        route: seams.Route | None = None,
+        class_BT: Tensor | None = None,
     ) -> Tensor:
         """The velocity as sampling and validation see it, where every token goes through every block by default."""
-        output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole())
-        return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
+        return self.velocities(x_t_BCHW, t_B, text, route, class_BT)[0]
+
+    def velocities(
+        self,
+        x_t_BCHW: Tensor,
+        t_B: Tensor,
+        text: seams.TextTokens | TextCache,
+        route: seams.Route | None = None,
+        class_BT: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the velocity of the image, and that of the class token where there is one."""
+        more = {} if class_BT is None else {"class_BT": class_BT}
+        output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole(), **more)
+        return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B), output.class_BT
+
+    @cached_property
+    def class_tokens(self) -> ClassTokens | None:
+        """The teacher of the class token, for validation; sampling needs none."""
+        found = (loss.teacher for loss in self.plan.losses if isinstance(loss, ClassTokenSettings))
+        return next((ClassTokens(teacher, self.device) for teacher in found), None)
 
     def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
         """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
         text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
-        tapped: seams.Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
+        more = class_input(self.plan.model.class_token, batch.seen, batch.draws, sample.t_B)
+        tapped: seams.Tapped = self.denoiser(
+            sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True, **more
+        )
         return tapped
 
     def compute(self) -> AbstractContextManager[None]:

@@ -9,19 +9,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate
+from tintype.losses.class_token import class_input
 from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import backward_start, clip_factor, gradient_norm, multiply_gradients
 from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.transfer import PendingNumbers
-from tintype.seams import LossInputs, Sample, Tapped, TextTokens
+from tintype.seams import LossInputs, Sample, Tapped
 from tintype.train.average_teacher import AverageTeacher
 from tintype.train.batch import Batch, read_batch
 from tintype.train.session import Session
@@ -174,7 +176,8 @@ def micro_batch_losses(
             route = parts.route(z_BCHW, step, batch.draws)
             taps = frozenset[int]().union(*(term.part.taps for term in batch.terms))
             seen = frozenset[int]().union(*(term.part.attention_taps for term in batch.terms))
-            more = {"attention_taps": seen} if seen else {}
+            more: dict[str, Any] = {"attention_taps": seen} if seen else {}
+            more |= class_input(parts.plan.model.class_token, batch.seen, batch.draws, sample.t_B)
             output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps, **more)
         with clock.part("losses"):
             velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
@@ -182,7 +185,7 @@ def micro_batch_losses(
             weight_B = parts.weighting(sample.t_B) if parts.weighting else None
             seen_by_all = (output, sample, velocity_BCHW, target_BCHW, weight_B)
             view = LossInputs(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
-            view = replace(view, averaged=partial(_tap_average, parts, teacher, sample, batch.text))
+            view = replace(view, averaged=partial(_tap_average, parts, teacher, sample, batch))
             error_B = mean_square(velocity_BCHW, target_BCHW)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
@@ -197,14 +200,16 @@ def _tap_average(
     parts: Session,
     teacher: AverageTeacher | None,
     sample: Sample,
-    text: TextTokens,
+    batch: Batch,
     t_B: Tensor,
     taps: frozenset[int],
 ) -> Tapped:
     """Run the averaged denoiser up to the last tapped block, on the images and noise of a sample at other times."""
     network = parts.denoiser if teacher is None else teacher.network(parts.denoiser)
     x_t_BCHW = interpolate(sample.x_BCHW, sample.noise_BCHW, t_B)
-    tapped: Tapped = network(x_t_BCHW, t_B, text, route=parts.router.whole(), taps=taps, only_taps=True)
+    more = class_input(parts.plan.model.class_token, batch.seen, batch.draws, t_B)
+    route = parts.router.whole()
+    tapped: Tapped = network(x_t_BCHW, t_B, batch.text, route=route, taps=taps, only_taps=True, **more)
     return tapped
 
 

@@ -150,6 +150,10 @@ class Teacher(FrozenEncoder):
             return self.encode(input_BCHW)
         return encode_evenly(self.encode, input_BCHW, network_batch)
 
+    def class_tokens(self, image_BCHW: Tensor) -> Tensor:
+        """Encode uint8 images to their class tokens, float32 [B, D]: the mean of the patches where it has none."""
+        return self.tokens(image_BCHW).mean(dim=1)
+
 
 class TeacherPart(Part):
     """Settings of a teacher."""

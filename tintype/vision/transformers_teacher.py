@@ -133,6 +133,13 @@ class TransformersTeacher(Teacher):
         token_BLD: Tensor = self._network(pixel_values=input_BCHW, **self._options).last_hidden_state
         return token_BLD
 
+    def class_tokens(self, image_BCHW: Tensor) -> Tensor:
+        """Return the first token, where one stands before the patches."""
+        with frozen_arithmetic(self._device, self.arithmetic):
+            token_BLD = self._output(self.prepare(image_BCHW).to(self._dtype)).float()
+        patches = self.grid[0] * self.grid[1]
+        return token_BLD[:, 0] if token_BLD.shape[1] > patches else token_BLD.mean(dim=1)
+
     def attention(self, image_BCHW: Tensor, layers: int) -> Tensor:
         """Return how the patches look at each other in the last layers, fp32 [B, layers, heads, L, L].
 
