@@ -11,10 +11,12 @@ from PIL import Image
 
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import HOSTILE, draw_previews, hostile
+from tintype.page.template import inline_script
 from tintype.serve.guard import Guard, RefusedError, inside, is_local
 from tintype.serve.playground import Job, Made, Request
 from tintype.study.picked import keep_image, read_picked
 from tintype.study.report import write_report
+from tintype.study.report.html import SCRIPTS
 
 SECRET = b"nobody may read this"
 
@@ -119,7 +121,8 @@ def test_content_policy_lets_no_script_run_but_the_server_s_own(client: Client) 
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy and "base-uri 'none'" in policy
     stored = client.get("/report/study").headers["Content-Security-Policy"]
-    assert stored.startswith("sandbox;") and "script" not in stored
+    assert stored.startswith("sandbox allow-scripts; default-src 'none';") and "allow-same-origin" not in stored
+    assert re.findall(r"script-src ([^;]*);", stored) == [inline_script(*SCRIPTS)[1]], "the report's own alone"
     assert client.get("/").headers["X-Content-Type-Options"] == "nosniff"
 
 

@@ -34,9 +34,9 @@ def _value(value: str | float) -> str:
     return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
-def drawing(width: float, height: float, description: str, parts: Iterable[str]) -> Markup:
+def drawing(width: float, height: float, description: str, parts: Iterable[str], **attributes: str) -> Markup:
     room = f"0 0 {width:g} {height:g}"
-    return tag("svg", tag("title", description), *parts, class_="chart", viewBox=room, role="img")
+    return tag("svg", tag("title", description), *parts, class_="chart", viewBox=room, role="img", **attributes)
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable
 from functools import cache
@@ -37,6 +38,14 @@ def template(
     environment.globals["style"] = Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8"))
     environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, mark=mark, marked=marked, **filters)
     return environment.from_string((files(package) / name).read_text(encoding="utf-8"))
+
+
+@cache
+def inline_script(*places: str) -> tuple[Markup, Markup]:
+    """Return scripts of the package as one, for a page, and the source by which a content policy lets it alone run."""
+    content = "\n".join(files("tintype").joinpath(place).read_text(encoding="utf-8") for place in places)
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
+    return Markup(content), Markup(f"'sha256-{digest}'")
 
 
 def image_uri(image: Image.Image, largest_px: int, form: str = "png", **options: object) -> str:

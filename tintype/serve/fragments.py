@@ -280,4 +280,4 @@ def static(name: str) -> bytes:
     """Return the style sheet or the script."""
     if name == "style.css":
         return b"\n".join((files("tintype") / file).read_bytes() for file in ("page/style.css", "serve/live.css"))
-    return (files("tintype.serve") / name).read_bytes()
+    return b"\n".join((files("tintype") / file).read_bytes() for file in ("page/marks.js", "serve/live.js"))

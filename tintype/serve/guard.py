@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tintype.page.template import inline_script
+from tintype.study.report.html import SCRIPTS
+
 Headers: TypeAlias = "Mapping[str, str] | Message[str, str]"
 _SAME = ("same-origin", "none")
 """Values of `Sec-Fetch-Site` of requests that this server's own pages, or the user, started."""
@@ -28,8 +31,12 @@ CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-REPORT_POLICY = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""Policy of a stored report: it comes from a folder that others may have written, so no script runs in it."""
+REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    f"script-src {inline_script(*SCRIPTS)[1]}; frame-ancestors 'none'"
+)
+"""Policy of a stored report: it comes from a folder that others may have written, so no script runs in it but the
+report's own of this version, by its hash, and that one as if it came from another site."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

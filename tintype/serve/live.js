@@ -1,15 +1,6 @@
-// One script for all live pages. The server renders; this keeps the parts fresh, draws curves and opens images.
-"use strict";
-
+// One script for all live pages, after marks.js. The server renders; this keeps the parts fresh, draws curves and opens images.
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
 
 function draw(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);
@@ -327,28 +318,6 @@ const imageAt = (button, step) => JSON.parse(button.dataset.at)[stepOf(button, s
 
 // [start, end, words] of the words of the prompt that the image got wrong; undefined where it was not read
 const wrongAt = (button, step) => JSON.parse(button.dataset.wrong ?? "{}")[stepOf(button, step)];
-
-const marked = (words, remark) => make("mark", { class: "wrong", title: remark }, words, make("span", { class: "unseen" }, ` (${remark})`));
-
-function read(prompt, wrong) {
-  const most = 3;
-  if (!wrong.length) return make("span", { class: "read" }, make("span", { class: "right" }, "✓ as asked"));
-  const words = wrong.slice(0, most).flatMap(([start, end, remark], index) => [index ? ", " : "", marked(prompt.slice(start, end), remark)]);
-  const rest = wrong.slice(most).map((one) => one[2]).join("; ");
-  const more = rest ? [" ", make("span", { title: rest }, `and ${wrong.length - most} more`)] : [];
-  return make("span", { class: "read" }, make("span", { class: "unseen" }, "Wrong: "), ...words, ...more);
-}
-
-function markedPrompt(prompt, wrong) {
-  const parts = [];
-  let done = 0;
-  for (const [start, end, remark] of [...wrong].sort((a, b) => a[0] - b[0])) {
-    if (start < done) continue;
-    parts.push(prompt.slice(done, start), marked(prompt.slice(start, end), remark));
-    done = end;
-  }
-  return [...parts, prompt.slice(done)];
-}
 
 function chosenStep(grid) {
   const steps = grid.dataset.steps.split(",").map(Number);

@@ -16,6 +16,7 @@ import pytest
 from tests.live_server import Client, serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, hostile
+from tests.unit.study.frozen_page import frozen
 from tests.written_runs import Drawer, written_runs
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
@@ -48,6 +49,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = hostile()
     draw_previews(results, root / "done")
     write_report(results, root / "done")
+    (root / "frozen").mkdir()
+    write_report(frozen(root / "frozen"), root / "frozen")
+    (root / "frozen" / "study.yaml").write_text("name: frozen\n")
     (root / "done" / "study.yaml").write_text("name: done\nquestion: <b>Is it safe?</b>\n")
     return root
 
@@ -85,7 +89,7 @@ def fits(page: Any) -> bool:
 
 def test_index_lists_studies_and_runs(page: Any) -> None:
     page.goto("/")
-    assert page.locator(".card").count() == 3 and page.get_by_role("link", name="run", exact=True).count() == 1
+    assert page.locator(".card").count() == 4 and page.get_by_role("link", name="run", exact=True).count() == 1
     assert fits(page)
 
 
@@ -201,6 +205,48 @@ def test_a_stored_report_opens_without_scripts(page: Any) -> None:
     page.get_by_role("link", name="Report").click()
     page.wait_for_url("**/report/done")
     assert page.locator("#answer").count() == 1
+
+
+@pytest.mark.parametrize("through", ["file", "server"])
+def test_the_report_is_the_frozen_page(page: Any, root: Path, through: str) -> None:
+    """Its script runs from the file and through the server, whose policy lets that one alone run."""
+    page.goto(f"file://{root}/frozen/report.html" if through == "file" else "/report/frozen")
+    assert page.locator(".in-words li").count() == 2 and page.locator("header .chart").count() == 1
+    slider = page.locator(".steps input").first
+    assert slider.is_visible()
+    image = page.locator(".ranking img[data-at]").first
+    before = image.get_attribute("src")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".steps output").first.inner_text() == "1,125"
+    assert image.get_attribute("src") != before and image.get_attribute("src").startswith("data:image/webp")
+    sample = page.locator(".sample").first
+    assert sample.locator(".read mark").first.get_attribute("title") == "not drawn"
+    assert "and 2 more" in sample.locator(".read").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert image.get_attribute("src") == before
+    assert sample.locator(".read mark").first.get_attribute("title") == "drawn red, asked blue"
+    chart = page.locator("#along svg").first
+    chart.scroll_into_view_if_needed()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    values = page.locator("#along .values").first
+    assert values.inner_text().startswith("steps 375") and "short_captions" in values.inner_text()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "steps 375" not in values.inner_text() and values.locator("b").count() == 4
+    assert page.get_by_role("link", name="Picked by hand").count() == 1
+    assert fits(page)
+
+
+def test_the_report_is_read_without_a_script(browser: Any, root: Path) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"file://{root}/frozen/report.html")
+    assert not page.locator(".steps").first.is_visible(), "no control that does nothing"
+    assert page.locator(".in-words").first.is_visible() and page.locator(".ranking img").first.is_visible()
+    page.locator(".ranking summary").first.click()
+    assert page.locator(".ranking summary .prompt mark").first.is_visible()
+    page.close()
 
 
 def test_an_image_is_made_in_the_playground(page: Any) -> None:

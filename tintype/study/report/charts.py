@@ -221,7 +221,7 @@ def curves(label: str, traces: Sequence[Series[list[Curve]]], *, tail: bool = Fa
         *(_band_marks(band, x, y) for band in bands),
         *_end_names(ends, right + 16, top, bottom),
     ]
-    return drawing(width, height, f"{label} over training", parts)
+    return drawing(width, height, f"{label} over training", parts, data_over="step")
 
 
 def quality(label: str, arms: Sequence[Series[Band]], x_label: str) -> Markup:
@@ -242,7 +242,7 @@ def quality(label: str, arms: Sequence[Series[Band]], x_label: str) -> Markup:
         *dots,
         *_end_names(ends, right + 16, top, bottom),
     ]
-    return drawing(width, height, f"{label} over training, by {x_label}", parts)
+    return drawing(width, height, f"{label} over training, by {x_label}", parts, data_over=x_label)
 
 
 def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
@@ -286,6 +286,8 @@ def _band_marks(band: Series[Band], x: Scale, y: Scale) -> Markup:
         tag("polygon", points=_written([*upper, *reversed(lower)]), class_="band"),
         tag("polyline", points=_written(middle), class_="curve"),
         class_=band.css,
+        data_name=band.name,
+        data_points=" ".join(",".join(f"{value:.4g}" for value in point) for point in band.data),
     )
 
 

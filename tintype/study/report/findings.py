@@ -75,6 +75,14 @@ def marked(comparison: Comparison) -> str:
     return f"{glyph(comparison.verdict)} {comparison.words}"
 
 
+VERDICT_PHRASES = {
+    "same": "the same",
+    "not shown": "undecided",
+    "measured": "measured, not tested",
+    "no spread": "without a verdict (no spread)",
+    "sketch": "without a verdict (one seed)",
+}
+"""Verdicts in a sentence that begins with an arm, where the word itself does not do."""
 _MEANINGS = {
     "better": "better",
     "worse": "worse",

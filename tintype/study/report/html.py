@@ -1,4 +1,7 @@
-"""The report as one HTML file that needs nothing else: style, figures and images are inside it, and no script.
+"""The report as one HTML file that needs nothing else: style, figures and images are inside it.
+
+It is read without a script. One script of our own adds a slider over steps and the values of curves; the page's content
+policy names it by its hash, and lets no other run.
 
 Names, captions, errors and events come from outside. They reach the page through Jinja's autoescape or through
 `svg.tag`, which escapes as well.
@@ -6,6 +9,8 @@ Names, captions, errors and events come from outside. They reach the page throug
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -18,16 +23,22 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from tintype.data.image_file import BadImageError, open_image, read_file
+from tintype.evaluation.results import WrongWords
 from tintype.page import numerals
-from tintype.page.template import image_uri, template
+from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
+from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, charts, earlier, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
-from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
+from tintype.study.results import SPEED, Arm, MetricInfo, Run, StudyResults
 from tintype.study.trust import LEAD
 
 _LARGEST_PREVIEW_PX = 320
+_LARGEST_EARLY_PX = 160
+_MOST_EARLY = 6
+"""Earlier steps whose images a page has: all of them would make it large."""
+SCRIPTS = ("page/marks.js", "study/report/report.js")
 _ARM_COLOURS = 8
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7})\b")
@@ -36,6 +47,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NONE_KEPT) -> str:
     """Return the page. `folder` is where the paths of the samples start; `kept` has those whose files are gone."""
     colours = arm_colours(results)
+    script, policy = inline_script(*SCRIPTS)
     filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": charts.verdict_class}
     return template("tintype.study.report", "report.html.j2", **filters).render(
         results=results,
@@ -55,6 +67,10 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         trust_lead=LEAD,
         trust_heads=TRUST_HEADS,
         link=paper_link,
+        picked=[(one, _image(folder, one.image, kept)) for one in results.picked],
+        picked_lead=PICKED_LEAD,
+        script=script,
+        script_policy=policy,
     )
 
 
@@ -62,6 +78,22 @@ class _Image(NamedTuple):
     uri: str | None
     """None where the file is missing or is no image."""
     small: bool = True
+    at: Mapping[int, str] = MappingProxyType({})
+    """The same sample at earlier steps, as data URIs by step."""
+    wrong: Mapping[int, list[WrongWords]] = MappingProxyType({})
+    """Words of the prompt that it got wrong, by step; no entry where they were not read."""
+
+    @property
+    def last_wrong(self) -> list[WrongWords] | None:
+        return self.wrong[max(self.wrong)] if self.wrong else None
+
+    @property
+    def at_json(self) -> str:
+        return json.dumps(dict(self.at))
+
+    @property
+    def wrong_json(self) -> str:
+        return json.dumps({step: [(one.start, one.end, one.words) for one in of] for step, of in self.wrong.items()})
 
 
 class _Parts(NamedTuple):
@@ -190,9 +222,35 @@ class HtmlView(View):
         """Return (run, one image for each prompt) by arm."""
         first = {arm.name: next((run for run in arm.runs if run.previews), None) for arm in self.results.arms}
         return {
-            name: (f"seed {run.seed}" if run else "no run", self._images(run.previews if run else []))
+            name: (f"seed {run.seed}" if run else "no run", self._samples(run) if run else self._images([]))
             for name, run in first.items()
         }
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Return the steps that the slider goes through, the last one among them; empty where there is one alone."""
+        runs = [run for arm in self.results.arms if (run := next((run for run in arm.runs if run.previews), None))]
+        early = sorted({one.step for run in runs for one in run.along[:-1] if one.previews})
+        if not early or not any(image.at for _, images in self.samples.values() for image in images):
+            return []
+        return [*_spread(early), max(run.along[-1].step for run in runs if run.along)]
+
+    def _samples(self, run: Run) -> list[_Image]:
+        """Return the samples of a run, with those of its earlier steps and the words that each got wrong."""
+        images, last = self._images(run.previews), run.along[-1].step if run.along else 0
+        early = [one for one in run.along[:-1] if one.previews]
+        early = [one for one in early if one.step in _spread([other.step for other in early])]
+        found = []
+        for index, image in enumerate(images):
+            at = {
+                one.step: _early(self.folder, one.previews[index], self.kept)
+                for one in early
+                if index < len(one.previews)
+            }
+            wrong = {one.step: one.wrong[index] for one in early if index < len(one.wrong)}
+            wrong |= {last: run.wrong[index]} if index < len(run.wrong) else {}
+            found.append(image._replace(at={step: uri for step, uri in at.items() if uri}, wrong=wrong))
+        return found
 
     @cached_property
     def real_samples(self) -> list[_Image]:
@@ -203,6 +261,11 @@ class HtmlView(View):
         count = len(self.results.prompts)
         shown = [_image(self.folder, path, self.kept) for path in paths[:count]]
         return shown + [_Image(None)] * (count - len(shown))
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the words that samples got wrong are known."""
+        return any(image.wrong for _, images in self.samples.values() for image in images)
 
     @property
     def sampled(self) -> bool:
@@ -251,6 +314,29 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
         return _Image(None)
     small = max(image.size) <= _LARGEST_PREVIEW_PX / 2
     return _Image(image_uri(image, _LARGEST_PREVIEW_PX, optimize=True), small)
+
+
+def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
+    """Return an image of an earlier step as a small data URI; empty where it is missing.
+
+    One that comes from an earlier page is taken as it is: encoded again and again, it would get worse.
+    """
+    try:
+        content = kept[path] if path in kept else read_file(folder / path)
+        with open_image(content, path) as file:
+            if path in kept and file.format == "WEBP":
+                return f"data:image/webp;base64,{base64.b64encode(content).decode('ascii')}"
+            image = file.convert("RGB")
+    except (OSError, BadImageError):
+        return ""
+    return image_uri(image, _LARGEST_EARLY_PX, "webp", quality=70, method=6)
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Return steps that a page has room for, evenly chosen."""
+    if len(steps) <= _MOST_EARLY:
+        return steps
+    return [steps[round(index * (len(steps) - 1) / (_MOST_EARLY - 1))] for index in range(_MOST_EARLY)]
 
 
 def paper_link(paper: str) -> str | None:

@@ -4,37 +4,52 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
 from tintype.study.results import StudyResults
 
 _URI = "data:image/png;base64,"
+_EARLY_URI = "data:image/webp;base64,"
 
 
 def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
     """Return the samples that a page shows, by the paths that the results have for them.
 
-    An image is known by its arm and its prompt. With several resolutions it stands once for each, in their order.
+    An image is known by its arm and its prompt, one that was picked by its number. With several resolutions it stands
+    once for each, in their order.
     """
     shown = _Images()
     shown.feed(page)
     found: dict[str, bytes] = {}
+    for number, one in enumerate(results.picked, 1):
+        if images := shown.by_title.get(f"picked by hand {number}", []):
+            found[one.image] = images[0][0]
     for index, view in enumerate(results.by_resolution()):
-        for names, paths in _strips(view):
+        for names, paths, earlier in _strips(view):
             for number, (prompt, path) in enumerate(zip(view.prompts, paths, strict=False), 1):
                 titles = [title for name in names for title in (f"{name}, prompt {number}", f"{name}: {prompt}")]
                 images = next((shown.by_title[title] for title in titles if title in shown.by_title), [])
                 if index < len(images):
-                    found[path] = images[index]
+                    found[path], early = images[index]
+                    found |= {where: early[step] for step, where in earlier.get(number, {}).items() if step in early}
     return found
 
 
-def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield (names in the page, paths) of the samples of each arm, and of the real images. Older pages say "real"."""
+def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int, dict[str, str]]]]:
+    """Yield (names in the page, paths, paths at earlier steps) of the samples of each arm, and of the real images.
+
+    Those at earlier steps are by the number of the prompt and by the step. Older pages say "real".
+    """
     for arm in view.arms:
-        yield [arm.name], next((run.previews for run in arm.runs if run.previews), [])
-    yield ["real image", "real"], view.real_previews
+        run = next((run for run in arm.runs if run.previews), None)
+        earlier: dict[int, dict[str, str]] = {}
+        for one in run.along[:-1] if run else ():
+            for number, path in enumerate(one.previews, 1):
+                earlier.setdefault(number, {})[str(one.step)] = path
+        yield [arm.name], run.previews if run else [], earlier
+    yield ["real image", "real"], view.real_previews, {}
 
 
 class _Images(HTMLParser):
@@ -42,7 +57,8 @@ class _Images(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_title: dict[str, list[bytes]] = {}
+        self.by_title: dict[str, list[tuple[bytes, dict[str, bytes]]]] = {}
+        """(image, the same at earlier steps) by its alternative text."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep an image that the page itself holds; one that cannot be decoded is left out."""
@@ -51,6 +67,11 @@ class _Images(HTMLParser):
         if tag == "img" and source.startswith(_URI):
             try:
                 content = base64.b64decode(source.removeprefix(_URI), validate=True)
-            except binascii.Error:
+                early = {step: _early(uri) for step, uri in json.loads(given.get("data-at") or "{}").items()}
+            except (binascii.Error, ValueError, AttributeError):
                 return
-            self.by_title.setdefault(title, []).append(content)
+            self.by_title.setdefault(title, []).append((content, early))
+
+
+def _early(uri: str) -> bytes:
+    return base64.b64decode(uri.removeprefix(_EARLY_URI), validate=True)

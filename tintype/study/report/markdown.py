@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
+from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, earlier, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
@@ -22,6 +23,8 @@ def to_markdown(results: StudyResults) -> str:
     text = template("tintype.study.report", "report.md.j2", finalize=_safe, **filters).render(
         results=results,
         findings=findings,
+        picked_lead=PICKED_LEAD,
+        picked_rows=[[one.image, one.prompt, one.made] for one in results.picked],
         along=along,
         along_rows=_along_rows,
         difference_rows=_difference_rows,

@@ -130,6 +130,20 @@ class View:
     def others(self) -> list[Column]:
         return [column for column in self.metrics if column not in self.primary]
 
+    def in_words(self, arm: Arm) -> list[tuple[str, str]]:
+        """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together."""
+        found: dict[str, list[str]] = {}
+        for column in self.primary:
+            cell = column.cells.get(arm.name)
+            verdict = (
+                cell.verdict if cell else "not comparable" if column.info.name in arm.incomparable else "incomplete"
+            )
+            size = (
+                f" ({column.written(cell.difference, signed=True)})" if cell and verdict in ("better", "worse") else ""
+            )
+            found.setdefault(verdict, []).append(column.info.label + size)
+        return [(one, f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}") for one, of in found.items()]
+
     def column(self, metric: str) -> Column:
         return next(column for column in self.metrics if column.info.name == metric)
 
