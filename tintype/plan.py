@@ -101,13 +101,13 @@ class Plan(Settings):
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = Field(
         None, description="Which tokens skip which blocks in training; null: none"
     )
-    losses: tuple[Annotated[LossPart, OneOf(LOSSES, group="losses")], ...] = Field(
+    losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = Field(
         (), description="Loss terms beside that of the objective, each kind at most once"
     )
     tuning: Annotated[TuningSettings | None, Since(None)] = Field(
         None, description="Train the tokenizer's autoencoder with the denoiser (REPA-E); null: it is frozen"
     )
-    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw", group="optimizers")] = Field(
+    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = Field(
         AdamWSettings(), description="How gradients become steps"
     )
     train: TrainSettings = Field(TrainSettings(), description="Steps, batch, learning-rate schedule and safeguards")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -34,6 +34,7 @@ from tintype.plugins.registry import declare
 
 Plain: TypeAlias = dict[str, Any]
 """Settings as plain data: dictionaries, lists and scalars."""
+K = TypeVar("K")
 LARGEST_PX = 4096
 """Largest width and height of images."""
 FP8_MULTIPLE = 16
@@ -157,18 +158,33 @@ class Part(Settings):
         return plain(self)
 
 
+class OpenKinds(tuple[type[K], ...]):
+    """The built-in kinds of a part, to which plugins can add others in their group."""
+
+    group: str
+
+    def __new__(cls, group: str, *kinds: type[K]) -> OpenKinds[K]:
+        made = super().__new__(cls, kinds)
+        made.group = group
+        return made
+
+
 @dataclass(frozen=True)
 class OneOf:
     """Marks a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
 
     Settings without a `kind` are of the `usual` one. With `by_keys` they are of the one that has all their keys.
-    Plugins can add parts to a `group`.
+    Plugins can add to `OpenKinds`.
     """
 
     built_in: tuple[type[Settings], ...]
     usual: str | None = None
     by_keys: bool = False
-    group: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The group in which plugins add parts; None where they cannot."""
+        return self.built_in.group if isinstance(self.built_in, OpenKinds) else None
 
     @property
     def parts(self) -> tuple[type[Settings], ...]:

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,8 @@ import tintype
 from tintype.cli import runs, studies, serve, plans, plugins, measure, data, tokenizers, export, sync  # noqa: F401
 
 # isort: on
-from tintype.cli.shared import LAUNCHED, PLUGIN_HELP, app, console, load_plugins
+from tintype.cli.options import Plugins
+from tintype.cli.shared import LAUNCHED, app, console
 from tintype.errors import UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
@@ -105,6 +105,6 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version")
     ] = False,
-    plugin: Annotated[list[Path], typer.Option("--plugin", help=PLUGIN_HELP)] = [],  # noqa: B006
+    plugin: Plugins = [],  # noqa: B006
 ) -> None:
-    load_plugins(plugin)
+    pass  # `Commands` loads the plugins, also those that are named after the command

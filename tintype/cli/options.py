@@ -48,6 +48,13 @@ ArmSeed = Annotated[
     int | None,
     Option("--arm-seed", min=0, help="With --arm: take the run of this seed; by default the first of the arm"),
 ]
+Plugins = Annotated[
+    list[Path],
+    Option(
+        "--plugin",
+        help="Run your own Python file and load its techniques and other parts (repeatable; before or after a command)",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print JSON")]
 Split = Literal["train", "eval"] | None
 Weights = Literal["raw", "average"] | None

@@ -30,16 +30,11 @@ _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer ca
 """Commands whose work ranks share; all others run as one process."""
 _UsageError: Any = typer.BadParameter.__mro__[2]
 """Base of all errors of the command line itself; where it is defined differs between versions of typer."""
-
-
-PLUGIN_HELP = (
-    "Run your own Python file and load its techniques and other parts (repeatable; before or after the command)"
-)
 _PLUGINS = "TINTYPE_PLUGINS"
 """As `plugins.load.VARIABLE`, which need not be imported for a command without plugins."""
 
 
-def load_plugins(files: Sequence[Path]) -> None:
+def load_plugins(files: list[Path]) -> None:
     """Load the files of `--plugin`, and those that the environment names."""
     if files or os.environ.get(_PLUGINS):
         from tintype.plugins.load import load_environment, load_files
@@ -102,7 +97,8 @@ class Commands(TyperGroup):
             alone(f"tintype {path}")
         if ctx.parent is None:
             files, rest = _take_plugins(rest)
-            load_plugins(files)
+            if not ctx.resilient_parsing:  # a shell that completes words runs no code of the user
+                load_plugins([*map(Path, ctx.params.get("plugin") or ()), *files])
         return name, command, rest
 
     def format_commands(self, ctx: object, formatter: Any) -> None:

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from tintype.contract.ground import BASELINES, SPECS, Ground
+from tintype.contract.ground import BASELINES, SPECS, Ground, tiny_plan
 from tintype.contract.technique import CHECKS, WITHOUT_STEPS, BrokenContractError, check_pair
 from tintype.errors import UserError
 from tintype.plugins.load import load_files, parts_of
 from tintype.plugins.registry import GROUPS, Plugin, words
+from tintype.runtime.machine import cpu_threads
 from tintype.techniques import TECHNIQUES
 
 PAIRS = "Trains a step with every other technique, or is refused by both names"
@@ -74,11 +75,12 @@ def check_file(
     tried = [*TECHNIQUES.built_in, *parts["techniques"]] if others is None else list(others)
     each = len(CHECKS) + len(tried)
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="tintype-check-") as folder:
+    with cpu_threads("cpu", 1), tempfile.TemporaryDirectory(prefix="tintype-check-") as folder:
         ground = Ground(
             Path(folder),
             specs={**SPECS, **mine},
             baselines={**BASELINES, **dict.fromkeys(mine, tuple(assignments))},
+            plan=partial(tiny_plan, "run.threads=1"),  # more would only wait for each other
         )
         for number, name in enumerate(mine):
             beside = [other for other in tried if other != name]

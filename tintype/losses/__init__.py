@@ -10,8 +10,10 @@ from tintype.losses.part import LossPart
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.losses.repa import RepaSettings
 from tintype.losses.self_alignment import SelfAlignmentSettings
+from tintype.settings import OpenKinds
 
-LOSSES: tuple[type[LossPart], ...] = (
+LOSSES: OpenKinds[LossPart] = OpenKinds(
+    "losses",
     AttentionSettings,
     ClassTokenSettings,
     ContrastiveSettings,

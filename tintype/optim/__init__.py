@@ -5,6 +5,7 @@ from tintype.optim.ema import EmaSettings
 from tintype.optim.muon import MuonSettings
 from tintype.optim.part import AverageSettings, OptimizerPart
 from tintype.optim.power_ema import PowerEmaSettings
+from tintype.settings import OpenKinds
 
-OPTIMIZERS: tuple[type[OptimizerPart], ...] = (AdamWSettings, MuonSettings)
+OPTIMIZERS: OpenKinds[OptimizerPart] = OpenKinds("optimizers", AdamWSettings, MuonSettings)
 AVERAGES: tuple[type[AverageSettings], ...] = (EmaSettings, PowerEmaSettings)

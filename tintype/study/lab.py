@@ -517,18 +517,6 @@ def _claim(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
     _remove_leftovers(out, study.baselines)
 
 
-def _plugins(out: Path) -> dict[str, Any]:
-    """Return the plugins that a study was made with."""
-    return read_checked(out / PLUGINS, remake_study(out))
-
-
-def _parts(study: Study) -> list[tuple[str, str]]:
-    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
-    found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
-    found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
-    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
-
-
 def note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
     """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
     try:
@@ -584,6 +572,18 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
             f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
             "results at hand proves nothing. Put it back, or ask anew with other seeds in another --out"
         )
+
+
+def _plugins(out: Path) -> dict[str, Any]:
+    """Return the plugins that a study was made with."""
+    return read_checked(out / PLUGINS, remake_study(out))
+
+
+def _parts(study: Study) -> list[tuple[str, str]]:
+    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
+    found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
+    found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
+    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
 
 
 def _baseline_file(out: Path, resolution: str) -> Path:

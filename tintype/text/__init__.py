@@ -4,12 +4,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from tintype.settings import OneOf, kind_alone
+from tintype.settings import OneOf, OpenKinds, kind_alone
 from tintype.text import published
 from tintype.text.part import TextPart
 from tintype.text.words import WordsSettings
 
-PARTS: tuple[type[TextPart], ...] = (
+PARTS: OpenKinds[TextPart] = OpenKinds(
+    "text_encoders",
     WordsSettings,
     published.T5GemmaSettings,
     published.T5Settings,
@@ -21,6 +22,6 @@ PARTS: tuple[type[TextPart], ...] = (
 )
 
 
-TextChoice = Annotated[TextPart, OneOf(PARTS, "words", group="text_encoders"), BeforeValidator(kind_alone)]
+TextChoice = Annotated[TextPart, OneOf(PARTS, "words"), BeforeValidator(kind_alone)]
 """Any text encoder, as a user writes it: `{kind: t5gemma, weights: FOLDER}`, or a kind alone; without one
 it is `words`, as in older plans."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from tintype.settings import OneOf, kind_alone
+from tintype.settings import OneOf, OpenKinds, kind_alone
 from tintype.tokenizers.dc_ae import DcAeSettings
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.flux2 import Flux2Settings
@@ -15,7 +15,8 @@ from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.taef1 import Taef1Settings
 from tintype.tokenizers.taef2 import Taef2Settings
 
-TOKENIZERS: tuple[type[TokenizerPart], ...] = (
+TOKENIZERS: OpenKinds[TokenizerPart] = OpenKinds(
+    "tokenizers",
     PixelsSettings,
     Flux1Settings,
     E2eFluxSettings,
@@ -27,5 +28,5 @@ TOKENIZERS: tuple[type[TokenizerPart], ...] = (
     RaeSettings,
 )
 
-TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS, group="tokenizers"), BeforeValidator(kind_alone)]
+TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS), BeforeValidator(kind_alone)]
 """Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,6 +258,23 @@ def test_the_example_has_the_mathematics_that_it_states_and_its_study_can_be_rea
             "fine-details",
             "fine-details, strongly",
         ]
+
+
+def test_the_code_and_the_study_of_the_tutorial_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what the page says: write the file, put its class in, and name the technique in a study."""
+    page = (EXAMPLES.parent / "docs" / "tutorials" / "your-own-technique.md").read_text()
+    (code,), (study,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "yaml"))
+    imports, term = code.split("\n\n\n", 1)
+    file = write_technique("fine-details", tmp_path / "fine_details.py")
+    before, rest = file.read_text().split("class FineDetails(LossTerm)")
+    after = rest[rest.index("# tintype looks for these names") :]
+    file.write_text(
+        before.replace("from torch import", f"{imports.strip()}\nfrom torch import") + term + "\n\n" + after
+    )
+    only(contract.check_parameters, monkeypatch)
+    assert check_file(file, others=BESIDE).passed
+    (tmp_path / "fine.yaml").write_text(study)
+    assert load_study(str(tmp_path / "fine.yaml")).arms[-1].plans[0].losses[0].weight == 1
 
 
 @pytest.mark.slow

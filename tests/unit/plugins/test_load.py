@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from tests.plugin_files import EXAMPLES, LOSS, only_these_plugins, write_plugin
 from tests.tiny import tiny_plan
+from tintype.cli import app
 from tintype.cli.shared import _take_plugins
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_yaml
@@ -210,3 +215,19 @@ def test_a_package_that_cannot_be_loaded_is_named(installed: Path) -> None:
     (installed / "tintype_focus" / "__init__.py").write_text("raise RuntimeError('too old')")
     with pytest.raises(UserError, match=r"the package tintype-focus has the .* cannot be loaded .*too old.*uninstall"):
         TECHNIQUES.get("nothing-of-this-name")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_command_loads_the_files_that_it_names(after: bool, tmp_path: Path) -> None:
+    option, command = ["--plugin", str(write_plugin(tmp_path))], ["techniques", "--json"]
+    result = CliRunner().invoke(app, [*command, *option] if after else [*option, *command])
+    assert result.exit_code == 0, result.output
+    assert "mine" in [row["name"] for row in json.loads(result.stdout)]
+
+
+def test_completion_runs_no_file(tmp_path: Path) -> None:
+    file = write_plugin(tmp_path, "raise SystemExit('it ran')")
+    group: Any = get_command(app)
+    context = group.make_context("tintype", ["--plugin", str(file), "techniques"], resilient_parsing=True)
+    group.resolve_command(context, ["techniques", "--plugin", str(file)])
+    assert not loaded()
