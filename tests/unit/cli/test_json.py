@@ -1,4 +1,7 @@
-"""Every command has `--json`: one document on stdout, of the type of its schema, and an error is a document too."""
+"""Every command has `--json`: one document on stdout, of the type of its schema, and an error is a document too.
+
+The documents of commands that take long are validated in tests/unit/terminal/test_commands.py, which runs them all.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,6 @@ arms: [{name: fast, set: [optimizer.lr=0.01]}]
 primary: [validation_loss]
 evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [], sampler: {steps: 1}}
 """
-SCORE = ["count=8", "reference_count=8", "validation_count=2", "sampler.steps=1", "also=[]", "metrics=[mmd]"]
 
 
 def document(*arguments: str, code: int = 0) -> Any:
@@ -92,16 +94,10 @@ def test_documents_of_runs(here: Path) -> None:
     images = document("sample", "run", "a red ball", "--steps", "1", "--guidance", "1")["images"]
     assert all(Path(image).is_file() for image in images)
     assert len(images) == 1
-    sets = [word for one in SCORE for word in ("--set", one)]
-    assert "mmd_scenes" in document("evaluate", "run", *sets)["metrics"]
     document("train", "plan.yaml", "--out", "other", "--set", "seed=1")
     assert len(document("compare", "run", "other")["runs"]) == 2
     assert document("plan", "show", "run")["plan"]["train"]["steps"] == 2
-    assert document("audit", "run", "--steps", "1", "--device", "cpu")["exit_code"] == 0
     assert document("card", "run")["text"].startswith("---")
-    exported = document("export", "run", "--to", "tintype", "--out", "exported")
-    assert exported["folder"] == "exported"
-    assert document("sync", "run", "copy")["copied"] > 0
     assert [one["name"] for one in document("sync", "run", "--list")]
 
 
