@@ -21,8 +21,10 @@ FORBIDDEN_ATTRIBUTES = {
 PACKAGE = Path(tintype.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {"pretrained/pickles.py": {"pickle"}, "plugins/load.py": {"compile", "exec"}}
-"""The one file that opens pickles, with a table of the names that it knows (test_pickles.py attacks it), and the one
-that runs plugins, which the user names (tests/unit/plugins/test_load.py: no plan, run or study names one)."""
+"""The one file that opens pickles, with a table of the names that it knows; test_pickles.py attacks it. And the one
+that runs a plugin file, which the user has named by `--plugin` or TINTYPE_PLUGINS."""
+GIVE_FILES = {"plugins/load.py", "cli/shared.py", "contract/run.py"}
+"""The files that may name a plugin file to be run: `--plugin`, and the argument of `tintype check`."""
 
 
 def reads_tensors_only(call: ast.Call) -> bool:
@@ -54,6 +56,12 @@ def test_no_loader_can_run_code(file: Path) -> None:
     """Read the syntax of each file of the package: no pickle, eval, exec, torch.hub, trust_remote_code."""
     allowed = ALLOWED.get(file.relative_to(PACKAGE).as_posix(), set())
     assert set(offences(file.read_text())) <= allowed
+
+
+def test_only_the_command_line_names_plugin_files() -> None:
+    """A plan, a study or a run cannot: their rooms never call what loads a file."""
+    calls = {file.relative_to(PACKAGE).as_posix() for file in FILES if "load_files" in file.read_text()}
+    assert "plugins/load.py" in calls and calls <= GIVE_FILES
 
 
 @pytest.mark.promise(17, control="code that loads without care")

@@ -30,36 +30,6 @@ _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer ca
 """Commands whose work ranks share; all others run as one process."""
 _UsageError: Any = typer.BadParameter.__mro__[2]
 """Base of all errors of the command line itself; where it is defined differs between versions of typer."""
-_PLUGINS = "TINTYPE_PLUGINS"
-"""As `plugins.load.VARIABLE`, which need not be imported for a command without plugins."""
-
-
-def load_plugins(files: list[Path]) -> None:
-    """Load the files of `--plugin`, and those that the environment names."""
-    if files or os.environ.get(_PLUGINS):
-        from tintype.plugins.load import load_environment, load_files
-
-        load_files(files)
-        load_environment()
-
-
-def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Return the files of `--plugin` among the words after a command, and the other words."""
-    files: list[Path] = []
-    others: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--":
-            others += [word, *rest]
-        elif word == "--plugin":
-            if (file := next(rest, None)) is None:
-                raise UserError("--plugin needs the path of a Python file")
-            files.append(Path(file))
-        elif word.startswith("--plugin="):
-            files.append(Path(word.removeprefix("--plugin=")))
-        else:
-            others.append(word)
-    return files, others
 
 
 class Commands(TyperGroup):
@@ -203,6 +173,34 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
 
 def is_study(folder: Path) -> bool:
     return (folder / _STUDY).is_file()
+
+
+def load_plugins(files: list[Path]) -> None:
+    """Load the files of `--plugin`, and those that the environment names."""
+    if files or os.environ.get("TINTYPE_PLUGINS"):
+        from tintype.plugins.load import load_environment, load_files
+
+        load_files(files)
+        load_environment()
+
+
+def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
+    """Return the files of `--plugin` among the words after a command, and the other words."""
+    files: list[Path] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word == "--plugin":
+            if (file := next(rest, None)) is None:
+                raise UserError("--plugin needs the path of a Python file")
+            files.append(Path(file))
+        elif word.startswith("--plugin="):
+            files.append(Path(word.removeprefix("--plugin=")))
+        else:
+            others.append(word)
+    return files, others
 
 
 def print_json(value: object) -> None:

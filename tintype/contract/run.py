@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from tintype.contract.ground import BASELINES, SPECS, Ground, tiny_plan
-from tintype.contract.technique import CHECKS, WITHOUT_STEPS, BrokenContractError, check_pair
+from tintype.contract.technique import CHECKS, WITHOUT_STEPS, BrokenContractError, check_pair, losses
 from tintype.errors import UserError
 from tintype.plugins.load import load_files, parts_of
 from tintype.plugins.registry import GROUPS, Plugin, words
@@ -136,7 +136,10 @@ def _check_pairs(
             with _own_errors(plugin):
                 goes = check_pair(ground, name, other)
         except BrokenContractError as error:
-            broken.append(str(error))
+            if _works_alone(ground, other):
+                broken.append(str(error))
+            else:
+                unstepped += 1
         else:
             unstepped += goes and not ground.can_step(name, other)
             together += goes and ground.can_step(name, other)
@@ -150,6 +153,16 @@ def _check_pairs(
 
 
 _SHOWN = 3
+
+
+def _works_alone(ground: Ground, name: str) -> bool:
+    """Return whether a technique can be trained on the tiny plan without another, which would not be to blame."""
+    try:
+        if ground.can_step(name):
+            losses(ground.with_techniques(name), 1)
+    except Exception:
+        return False
+    return True
 
 
 @contextmanager

@@ -218,6 +218,13 @@ def test_options_and_settings_of_the_tiny_plan_are_taken(tmp_path: Path, monkeyp
         check_file(file, ["other"])
 
 
+def test_it_is_not_blamed_for_a_technique_that_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(None, monkeypatch)
+    monkeypatch.setattr(run, "SPECS", {"ema": "ema:decay=2"})
+    checked = check_file(technique_file(tmp_path, []), others=("ema", "swiglu"))
+    assert checked.passed and checked.results[-1].details.startswith("1 trained, 0 refused, 1 as plans alone")
+
+
 def test_a_file_without_techniques_is_loaded_and_said_to_have_none(tmp_path: Path) -> None:
     file = write_plugin(tmp_path, "LAUNCHERS = {'a': print}")
     result = CliRunner().invoke(app, ["check", str(file)])
