@@ -10,6 +10,7 @@ from tests.tiny_export import latent_plan, pixel_plan, write_run
 from tintype.cli import app
 from tintype.errors import UserError
 from tintype.export.pipeline_folder import export_pipeline
+from tintype.export.trained import export_file
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -42,7 +43,6 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--to", "safetensors", "--check"], "--check compares"),
-        (["--to", "safetensors"], "NAME.safetensors"),
         (["--to", "safetensors", "--license", "mit"], "--license is for a folder with a card"),
         (["--to", "safetensors", "--push", "a/b", "--yes"], "--push is for a folder with a card"),
         (["--to", "diffusers", "--private"], "--private is for --push"),
@@ -55,6 +55,11 @@ def test_wrong_options_are_named(tmp_path: Path, words: list[str], message: str)
     with pytest.raises(UserError, match=message):
         invoke("export", tmp_path / "run", "--out", tmp_path / "out", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_file_is_named_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a single file is named NAME\.safetensors"):
+        export_file(tmp_path / "run", tmp_path / "out")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--to", "onnx"), ("--dtype", "fp8"), ("--weights", "ema")])
