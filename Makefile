@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray test-optuna docs clean
+.PHONY: setup demo test test-slow test-faults test-machines test-slurm test-ray test-optuna test-browser docs clean
 
 setup: .venv/ready
 
@@ -55,6 +55,13 @@ test-slurm: .venv/weights
 
 test-ray: .venv/ray
 	TINTYPE_RAY=1 RAY_AUTH_MODE=disabled $(BIN)/pytest -s tests/ray
+
+.venv/browser: .venv/weights
+	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.0
+	touch .venv/browser
+
+test-browser: .venv/browser # with the system's Chromium: apt-get install chromium
+	$(BIN)/pytest -n 0 -rs tests/unit/serve/test_browser.py
 
 .venv/docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
