@@ -20,6 +20,8 @@ from tintype.runtime.machine import cpu_threads
 from tintype.techniques import TECHNIQUES
 
 PAIRS = "Trains a step with every other technique, or is refused by both names"
+_SHOWN = 3
+"""Number of broken pairs that are named."""
 
 
 @dataclass(frozen=True)
@@ -152,15 +154,12 @@ def _check_pairs(
     return Result(name, PAIRS, True, words)
 
 
-_SHOWN = 3
-
-
 def _works_alone(ground: Ground, name: str) -> bool:
     """Return whether a technique can be trained on the tiny plan without another, which would not be to blame."""
     try:
         if ground.can_step(name):
             losses(ground.with_techniques(name), 1)
-    except Exception:
+    except Exception:  # whatever it is, the check of that technique itself says it
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a release states in several places is the same everywhere, and its workflows ask for no more than they need."""
+"""Statements of a release agree wherever they stand, and its workflows ask for no more rights than they need."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_length_that_was_not_tracked_is_made_of_the_snapshots_up_to_the_step(t
 
 
 def test_a_checkpoint_that_is_still_there_serves_too(trained: Path) -> None:
-    """Of a run whose average has no snapshots, the average of that checkpoint is the guide."""
+    """The average in a checkpoint is the guide of a run that has no snapshots."""
     found = sampled(trained, AutoguidanceSettings(scale=SCALE, step=2))
     copy = Path(shutil.copytree(trained, trained.parent / "no-snapshots"))
     shutil.rmtree(copy / "snapshots")
