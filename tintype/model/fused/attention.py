@@ -56,8 +56,8 @@ def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.c
 
 
 @triton.jit
-def _forward(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads, v_row, text_v_row, scale,
-             EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+def _attend(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads, v_row, text_v_row, scale,
+            EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -81,7 +81,7 @@ def _forward(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads
 
 
 @triton.jit
-def _delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.constexpr):
+def _attend_delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.constexpr):
     """Sum of out × its gradient, by which the softmax's gradient is shifted."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     query = tile * QUERIES + tl.arange(0, QUERIES)
@@ -94,9 +94,9 @@ def _delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.con
 
 
 @triton.jit
-def _backward_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, text_d_k, text_d_v, first, length, tokens,
-                   heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, text_tiles, scale,
-                   QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+def _attend_back_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, text_d_k, text_d_v, first, length,
+                      tokens, heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, text_tiles, scale,
+                      QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     pair, tile = _pair_and_tile(tiles + text_tiles)
     sample = pair // heads
     row = heads * SIZE
@@ -158,8 +158,8 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 
 
 @triton.jit
-def _backward_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
-                      text_v_row, scale, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+def _attend_back_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
+                         text_v_row, scale, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -213,7 +213,7 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
     queries, keys, warps, stages = FORWARD
-    _forward[(triton.cdiv(x.tokens, queries) * x.pairs,)](
+    _attend[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, log_sum, x.first_B, x.length_B, x.tokens, x.heads,
         x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys,
         SIZE=x.size, num_warps=warps, num_stages=stages,
@@ -235,19 +235,19 @@ class Gradients:
 def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
     """Fill in the gradients."""
     delta = torch.empty_like(log_sum)
-    _delta[(triton.cdiv(x.tokens, 128) * x.pairs,)](
+    _attend_delta[(triton.cdiv(x.tokens, 128) * x.pairs,)](
         out_RD, d_out_RD, delta, x.tokens, x.heads, QUERIES=128, SIZE=x.size, num_warps=4
     )
     queries, keys, warps, stages = BACK_KEYS
     tiles, text_tiles = triton.cdiv(x.tokens, keys), triton.cdiv(x.longest, keys)
-    _backward_keys[((tiles + text_tiles) * x.pairs,)](
+    _attend_back_keys[((tiles + text_tiles) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.k_RD, d.v_RD, d.text_k_ND,
         d.text_v_ND, x.first_B, x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0),
         d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5, QUERIES=queries, KEYS=keys,
         SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     queries, keys, warps, stages = BACK_QUERIES
-    _backward_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
+    _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
         x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, QUERIES=queries,
         KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,

@@ -24,7 +24,7 @@ def _sigmoid(gate):
 
 
 @triton.jit
-def _forward(both, out, out_scale, width, SPARE: tl.constexpr, BLOCK: tl.constexpr):
+def _gelu_gate(both, out, out_scale, width, SPARE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
@@ -35,7 +35,7 @@ def _forward(both, out, out_scale, width, SPARE: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def _backward(d_out, both, d_both, d_scale, width, SPARE: tl.constexpr, BLOCK: tl.constexpr):
+def _gelu_gate_back(d_out, both, d_both, d_scale, width, SPARE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
@@ -63,7 +63,7 @@ def gelu_gate(both_RF: Tensor, kind: torch.dtype) -> Operand:
     out = new_operand(rows, width, kind, both_RF.device)
     block, warps = _block(width, SPARE[kind])
     grid = (rows, triton.cdiv(width, block))
-    _forward[grid](both_RF, out.values_RC, out.scale_R, width, SPARE=SPARE[kind], BLOCK=block, num_warps=warps)
+    _gelu_gate[grid](both_RF, out.values_RC, out.scale_R, width, SPARE=SPARE[kind], BLOCK=block, num_warps=warps)
     return out
 
 
@@ -73,7 +73,7 @@ def gelu_gate_back(d_out_RF: Tensor, both_RF: Tensor, kind: torch.dtype) -> Oper
     d_both = new_operand(rows, 2 * width, kind, both_RF.device)
     block, warps = _block(width, SPARE[kind])
     grid = (rows, triton.cdiv(width, block))
-    _backward[grid](
+    _gelu_gate_back[grid](
         d_out_RF, both_RF, d_both.values_RC, d_both.scale_R, width, SPARE=SPARE[kind], BLOCK=block, num_warps=warps
     )
     return d_both

@@ -46,8 +46,8 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 
 @triton.jit
-def _forward(x, first, second, table, out, rows, tokens, heads, x_row, table_sample, ROTATE: tl.constexpr,
-             HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+def _heads(x, first, second, table, out, rows, tokens, heads, x_row, table_sample, ROTATE: tl.constexpr,
+           HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -68,8 +68,8 @@ def _forward(x, first, second, table, out, rows, tokens, heads, x_row, table_sam
 
 
 @triton.jit
-def _backward(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, x_row, table_sample, T: tl.constexpr,
-              ROTATE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, x_row, table_sample, T: tl.constexpr,
+                ROTATE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     part = tl.program_id(1).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -110,7 +110,7 @@ def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: in
     """Return the first parts of the packed projections, one for each weight, normed and rotated: [parts, R, D]."""
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
-    _forward[(rows, len(weights))](
+    _heads[(rows, len(weights))](
         x_RP, weights[0], weights[-1], table, out, rows, tokens, heads, x_RP.stride(0), _stride(table),
         ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
         num_warps=_warps(heads * size, 4),
@@ -131,7 +131,7 @@ def norm_heads_back(
     rows, size = len(x_RP), len(weights[0])
     programs = triton.cdiv(rows, _ROWS_BACK)
     sums = torch.empty(len(weights), programs, size, dtype=torch.float32, device=x_RP.device)
-    _backward[(programs, len(weights))](
+    _heads_back[(programs, len(weights))](
         d_out, x_RP, weights[0], weights[-1], table, d_x_RP, sums, rows, tokens, heads, x_RP.stride(0), _stride(table),
         T=_ROWS_BACK, ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
         num_warps=_warps(heads * size, 2),

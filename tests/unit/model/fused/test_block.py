@@ -169,7 +169,7 @@ def test_large_batches_of_small_images_fit_into_the_grids(monkeypatch: pytest.Mo
     """A GPU takes 2^31 - 1 programs along the first side of a grid, and 65,535 along the others."""
     samples, heads, tokens, longest = 8192, 16, 200, 70
     launches = Launches()
-    for kernel in ("_forward", "_delta", "_backward_keys", "_backward_queries"):
+    for kernel in ("_attend", "_attend_delta", "_attend_back_keys", "_attend_back_queries"):
         monkeypatch.setattr(attention, kernel, launches)
     with torch.device("meta"):
         image_RD, text_ND = torch.empty(samples * tokens, heads * 16), torch.empty(samples * 3, heads * 16)

@@ -27,11 +27,14 @@ def test_all_kernels_compile_for_the_oldest_gpu_and_for_the_measured_one(tmp_pat
     assert [int(capability) for capability, *_ in lines] == list(CAPABILITIES)
     everywhere = {
         "_adamw",
-        "_forward",
-        "_backward",
-        "_backward_keys",
-        "_backward_queries",
-        "_delta",
+        "_attend",
+        "_attend_delta",
+        "_attend_back_keys",
+        "_attend_back_queries",
+        "_gelu_gate",
+        "_gelu_gate_back",
+        "_heads",
+        "_heads_back",
         "_norm",
         "_norm_back",
     }
