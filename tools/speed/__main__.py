@@ -38,7 +38,7 @@ class Measurement:
     most_s: float
 
 
-_WORDS = "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}"
+WORDS = "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}"
 """A text encoder that needs no weights of others."""
 
 
@@ -56,7 +56,7 @@ class Work:
 WORK = Work(
     mini=("--recipe", "mini", "--batch", "128,256", "--steps", "40"),
     large=(
-        *("--recipe", "prx-jit-1024", "--set", _WORDS, "--set", "model.patch=2", "--set", "data.size_px=32"),
+        *("--recipe", "prx-jit-1024", "--set", WORDS, "--set", "model.patch=2", "--set", "data.size_px=32"),
         *("--batch", "32", "--steps", "10"),
     ),
     study=("--jobs", "5", "--runs", "15"),
