@@ -34,6 +34,7 @@ from tintype.study import report
 from tintype.study.report import charts, findings, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
 from tintype.study.results import (
+    SPEED,
     Arm,
     Change,
     Command,
@@ -368,6 +369,19 @@ def test_the_control_shows_no_difference_only_where_it_could_have(results: Study
         control = fine.arms[1].model_copy(update={"comparisons": {**fine.arms[1].comparisons, "recall": row}})
         note = findings.control_note(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}))
         assert note.endswith("as it should. With 3 seeds it could not detect one in Recall.")
+
+
+@pytest.mark.parametrize(("slowest", "words"), [(0.9, ""), (0.5, "differ up to 2.0 times in throughput")])
+def test_uneven_speeds_are_said_to_be_no_measure(results: StudyResults, slowest: float, words: str) -> None:
+    arm = results.arms[-1]
+    runs = [
+        run.model_copy(update={"metrics": {**run.metrics, SPEED: 100.0 * (slowest if place == 0 else 1.0)}})
+        for place, run in enumerate(arm.runs)
+    ]
+    uneven = results.model_copy(update={"arms": [*results.arms[:-1], arm.model_copy(update={"runs": runs})]})
+    note = findings.speed_note(uneven)
+    assert words in note and bool(note) == bool(words)
+    assert [one for one in findings.notes(uneven) if "throughput" in one] == [note] * bool(words)
 
 
 def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: StudyResults, tmp_path: Path) -> None:

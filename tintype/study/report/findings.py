@@ -59,6 +59,8 @@ _GLYPHS = {
     NOT_COMPARABLE: "–",
 }
 _FOUND = ("better", "worse")
+_UNEVEN = 1.5
+"""Ratio of the fastest to the slowest run of a plan from which speeds are not compared."""
 _FEW_SEEDS = 5
 """Verdicts from fewer seeds are sketches."""
 _DECIDED = (*_FOUND, "same", "unstable")
@@ -593,7 +595,20 @@ def _going_on(results: StudyResults) -> bool:
 
 
 def _notes_at_one(results: StudyResults) -> list[str]:
-    return [note for note in (control_note(results), blind_note(results), *apart_notes(results)) if note]
+    every = (control_note(results), blind_note(results), *apart_notes(results), speed_note(results))
+    return [note for note in every if note]
+
+
+def speed_note(results: StudyResults) -> str:
+    """Warn of speeds that differ between runs of one plan, which is how runs look that share a GPU; empty otherwise."""
+    speeds = [metric_values(arm, SPEED) for arm in results.arms]
+    factor = max((max(of) / min(of) for of in speeds if of and min(of) > 0), default=1.0)
+    if factor < _UNEVEN:
+        return ""
+    return (
+        f"Runs of one plan differ up to {factor:.1f} times in throughput, as they do where several share a device or "
+        "other work runs beside them: speeds here say nothing of the arms. `tintype bench` measures them."
+    )
 
 
 def control_note(results: StudyResults) -> str:
