@@ -27,7 +27,12 @@ SIZES = {
 }
 """Sizes of DINOv2's networks by their letters, and one for a test."""
 WAYS = {"fp32": "arithmetic: fp32", "bf16": "arithmetic: bf16", "bf16 compiled": "arithmetic: bf16, compile: true"}
-_PLAN = ("data.size_px=256", "model.patch=16")
+PLAN = (
+    "data.size_px=256",
+    "model.patch=16",
+    "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}",
+)
+"""Settings of the plan by default: a text encoder of its own, which needs no weights of others."""
 
 
 def write_teacher(size: str, folder: Path) -> Path:
@@ -65,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="the JSON file to write")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["b", "l"])
     parser.add_argument("--recipe", default="prx-jit-1024")
-    parser.add_argument("--set", nargs="+", default=list(_PLAN), help="settings of the plan")
+    parser.add_argument("--set", nargs="+", default=list(PLAN), help="settings of the plan")
     parser.add_argument("--batch", nargs="+", type=int, default=[128])
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args(arguments)

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from tests.tiny import TINY
+from tintype.plan import read_plan
 from tools.speed import teachers
 
 pytest.importorskip("transformers")
@@ -30,3 +31,9 @@ def test_each_teacher_is_measured_in_each_arithmetic(tmp_path: Path, monkeypatch
     assert [row["technique"] for row in rows] == ["dense", *wanted, "dense again"]
     assert all(row["images_per_s"] > 0 and row["failed"] is None for row in rows)
     assert all(("teacher" in row["time_split"]) for row in rows)
+
+
+def test_without_options_no_weights_are_asked_of_a_hub() -> None:
+    plan = read_plan("prx-jit-1024", teachers.PLAN)
+    assert plan.text.kind == "words" and plan.tokenizer.kind == "pixels"
+    assert plan.token_grid == (16, 16) and plan.model.width == 1792
