@@ -43,10 +43,14 @@ class Study:
     def compared(self, arm: str, metric: str, tokens: int | None = None) -> Comparison:
         """Return the comparison with the baseline, after checking that its numbers follow from the runs."""
         comparison = self.arm(arm, tokens).comparisons[metric]
-        new, old = self.values(arm, metric, tokens), self.values(BASELINE, metric, tokens)
-        runs = [run for run in self.arm(arm, tokens).runs if run.seed not in comparison.fallen]
+        read, baseline = self.arm(arm, tokens).runs, self.arm(BASELINE, tokens).runs
+        if comparison.look:
+            seen = self.results.looks[comparison.look - 1].seeds
+            read, baseline = ([run for run in runs if run.seed in seen] for runs in (read, baseline))
+        new, old = ([run.metrics[metric] for run in runs] for runs in (read, baseline))
         mean = geometric_mean if comparison.scale == "log" else fmean
-        expected = [mean(run.metrics[metric] for run in runs), *(a - b for a, b in zip(new, old, strict=True))]
+        kept = [run.metrics[metric] for run in read if run.seed not in comparison.fallen]
+        expected = [mean(kept), *(a - b for a, b in zip(new, old, strict=True))]
         there = [comparison.mean, *comparison.differences]
         if any(abs(a - b) > 1e-9 * (1 + abs(b)) for a, b in zip(there, expected, strict=True)):
             raise ValueError(f"{self.results.name}: {arm}, {metric}: the comparison does not follow from the runs")

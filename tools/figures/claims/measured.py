@@ -156,23 +156,45 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"the first image of a process {first[0]:.1f} s, in FP8 {first[1]:.1f} s")
 
 
-def _runs_an_hour(workers: str | int) -> float:
-    """Return the rate of so many workers from their second runs on; Muon's, which take longer, are left out."""
-    runs = [run for run in data("docs/speed/h200/workers.json")["runs"] if run["workers"] == workers]
-    later = [run["training_s"] + run["scoring_s"] for run in runs if not run["first"] and "muon" not in run["arm"]]
-    return 3600 * int(workers) / fmean(later)
-
-
 def speed_by_part() -> Iterator[Claim]:
     found = data("docs/speed/h200/profile.json")["ms"]
-    parts = ["products", "attention backward", "other fused kernels, attention forward included", "AdamW", "rest"]
     names = {"mini 128": "`mini`, batch 128", "mini 256": "`mini`, batch 256", "1.17B 128": "1.17B, micro-batch 128"}
-    rows = [
-        [names[key], f"{found[key]['kernels_ms']:.1f}", *(f"{found[key][part]:.1f}" for part in parts)] for key in names
-    ]
-    yield Block("profile", table(["work", "all kernels", *parts], rows))
     large = found["1.17B 128"]
-    yield Quote(f"without anything else a step would be {large['kernels_ms'] / large['products']:.2f} times as fast")
+    parts = [part for part in large if part not in ("wall", "longest of the rest")]
+    rows = [[names[key], *(f"{found[key][part]:.1f}" for part in parts)] for key in names]
+    yield Block("profile", table(["work", *parts], rows))
+    yield Quote(f"without anything else a step would be {large['all kernels'] / large['products']:.2f} times as fast")
+    passes = sum(large[part] for part in ("MLP's gate", "heads", "norms and residuals", "rest"))
+    yield Quote(f"Passes over memory (gate, heads, norms, rest) are {passes:.0f} ms of the large model's step")
+    small = found["mini 256"]
+    yield Quote(f"Its products alone take {small['products']:.1f} ms")
+
+
+def speed_of_scales() -> Iterator[Claim]:
+    """The products of a step, half of them forward with sums in fewer bits, half for gradients with sums in fp32."""
+    found = data("docs/speed/h200/scales.json")
+    rows, tensors = (
+        fmean(found[f"FP8, a scale for each {kind}, sums in {sums}, ms"] for sums in ("fewer bits", "fp32"))
+        for kind in ("row", "tensor")
+    )
+    yield Quote(
+        f"take {rows:.1f} ms with a scale for each row and {tensors:.1f} ms with one for each tensor "
+        f"({found['bf16, ms']:.0f} ms in bf16)"
+    )
+
+
+def speed_of_workers() -> Iterator[Claim]:
+    """Runs an hour with and without the Multi-Process Service."""
+    with_it, without = (data(f"docs/speed/h200/{name}.json") for name in ("study", "study-without-mps"))
+    rates = [one["warm_runs_per_hour"] for one in (with_it, without)]
+    yield Quote(
+        f"{rates[0]:.0f} runs an hour with the service ({with_it['runs']} runs) and {rates[1]:.0f} without "
+        f"({without['runs']} runs), so it is {rates[0] / rates[1]:.2f} times as fast",
+        holds=rates[0] > rates[1],
+    )
+    first, later = (with_it[key]["training_s"] + with_it[key]["scoring_s"] for key in ("first", "later"))
+    yield Quote(f"the first run of each worker takes {first - later:.0f} s longer")
+    yield Quote(f"with the start of the workers {with_it['runs_per_hour']:.0f}")
 
 
 def exactness() -> Iterator[Claim]:
@@ -192,8 +214,6 @@ def _figure(source: float | list[str | int]) -> float:
     """Return a number, or that at a place in a file of docs/speed/h200; seconds of a step in milliseconds."""
     if not isinstance(source, list):
         return source
-    if source[0] == "workers":
-        return _runs_an_hour(source[1])
     found = data(f"docs/speed/h200/{source[0]}.json")
     for key in source[1:]:
         found = found[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from tintype.study.replicate import Claim as Claimed
 from tintype.study.replicate import claims_of, replicated
@@ -51,6 +51,7 @@ QUESTIONS = {
 FIRST_READ_SHARED = {
     "2026-11-17_bank-mini": "How far do seeds lie apart?",
     "2026-11-17_fp8-mini": "Does training with FP8 products cost quality?",
+    "2026-11-17_adaptive-mini": "What do more seeds decide of the optimizers?",
 }
 """The studies that were never read by the paired method."""
 REPLICATED = {"2026-11-15_optimizers-mini": "2026-11-16_muon-replication-mini"}
@@ -827,6 +828,55 @@ def bank_page() -> Iterator[Claim]:
     yield Quote(f"better here ({interval(fast, 2)})", holds=fast.verdict == "better")
     again = muon_replication().compared("muon 3e-3", FRECHET)
     yield Quote(f"undecided on [ten others](../2026-11-16_muon-replication-mini/README.md) ({interval(again, 2)})")
+    fell = one.compared("muon 3e-3", ACCURACY)
+    low = sorted(run.metrics[ACCURACY] for run in one.arm("muon 3e-3").runs if run.seed in fell.fallen)
+    usual = sorted(run.metrics[ACCURACY] for run in one.arm("muon 3e-3").runs)
+    yield Quote(
+        f"It is *unstable* in scene accuracy: {len(fell.fallen)} of its {len(usual)} runs end at "
+        f"{' and '.join(f'{value:.2f}' for value in low)}, where the median is {median(usual):.2f}",
+        holds=fell.verdict == "unstable",
+    )
+
+
+def adaptive_page() -> Iterator[Claim]:
+    one, before = study("2026-11-17_adaptive-mini"), optimizers()
+    runs = sum(len(arm.runs) for arm in one.results.arms)
+    yield Quote(f"{runs} runs of `mini`, {one.setup()}")
+    rows, decided = [], {"before": 0, "now": 0}
+    for arm in (arm for arm in one.results.arms if arm.role == "arm"):
+        cells = [before.compared(arm.name, metric) for metric in one.primary]
+        now = [arm.comparisons[metric] for metric in one.primary]
+        for key, of in (("before", cells), ("now", now)):
+            decided[key] += sum(row.verdict != "undecided" for row in of)
+        words = [judged(row, places) for row, places in zip(now, (3, 2), strict=True)]
+        rows.append([arm.name, *(row.verdict for row in cells), str(len(arm.runs)), *words])
+    header = [
+        "arm",
+        "accuracy, three seeds",
+        "distance, three seeds",
+        "seeds now",
+        "scene accuracy",
+        "Fréchet distance (scenes)",
+    ]
+    yield Block("adaptive-verdicts", table(header, rows))
+    yield Quote(
+        f"decided {decided['before']} of the ten primary comparisons of these arms; planned looks have decided "
+        f"{decided['now']}",
+        holds=decided["now"] >= 2 * decided["before"] > 0,
+    )
+    looks = one.results.looks
+    most = (len(one.arms) + 1) * len(looks[-1].seeds)
+    yield Quote(f"Twelve seeds for every arm would be {most} runs", holds=len(looks[-1].seeds) == 12)
+    yield Quote("two of three looks were made", holds=[look.made for look in looks] == [True, True, False])
+    fast = one.compared("muon 3e-3", FRECHET)
+    yield Quote(f"better in Fréchet distance ({interval(fast, 2)})", holds=fast.verdict == "better")
+    bank = study("2026-11-17_bank-mini").compared("muon 3e-3", FRECHET)
+    yield Quote(f"the bank's 29 other seeds say so too ({interval(bank, 2)})", holds=bank.verdict == "better")
+    slow = one.verdicts(["muon 1e-3"], one.primary)
+    yield Quote(
+        "worse in both primary metrics, as on ten seeds before",
+        holds=slow == {"worse"} == muon_replication().verdicts(["muon 1e-3"], one.primary),
+    )
 
 
 def _bank_metrics(one: Study) -> list[str]:
@@ -922,4 +972,5 @@ PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "studies/2026-11-16_phases-photos-mini/README.md": phases_photos_page,
     "studies/2026-11-17_bank-mini/README.md": bank_page,
     "studies/2026-11-17_fp8-mini/README.md": fp8_page,
+    "studies/2026-11-17_adaptive-mini/README.md": adaptive_page,
 }
