@@ -33,6 +33,7 @@ from tintype.page import numerals, svg
 from tintype.study import report
 from tintype.study.report import charts, findings, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
+from tintype.study.report.view import View, columns_of
 from tintype.study.results import (
     SPEED,
     Arm,
@@ -382,6 +383,8 @@ def test_uneven_speeds_are_said_to_be_no_measure(results: StudyResults, slowest:
     note = findings.speed_note(uneven)
     assert words in note and bool(note) == bool(words)
     assert [one for one in findings.notes(uneven) if "throughput" in one] == [note] * bool(words)
+    ((one, columns),) = columns_of(uneven)
+    assert (View(one, columns).speed_words(uneven.arms[-1]) == "not comparable") == bool(words)
 
 
 def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: StudyResults, tmp_path: Path) -> None:

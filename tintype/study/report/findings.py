@@ -607,7 +607,7 @@ def speed_note(results: StudyResults) -> str:
         return ""
     return (
         f"Runs of one plan differ up to {factor:.1f} times in throughput, as they do where several share a device or "
-        "other work runs beside them: speeds here say nothing of the arms. `tintype bench` measures them."
+        "other work runs beside them: speeds here say nothing of the arms. Measure them by tintype bench."
     )
 
 

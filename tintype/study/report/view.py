@@ -152,11 +152,13 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """Return the throughput of the baseline, and that of an arm relative to it."""
+        """Return the throughput of the baseline, and that of an arm relative to it where it can be compared."""
         mean, cell = findings.mean_of(findings.metric_values(arm, SPEED)), self.speed and self.speed.cells.get(arm.name)
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
-        return findings.speed_words(cell) if cell else ""
+        if not cell:
+            return ""
+        return findings.NOT_COMPARABLE if findings.speed_note(self.results) else findings.speed_words(cell)
 
     def trust_rows(self) -> list[list[str]]:
         """Return a row for each metric that has a spread or an error."""
