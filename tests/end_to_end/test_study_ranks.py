@@ -16,7 +16,7 @@ from tests.end_to_end.test_ranks import launch
 from tests.end_to_end.test_study import STUDY, environment, tintype
 from tests.tiny import TINY
 from tintype.runtime.leases import Leases
-from tintype.study.lab import stored_study
+from tintype.study.folder import stored_study
 from tintype.study.runner import Task, tasks_of
 from tintype.study.status import status_of
 

@@ -24,7 +24,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype import cli
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import _claim
+from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
 from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.train.loop import train
@@ -58,7 +58,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = folder / "study.yaml"
     study.write_text(f"question: q\nrecipe: {folder / 'plan.yaml'}\nseeds: [0]\narms: [{{techniques: [ema]}}]\n")
     (folder / "study").mkdir()
-    _claim(load_study(str(study)), folder / "study")
+    claim_folder(load_study(str(study)), folder / "study")
     (folder / "latents").mkdir()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TINTYPE_CACHE", str(folder / "latents"))

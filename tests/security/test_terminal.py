@@ -35,7 +35,7 @@ from tintype.runtime import streams
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.printable import acts, visible
 from tintype.runtime.streams import VisibleStream
-from tintype.study.lab import _claim
+from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
 from tintype.terminal import lines, progress
 from tintype.terminal.lines import EncodedConsole, say
@@ -122,7 +122,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = STUDY.format(plan=folder / "plan.yaml").replace("Q\n", f"{QUOTED}\n").replace("N,", f"{QUOTED},")
     (folder / "study.yaml").write_text(study)
     (folder / "study").mkdir()
-    _claim(load_study(str(folder / "study.yaml")), folder / "study")
+    claim_folder(load_study(str(folder / "study.yaml")), folder / "study")
     train(tiny_plan("train.steps=1"), folder / "run", Interrupt())
     names = {HOSTILE: [HOSTILE] * 12, "words": [f"{HOSTILE} {index}" for index in range(12)]}
     source = parquet_of(folder / "source.parquet", [image_file(index) for index in range(12)], **names)

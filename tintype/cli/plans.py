@@ -141,7 +141,8 @@ def plan_diff(
 
 
 def _arms(study: Path) -> str:
-    from tintype.study.lab import list_arms, stored_study
+    from tintype.study.folder import stored_study
+    from tintype.study.lab import list_arms
 
     return list_arms([arm for arm in stored_study(study).arms if arm.role == "arm"])
 

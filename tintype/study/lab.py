@@ -5,55 +5,48 @@ from __future__ import annotations
 import shlex
 import signal
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from tintype.config.strict import closest, read_yaml, write_yaml
+from tintype.config.strict import closest, read_yaml
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.early import lost_steps
-from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.plan import Plan, parts_of, stored_plan
-from tintype.plugins.record import FILE as PLUGINS
-from tintype.plugins.record import check_plugins, naming_missing_plugin, record_of
+from tintype.plan import Plan
 from tintype.runtime.files import (
-    check_sha256,
-    read_checked,
-    read_sealed,
-    write_bytes,
     write_checked,
-    write_lines,
-    write_sealed,
 )
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import EXPIRY_S
-from tintype.runtime.locks import locked, refuse_foreign
-from tintype.settings import plain
+from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
 from tintype.study.analysis import Method
 from tintype.study.compare import (
-    COMMANDS_FILE,
     Runs,
     collect,
     compare_fresh,
     follow_runs,
     last_results,
     made_looks,
-    read_commands,
-    real_folder,
-    reported_commands,
     standing_runs,
 )
 from tintype.study.costs import Budget, run_seconds
+from tintype.study.folder import (
+    RESULTS,
+    STUDY,
+    check_own_plugins,
+    claim_folder,
+    finished_runs,
+    known_tokenizers,
+    note_command,
+    stored_study,
+    untuned_study,
+)
 from tintype.study.jobs import run_tasks
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
 from tintype.study.packing import Jobs, most_of
@@ -69,20 +62,17 @@ from tintype.study.replicate import (
     write_replication,
 )
 from tintype.study.report import write_report
-from tintype.study.results import Command, Replication, SeedSet, StudyResults, TokenizerInfo, read_results_file
+from tintype.study.results import Replication, SeedSet, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, tasks_of
-from tintype.study.study import ArmPlan, ArmSettings, Study, check_study, read_settings, remake_study, resolve
+from tintype.study.study import ArmPlan, ArmSettings, Study, check_study, resolve
 from tintype.study.tracking import track_verdicts
 from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
-from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.start import find_parent
 from tintype.train.trackers import check_trackers
-
-_STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
 
 @dataclass(frozen=True)
@@ -224,8 +214,8 @@ def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[st
     check_sampler(study)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         untrained = _check_data(study, tasks)
-        _claim(study, out, progress)
-        note_command(argv, out, progress)
+        claim_folder(study, out, progress.note)
+        note_command(argv, out, progress.note)
         _check_weights(tasks, untrained)
 
 
@@ -254,12 +244,12 @@ def work_on_study(
     `run` is the hash of one run, or its beginning: it is tried even if it has failed. With `wait` the worker also waits
     for the runs of others, which may die, and for the next planned look.
     """
-    if not (out / _STUDY).is_file():
+    if not (out / STUDY).is_file():
         raise UserError(
-            f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
+            f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
         )
-    check_plugins(out, _plugins(out))
-    study = _untuned_study(out)
+    check_own_plugins(out)
+    study = untuned_study(out)
     chosen = [_choose_task(study, out, run)] if run is not None else []
     last: dict[tuple[str, int], Message] = {}
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
@@ -412,9 +402,9 @@ def report_study(
 
     `method` is used in place of the study's own.
     """
-    if not (out / _STUDY).is_file():
-        raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
-    if not (out / "runs").is_dir() and _finished_runs(out / _RESULTS):
+    if not (out / STUDY).is_file():
+        raise UserError(f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR` makes one")
+    if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
         return _report_stored(out, progress, without_data, method)
     study = _compared_by(stored_study(out), method)
     if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
@@ -428,7 +418,7 @@ def report_study(
 def _report_stored(out: Path, progress: StudyProgress, without_data: bool, method: Method | None) -> StudyReport:
     """Write the report of a study that was passed on without its runs."""
     progress.note(
-        f"{out / 'runs'} does not exist: the runs are read from {_RESULTS}, and the images from the report.html that "
+        f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the report.html that "
         "is there"
     )
     results = _recomputed(out, progress, method)
@@ -439,14 +429,14 @@ def _report_stored(out: Path, progress: StudyProgress, without_data: bool, metho
 
 def _recomputed(out: Path, progress: StudyProgress, method: Method | None = None) -> StudyResults:
     """Return the results of a study with its comparisons made again from the runs in results.json."""
-    stored = read_results_file(out / _RESULTS)
+    stored = read_results_file(out / RESULTS)
     try:
-        study = _compared_by(tuned(_untuned_study(out), stored.tuning), method)
+        study = _compared_by(tuned(untuned_study(out), stored.tuning), method)
         return recompute(study, stored, made_looks(out))
     except UserError as error:
         if method is not None or isinstance(error, DamagedFileError):
             raise
-        progress.note(f"the verdicts stay as {_RESULTS} has them, because they cannot be computed again: {error}")
+        progress.note(f"the verdicts stay as {RESULTS} has them, because they cannot be computed again: {error}")
         return stored
 
 
@@ -462,8 +452,8 @@ def _loss_of_results(study: Study, out: Path) -> str:
     """Return why a report would lose results: it would have no finished run where the last one had some. Or ''."""
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
-    stored = out / _RESULTS
-    if any(file.exists() for file in files) or not (finished := _finished_runs(stored)):
+    stored = out / RESULTS
+    if any(file.exists() for file in files) or not (finished := finished_runs(stored)):
         return ""
     return (
         f"{stored} has {finished} finished runs, and none of the study's {len(files)} runs was found in {out / 'runs'} "
@@ -471,184 +461,6 @@ def _loss_of_results(study: Study, out: Path) -> str:
         "of tintype made them, their plans may have other hashes: use that version. The results and the report are "
         "unchanged"
     )
-
-
-def _finished_runs(stored: Path) -> int:
-    return sum(run.get("state") == "done" for run in _runs_of(stored))
-
-
-def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Read a results.json of any version; return none where there is none. Refuse a damaged one."""
-    remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
-    found = read_checked(stored, remake, earlier=(1, None))
-    try:
-        return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
-    except (ValueError, KeyError, TypeError):
-        return []
-
-
-def _claim(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
-    """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
-    recorded: dict[str, Any] = {}
-    if (out / _STUDY).exists() or (out / "runs").exists():
-        try:
-            recorded = _plugins(out)
-            check_plugins(out, recorded)
-            stored = _untuned_study(out)
-            _refuse_another_baseline(study, stored, out)
-            _refuse_other_looks(study, stored, out)
-            _refuse_other_questions(study, stored, out)
-        except DamagedFileError as error:
-            known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
-            there = {folder.name for folder in (out / "runs").glob("*")}
-            if there and not there & known:
-                raise  # the names of the runs do not show that it is this study
-            progress.note(f"{error}: its runs are of this study, and its files are written again")
-    else:
-        refuse_foreign(out, _STUDY)
-    for resolution, plan in study.baselines.items():
-        file = _baseline_file(out, resolution)
-        file.parent.mkdir(exist_ok=True)
-        write_sealed(file, plan.to_yaml())
-    settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
-    if plugins := {**record_of(_parts(study)), **recorded}:
-        write_checked(out / PLUGINS, plugins)
-    write_sealed(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
-    _remove_leftovers(out, study.baselines)
-
-
-def note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
-    """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
-    try:
-        known = read_commands(out)
-    except DamagedFileError as error:
-        progress.note(f"{error}: it is written again from the last report")
-        known = reported_commands(out)
-        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
-    if argv and list(argv) not in [command.argv for command in known]:
-        new = Command(argv=list(argv), date=datetime.now(UTC).isoformat(timespec="seconds"))
-        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in [*known, new]])
-
-
-def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
-    """Remove baselines and real images of resolutions that the study no longer has."""
-    folders = {out / real_folder(name) for name in resolutions}
-    baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")}
-    stale = baselines - {_baseline_file(out, name) for name in resolutions}
-    stale |= {file for file in (out / "real").rglob("preview-*.png") if file.parent not in folders}
-    for file in stale:
-        file.unlink(missing_ok=True)
-        with suppress(OSError):  # of a folder that is not empty
-            file.parent.rmdir()
-
-
-def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
-    """Refuse another baseline at a resolution of both studies, or studies that have no baseline in common."""
-    mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
-    changed = [name for name in mine if name in stored and mine[name] != stored[name]]
-    if changed or not set(mine.values()) & set(stored.values()):
-        where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
-        raise UserError(f"{out} holds a study of another baseline{where} ('{there.name}'); choose another --out")
-
-
-def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
-    """Refuse to change planned looks once a study was looked at: the error is shared among those that were planned."""
-    new, old = study.settings.seeds, there.settings.seeds
-    if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)) and made_looks(out):
-        raise UserError(
-            f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
-            "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
-            "against fresh seeds with `tintype replicate`"
-        )
-
-
-def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
-    """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
-    new, old = ({"primary": list(one.settings.primary), **plain(one.settings.analysis)} for one in (study, there))
-    changed = [name for name in new if new[name] != old[name]]
-    if changed and made_looks(out):
-        was = ", ".join(f"{name} was {old[name]}" for name in changed)
-        raise UserError(
-            f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
-            "results at hand proves nothing. Put it back, or ask anew with other seeds in another --out"
-        )
-
-
-def _plugins(out: Path) -> dict[str, Any]:
-    """Return the plugins that a study was made with."""
-    return read_checked(out / PLUGINS, remake_study(out))
-
-
-def _parts(study: Study) -> list[tuple[str, str]]:
-    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
-    found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
-    found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
-    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
-
-
-def _baseline_file(out: Path, resolution: str) -> Path:
-    return out / "baselines" / f"{resolution}.yaml" if resolution else out / _BASELINE
-
-
-def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
-    """Copy prompt files into the study's folder, so that its report can be written again anywhere."""
-    kept = []
-    for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
-        if (file := sampling.prompt_file) is not None:
-            place = Path("prompts") / file.sha256[:12] / Path(condition.prompts).name
-            (out / place).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(out / place, Path(condition.prompts).read_bytes())
-            condition = condition.model_copy(update={"prompts": str(place)})
-        kept.append(condition)
-    return protocol.model_copy(update={"also": tuple(kept)})
-
-
-def _check_prompts(protocol: Protocol, out: Path) -> None:
-    """Refuse a copy of a prompt file that is not what its folder is named after."""
-    for sampling in protocol.conditions[1:]:
-        place = Path(sampling.prompts)
-        if not is_caption(sampling.prompts) and place.is_relative_to(out / "prompts"):
-            check_sha256(place, place.parent.name, remake_study(out))
-
-
-def stored_study(out: Path) -> Study:
-    """Return the study of a folder, with its baselines as they were when it began and the values that tuning chose."""
-    study = _untuned_study(out)
-    return tuned(study, tuning_of(study, out))
-
-
-def _untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
-    """Return the study of a folder before tuning, with other settings where they are given."""
-    with naming_missing_plugin(out):
-        return _read_study(out, changes)
-
-
-def _read_study(out: Path, changes: Mapping[str, object]) -> Study:
-    document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
-    if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
-        raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
-    name, settings = document.data.pop("name"), read_settings(document, out)
-    settings = settings.model_copy(update=dict(changes))
-    _check_prompts(settings.evaluation, out)
-    known = _known_tokenizers(out / _RESULTS)
-    names = [one.name for one in settings.resolutions] or [""]
-    baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
-    return resolve(name, settings, baselines, document.place, known)
-
-
-def _known_tokenizers(stored: Path) -> Known:
-    """Return what the last report knew of small-vae folders, which may not exist where the study was moved to."""
-    found: dict[str, Compression] = {}
-    try:
-        runs = _runs_of(stored)
-    except DamagedFileError:  # the report reads the runs, and writes it again
-        return found
-    for run in runs:
-        with suppress(ValidationError):  # of a run that was not done, or of an older version
-            known = TokenizerInfo.model_validate(run.get("tokenizer"))
-            if folder := known.settings.get("folder"):
-                found[str(folder)] = Compression(known.channels, known.stride_px)
-    return found
 
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
@@ -667,10 +479,10 @@ def replicate_study(
     out: Path, count: int, jobs: int, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
 ) -> StudyOutcome:
     """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
-    for file in (_STUDY, _RESULTS):
+    for file in (STUDY, RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
-    check_plugins(out, _plugins(out))
+    check_own_plugins(out)
     results = _recomputed(out, progress)
     claims, before = claims_of(results), read_replication(out)
     if not claims:
@@ -687,7 +499,7 @@ def replicate_study(
         tasks = tasks_of(fresh, folder)
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             _check_weights(tasks, _check_data(fresh, tasks))
-            note_command(argv, out, progress)
+            note_command(argv, out, progress.note)
         with watch_signals() as interrupt, progress.runs(len(tasks), interrupt, "replication") as on_message:
             last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
         if interrupt.signal is not None:
@@ -707,13 +519,13 @@ def seeds_in(out: Path) -> list[int]:
 
 def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Study:
     """Return the study of a folder with other seeds, no control, and the shared method, whose intervals share 5%."""
-    fresh = _untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()})
+    fresh = untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()})
     return tuned(_compared_by(fresh, "shared"), results.tuning)
 
 
 def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress) -> StudyReport:
     if not (out / "runs").is_dir():  # the results are all that there is of the runs
-        write_checked(out / _RESULTS, results.dump())
+        write_checked(out / RESULTS, results.dump())
     return report_study(out, progress)
 
 
@@ -738,9 +550,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
             "analysis": study.settings.analysis.by("shared"),
         }
     )
-    found = resolve(
-        study.name, settings, baselines, lambda path: f"--arm {arm.label}", _known_tokenizers(out / _RESULTS)
-    )
+    found = resolve(study.name, settings, baselines, lambda path: f"--arm {arm.label}", known_tokenizers(out / RESULTS))
     own = next(one for one in found.arms if one.name == arm.label)
     return replace(found, arms=(*(one for one in found.arms if one is not own), own))
 

@@ -36,17 +36,9 @@ from tintype.study.adaptive import HOPELESS_P
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.compare import Metrics, incomparable, metric_infos, read_commands, standing_runs
 from tintype.study.costs import Budget, RunSeconds, run_seconds
+from tintype.study.folder import note_command, stored_study
 from tintype.study.groups import metric_groups
-from tintype.study.lab import (
-    SILENT,
-    StudyProgress,
-    check_runs,
-    note_command,
-    run_more,
-    seeds_in,
-    stored_study,
-    study_with_arm,
-)
+from tintype.study.lab import SILENT, StudyProgress, check_runs, run_more, seeds_in, study_with_arm
 from tintype.study.ledger import Answered, Begun, Charged, Ledger, LookSeeds, left_after, level_of, read_ledger
 from tintype.study.looks import SeedPlan
 from tintype.study.packing import Jobs, most_of
@@ -208,7 +200,7 @@ def propose(
         if entered is None:
             chain = chain.charge(arm, study)
             entered = chain.ledger.charged[-1]
-            note_command(argv, out, progress)
+            note_command(argv, out, progress.note)
         with watch_signals() as interrupt:
             return replace(work, chain=chain).judge(entered, interrupt, run=not dry_run)
 

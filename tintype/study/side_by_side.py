@@ -16,7 +16,8 @@ from tintype.errors import UserError
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.plan import Change, Plan, plan_from_folder, short_diff
-from tintype.study.lab import choose_run, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import choose_run
 from tintype.study.results import SPEED, Curve
 from tintype.study.runner import FAILURES, tasks_of
 from tintype.train import checkpoint

@@ -19,7 +19,8 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.runtime.files import Json, read_sealed, without_seal
 from tintype.runtime.leases import Claim, Leases
-from tintype.study.lab import next_runs, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import next_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.runner import FAILURES, Task, tasks_of
 from tintype.study.study import Study, remake_study

@@ -19,7 +19,8 @@ from tintype.evaluation.results import EvaluationResult, result_file, write_resu
 from tintype.runtime.files import write_checked
 from tintype.serve.live import LiveStudy
 from tintype.serve.server import LiveServer, follow
-from tintype.study.lab import prepare_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import prepare_study
 from tintype.study.runner import Task, tasks_of
 from tintype.study.study import load_study
 

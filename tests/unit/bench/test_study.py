@@ -16,7 +16,7 @@ from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import stored_study
+from tintype.study.folder import stored_study
 from tintype.study.runner import Message, Task
 from tintype.study.study import Study
 

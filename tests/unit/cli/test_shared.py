@@ -14,7 +14,8 @@ from tests.unit.cli.test_help import ALL
 from tintype.cli import app
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import _claim, choose_run
+from tintype.study.folder import claim_folder
+from tintype.study.lab import choose_run
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
 
@@ -35,7 +36,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Study]:
     (folder / "study.yaml").write_text(STUDY)
     loaded, out = load_study(str(folder / "study.yaml")), folder / "out"
     out.mkdir()
-    _claim(loaded, out)
+    claim_folder(loaded, out)
     for plan in loaded.arms[1].plans:
         train(plan, out / "runs" / plan.hash, Interrupt())
     return out, loaded

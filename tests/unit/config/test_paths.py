@@ -15,7 +15,7 @@ from tintype.config.strict import marks_of, settings_in
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan, read_plan
 from tintype.settings import NamesFile, Settings, plain
-from tintype.study.lab import _claim, stored_study
+from tintype.study.folder import claim_folder, stored_study
 from tintype.study.study import StudySettings, load_study
 from tintype.techniques import TECHNIQUES
 
@@ -122,7 +122,7 @@ def test_a_study_runs_from_any_directory(elsewhere: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     assert load_study("study/s.yaml") == study
     (tmp_path / "out").mkdir()
-    _claim(study, tmp_path / "out")
+    claim_folder(study, tmp_path / "out")
     monkeypatch.chdir(elsewhere / "plans")
     stored = stored_study(tmp_path / "out")
     assert [[plan.hash for plan in arm.plans] for arm in stored.arms] == [

@@ -20,7 +20,8 @@ from tintype.plugins.load import forget, load_files
 from tintype.plugins.record import FILE, check_plugins
 from tintype.plugins.registry import Plugin
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import prepare_study, stored_study, work_on_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import prepare_study, work_on_study
 from tintype.study.study import Study, load_study
 from tintype.train.load import load_run
 from tintype.train.loop import train

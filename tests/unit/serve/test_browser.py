@@ -20,7 +20,8 @@ from tests.unit.study.frozen_page import frozen
 from tests.written_runs import Drawer, written_runs
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import prepare_study, run_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import prepare_study, run_study
 from tintype.study.report import write_report
 from tintype.study.runner import tasks_of
 from tintype.study.study import load_study

@@ -23,7 +23,8 @@ from tintype.serve.curves import Curves, RunPlace
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.serve.server import follow
 from tintype.study.compare import collect
-from tintype.study.lab import prepare_study, run_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import prepare_study, run_study
 from tintype.study.report import write_report
 from tintype.study.results import StudyResults
 from tintype.study.runner import tasks_of

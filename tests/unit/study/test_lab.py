@@ -23,7 +23,8 @@ from tintype.metrics.throughput import images_per_s
 from tintype.plan import plan_from_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
-from tintype.study.lab import _claim, report_study, stored_study
+from tintype.study.folder import claim_folder, stored_study
+from tintype.study.lab import report_study
 from tintype.study.results import read_results_file
 from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
@@ -309,7 +310,7 @@ def scaled(folder: Path, *assignments: str, plan: str = TINY) -> Study:
 def test_a_study_keeps_the_baseline_of_each_resolution(tmp_path: Path) -> None:
     study, out = scaled(tmp_path), tmp_path / "out"
     out.mkdir()
-    _claim(study, out)
+    claim_folder(study, out)
     scaled(tmp_path, plan=TINY.replace("depth: 3", "depth: 4"))  # the recipe changes later
     there = stored_study(out)
     assert there.baselines == study.baselines and [*there.baselines] == ["coarse", "fine"]
@@ -320,18 +321,18 @@ def test_a_study_keeps_the_baseline_of_each_resolution(tmp_path: Path) -> None:
 def test_a_study_may_grow_arms_seeds_and_resolutions(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    _claim(load_study(str(scaled_alone(tmp_path))), out)
-    _claim(scaled(tmp_path), out)  # the baseline as it was is now called 'coarse'
+    claim_folder(load_study(str(scaled_alone(tmp_path))), out)
+    claim_folder(scaled(tmp_path), out)  # the baseline as it was is now called 'coarse'
     places = "{name: fine, set: [model.patch=2]}, {name: coarse}, {name: finest, set: [model.patch=1]}"
     grown = scaled(tmp_path, f"resolutions=[{places}]", "seeds=[0,1,2]", "arms=[{techniques: [ema]}]")
-    _claim(grown, out)
+    claim_folder(grown, out)
     assert stored_study(out).baselines == grown.baselines
     assert [*grown.baselines] == ["coarse", "fine", "finest"]
 
 
 def claimed(study: Study, out: Path) -> list[str]:
     """Return the folder after a claim and the images of a report."""
-    _claim(study, out)
+    claim_folder(study, out)
     for resolution in study.baselines:
         (out / "real" / resolution).mkdir(parents=True, exist_ok=True)
         (out / "real" / resolution / "preview-0.png").touch()
@@ -374,9 +375,9 @@ def scaled_alone(folder: Path) -> Path:
 def test_another_baseline_of_one_resolution_may_not_move_in(tmp_path: Path, change: str, message: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    _claim(scaled(tmp_path), out)
+    claim_folder(scaled(tmp_path), out)
     with pytest.raises(UserError, match=message):
-        _claim(scaled(tmp_path, change), out)
+        claim_folder(scaled(tmp_path, change), out)
 
 
 LATENT = """

@@ -15,7 +15,8 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.plan import plan_from_yaml
 from tintype.runtime.files import write_lines
 from tintype.study.analysis import DEFAULT
-from tintype.study.lab import run_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import run_study
 from tintype.study.ledger import ERROR, FLATNESS, left_after, level_of, read_ledger
 from tintype.study.looks import SeedPlan
 from tintype.study.propose import Proposal, judge, parse_arm, proposals, propose

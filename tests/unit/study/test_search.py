@@ -17,7 +17,8 @@ from tintype.evaluation.protocol import Protocol
 from tintype.runtime.files import read_lines, write_lines, write_sealed
 from tintype.study import lab, search, tune
 from tintype.study.costs import cost_of
-from tintype.study.lab import StudyOutcome, report_study, run_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import StudyOutcome, report_study, run_study
 from tintype.study.results import Sweep, Tuning, assignments_words, read_results_file
 from tintype.study.runner import FAILURES, Task
 from tintype.study.search import Range, SearchSettings, Tried, choices, range_edges, suggest

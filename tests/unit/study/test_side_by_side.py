@@ -17,7 +17,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult, result_file, write_result
 from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import _claim
+from tintype.study.folder import claim_folder
 from tintype.study.runner import tasks_of
 from tintype.study.side_by_side import as_json, compare_runs
 from tintype.study.study import load_study
@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     study = load_study(str(place / "study.yaml"))
     (place / "study").mkdir()
-    _claim(study, place / "study")
+    claim_folder(study, place / "study")
     for task in tasks_of(study, place / "study"):
         train(task.plan, task.folder, Interrupt())
     return place

@@ -12,7 +12,8 @@ from tests.unit.study.example_results import example
 from tintype.errors import UserError
 from tintype.study import lab
 from tintype.study.costs import cost_of
-from tintype.study.lab import report_study, stored_study
+from tintype.study.folder import stored_study
+from tintype.study.lab import report_study
 from tintype.study.report import tuning as report
 from tintype.study.results import Sweep, Tuning, TuningPoint, TuningRun, read_results_file
 from tintype.study.study import Study, load_study

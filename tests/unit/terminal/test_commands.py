@@ -34,7 +34,7 @@ from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.sample import save_png
-from tintype.study.lab import _claim
+from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
 from tintype.terminal.interrupts import begin_work
 from tintype.terminal.lines import progress_console
@@ -285,7 +285,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = folder / "study.yaml"
     study.write_text(f"question: q\nrecipe: {folder / 'plan.yaml'}\nseeds: [0]\narms: [{{techniques: [ema]}}]\n")
     (folder / "study").mkdir()
-    _claim(load_study(str(study)), folder / "study")
+    claim_folder(load_study(str(study)), folder / "study")
     return folder
 
 

@@ -1,0 +1,228 @@
+"""The folder of a study: whose it is, and the study as it stands there.
+
+A folder is one study's. It may get more arms, seeds and resolutions, but no other baseline, and once its results were
+seen no other question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from tintype.config.strict import read_yaml, write_yaml
+from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.prompts import is_caption
+from tintype.evaluation.protocol import Protocol
+from tintype.plan import parts_of, stored_plan
+from tintype.plugins.record import FILE as PLUGINS
+from tintype.plugins.record import check_plugins, naming_missing_plugin, record_of
+from tintype.runtime.files import (
+    check_sha256,
+    read_checked,
+    read_sealed,
+    write_bytes,
+    write_checked,
+    write_lines,
+    write_sealed,
+)
+from tintype.runtime.locks import refuse_foreign
+from tintype.settings import plain
+from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real_folder, reported_commands
+from tintype.study.looks import SeedPlan
+from tintype.study.results import Command, TokenizerInfo
+from tintype.study.runner import tasks_of
+from tintype.study.study import Study, read_settings, remake_study, resolve
+from tintype.study.tune import tuned, tuning_of, tuning_tasks
+from tintype.tokenizers.part import Compression, Known
+
+STUDY, RESULTS = "study.yaml", "results.json"
+_BASELINE = "baseline.yaml"
+
+
+def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
+    """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
+    recorded: dict[str, Any] = {}
+    if (out / STUDY).exists() or (out / "runs").exists():
+        try:
+            recorded = _plugins(out)
+            check_plugins(out, recorded)
+            stored = untuned_study(out)
+            _refuse_another_baseline(study, stored, out)
+            _refuse_other_looks(study, stored, out)
+            _refuse_other_questions(study, stored, out)
+        except DamagedFileError as error:
+            known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
+            there = {folder.name for folder in (out / "runs").glob("*")}
+            if there and not there & known:
+                raise  # the names of the runs do not show that it is this study
+            note(f"{error}: its runs are of this study, and its files are written again")
+    else:
+        refuse_foreign(out, STUDY)
+    for resolution, plan in study.baselines.items():
+        file = _baseline_file(out, resolution)
+        file.parent.mkdir(exist_ok=True)
+        write_sealed(file, plan.to_yaml())
+    settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
+    if plugins := {**record_of(_parts(study)), **recorded}:
+        write_checked(out / PLUGINS, plugins)
+    write_sealed(out / STUDY, write_yaml({"name": study.name, **plain(settings)}))
+    _remove_leftovers(out, study.baselines)
+
+
+def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
+    """Refuse another baseline at a resolution of both studies, or studies that have no baseline in common."""
+    mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
+    changed = [name for name in mine if name in stored and mine[name] != stored[name]]
+    if changed or not set(mine.values()) & set(stored.values()):
+        where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
+        raise UserError(f"{out} holds a study of another baseline{where} ('{there.name}'); choose another --out")
+
+
+def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
+    """Refuse to change planned looks once a study was looked at: the error is shared among those that were planned."""
+    new, old = study.settings.seeds, there.settings.seeds
+    if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)) and made_looks(out):
+        raise UserError(
+            f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
+            "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
+            "against fresh seeds with `tintype replicate`"
+        )
+
+
+def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
+    """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
+    new, old = ({"primary": list(one.settings.primary), **plain(one.settings.analysis)} for one in (study, there))
+    changed = [name for name in new if new[name] != old[name]]
+    if changed and made_looks(out):
+        was = ", ".join(f"{name} was {old[name]}" for name in changed)
+        raise UserError(
+            f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
+            "results at hand proves nothing. Put it back, or ask anew with other seeds in another --out"
+        )
+
+
+def check_own_plugins(out: Path) -> None:
+    """Refuse to go on with other plugins than a study was made with."""
+    check_plugins(out, _plugins(out))
+
+
+def _plugins(out: Path) -> dict[str, Any]:
+    """Return the plugins that a study was made with."""
+    return read_checked(out / PLUGINS, remake_study(out))
+
+
+def _parts(study: Study) -> list[tuple[str, str]]:
+    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
+    found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
+    found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
+    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
+
+
+def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
+    """Copy prompt files into the study's folder, so that its report can be written again anywhere."""
+    kept = []
+    for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
+        if (file := sampling.prompt_file) is not None:
+            place = Path("prompts") / file.sha256[:12] / Path(condition.prompts).name
+            (out / place).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(out / place, Path(condition.prompts).read_bytes())
+            condition = condition.model_copy(update={"prompts": str(place)})
+        kept.append(condition)
+    return protocol.model_copy(update={"also": tuple(kept)})
+
+
+def _check_prompts(protocol: Protocol, out: Path) -> None:
+    """Refuse a copy of a prompt file that is not what its folder is named after."""
+    for sampling in protocol.conditions[1:]:
+        place = Path(sampling.prompts)
+        if not is_caption(sampling.prompts) and place.is_relative_to(out / "prompts"):
+            check_sha256(place, place.parent.name, remake_study(out))
+
+
+def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
+    """Remove baselines and real images of resolutions that the study no longer has."""
+    folders = {out / real_folder(name) for name in resolutions}
+    baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")}
+    stale = baselines - {_baseline_file(out, name) for name in resolutions}
+    stale |= {file for file in (out / "real").rglob("preview-*.png") if file.parent not in folders}
+    for file in stale:
+        file.unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that is not empty
+            file.parent.rmdir()
+
+
+def _baseline_file(out: Path, resolution: str) -> Path:
+    return out / "baselines" / f"{resolution}.yaml" if resolution else out / _BASELINE
+
+
+def stored_study(out: Path) -> Study:
+    """Return the study of a folder, with its baselines as they were when it began and the values that tuning chose."""
+    study = untuned_study(out)
+    return tuned(study, tuning_of(study, out))
+
+
+def untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
+    """Return the study of a folder before tuning, with other settings where they are given."""
+    with naming_missing_plugin(out):
+        return _read_study(out, changes)
+
+
+def _read_study(out: Path, changes: Mapping[str, object]) -> Study:
+    document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
+    if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
+        raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote; take another --out")
+    name, settings = document.data.pop("name"), read_settings(document, out)
+    settings = settings.model_copy(update=dict(changes))
+    _check_prompts(settings.evaluation, out)
+    known = known_tokenizers(out / RESULTS)
+    names = [one.name for one in settings.resolutions] or [""]
+    baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
+    return resolve(name, settings, baselines, document.place, known)
+
+
+def known_tokenizers(stored: Path) -> Known:
+    """Return what the last report knew of small-vae folders, which may not exist where the study was moved to."""
+    found: dict[str, Compression] = {}
+    try:
+        runs = _runs_of(stored)
+    except DamagedFileError:  # the report reads the runs, and writes it again
+        return found
+    for run in runs:
+        with suppress(ValidationError):  # of a run that was not done, or of an older version
+            known = TokenizerInfo.model_validate(run.get("tokenizer"))
+            if folder := known.settings.get("folder"):
+                found[str(folder)] = Compression(known.channels, known.stride_px)
+    return found
+
+
+def finished_runs(stored: Path) -> int:
+    return sum(run.get("state") == "done" for run in _runs_of(stored))
+
+
+def _runs_of(stored: Path) -> list[dict[str, Any]]:
+    """Read a results.json of any version; return none where there is none. Refuse a damaged one."""
+    remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
+    found = read_checked(stored, remake, earlier=(1, None))
+    try:
+        return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def note_command(argv: Sequence[str], out: Path, note: Callable[[str], None]) -> None:
+    """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
+    try:
+        known = read_commands(out)
+    except DamagedFileError as error:
+        note(f"{error}: it is written again from the last report")
+        known = reported_commands(out)
+        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
+    if argv and list(argv) not in [command.argv for command in known]:
+        new = Command(argv=list(argv), date=datetime.now(UTC).isoformat(timespec="seconds"))
+        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in [*known, new]])
