@@ -23,7 +23,7 @@ def test_kernels_are_summed_by_what_they_compute() -> None:
 
 def test_a_step_is_profiled_on_any_device() -> None:
     found = profile.measure(tiny_plan())
-    assert found["wall"] > 0 and found["all kernels"] > 0
+    assert all(isinstance(found[key], float) and found[key] for key in ("wall", "all kernels"))
 
 
 def test_the_large_model_takes_one_micro_batch_a_step() -> None:
