@@ -193,9 +193,12 @@ class Real:
     claims: int
     """Verdicts of better or worse on any metric."""
     holds: float | None
-    """The share of them whose direction the other runs confirm, by an interval that excludes zero."""
+    """The share of them whose direction the other runs confirm, by an interval that excludes zero.
+
+    Where some of the other runs fell off, it is the interval of the rest.
+    """
     opposite: float | None
-    """The share of them that the other runs contradict: better is worse, or worse better."""
+    """The share of them that the other runs contradict, by an interval on the other side of zero."""
 
 
 def real(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Real:
@@ -218,9 +221,9 @@ def real(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Re
 
 
 def _outcome(row: Comparison, fresh: Comparison) -> str:
-    if fresh.verdict not in _CLAIMED:
+    if fresh.low is None or fresh.high is None or fresh.low <= 0 <= fresh.high:
         return "open"
-    return "holds" if fresh.verdict == row.verdict else "opposite"
+    return "holds" if (fresh.difference > 0) == (row.difference > 0) else "opposite"
 
 
 @dataclass(frozen=True)

@@ -84,13 +84,22 @@ def test_planned_looks_stop_arms_that_are_decided(bank: Bank) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fresh", "outcome"), [("worse", "holds"), ("better", "opposite"), ("undecided", "open"), ("unstable", "open")]
+    ("verdict", "interval", "outcome"),
+    [
+        ("worse", (0.5, 1.5), "holds"),
+        ("unstable", (0.5, 1.5), "holds"),
+        ("better", (-1.5, -0.5), "opposite"),
+        ("undecided", (-0.5, 1.5), "open"),
+        ("unstable", (-0.5, 1.5), "open"),
+        ("incomplete", (None, None), "open"),
+    ],
 )
-def test_other_seeds_confirm_a_verdict_contradict_it_or_leave_it_open(fresh: Verdict, outcome: str) -> None:
-    first, later = (
-        Comparison(mean=1.0, baseline_mean=0.0, differences=[1.0], difference=1.0, verdict=verdict)
-        for verdict in ("worse", fresh)
-    )
+def test_other_seeds_confirm_a_verdict_contradict_it_or_leave_it_open(
+    verdict: Verdict, interval: tuple[float | None, float | None], outcome: str
+) -> None:
+    (low, high), difference = interval, -1.0 if verdict == "better" else 1.0
+    first = Comparison(mean=1.0, baseline_mean=0.0, differences=[1.0], difference=1.0, verdict="worse")
+    later = first.model_copy(update={"verdict": verdict, "difference": difference, "low": low, "high": high})
     assert banks._outcome(first, later) == outcome
 
 

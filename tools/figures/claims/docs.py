@@ -144,7 +144,13 @@ def statistics_page() -> Iterator[Claim]:
     yield Block("falls", _falls())
     yield Block("bank", _bank())
     yield Block("bank-adaptive", _bank_adaptive())
-    yield Quote(f"each row is of {data('docs/bank.json')['studies']:,} drawn studies")
+    bank = data("docs/bank.json")
+    yield Quote(f"each row is of {bank['studies']:,} drawn studies")
+    yield Quote(f"({bank['runs']['muon 3e-3']} seeds of a baseline, of its control and of three arms, nine metrics)")
+    yield Quote(
+        "with 16 seeds there is room for one arm",
+        holds={row["arms"] for row in bank["null"] if row["seeds"] == 16} == {1},
+    )
     yield _correlations()
     yield from _permutations()
     yield from _coverage()
@@ -204,13 +210,14 @@ def _bank() -> list[str]:
     found = data("docs/bank.json")
     real = {(row["method"], row["seeds"]): row for row in found["real"]}
     sizes = ("1", "1.5", "2")
-    header = ["Seeds", "Method", "False verdict", *(f"Finds {size} sd" for size in sizes)]
+    header = ["Seeds", "Method", "False verdict", "Covers", *(f"Finds {size} sd" for size in sizes)]
     header += ["Decided", "Confirmed", "Contradicted"]
     rows = [
         [
             str(row["seeds"]),
             row["method"],
-            *(f"{100 * share:.1f}" for share in (row["false_verdicts"], *(row["found"][size] for size in sizes))),
+            *(f"{100 * row[key]:.1f}" for key in ("false_verdicts", "covered")),
+            *(f"{100 * row['found'][size]:.1f}" for size in sizes),
             *(_percent(real.get((row["method"], row["seeds"])), key) for key in ("decided", "holds", "opposite")),
         ]
         for row in found["null"]
