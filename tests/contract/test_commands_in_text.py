@@ -20,7 +20,7 @@ from tests.unit.cli.test_help import ALL
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.study.study import StudySettings
+from tintype.study.settings import StudySettings
 from tintype.techniques import TECHNIQUES
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,8 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import Settings, TrainSettings
-from tintype.study.study import StudySettings, load_study
+from tintype.study.settings import StudySettings
+from tintype.study.study import load_study
 from tintype.techniques import TECHNIQUES
 from tintype.train.loop import train
 

@@ -8,7 +8,7 @@ from tests.commands import COMMANDS
 from tests.plan_fields import fields
 from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.study.study import StudySettings
+from tintype.study.settings import StudySettings
 from tintype.techniques import TECHNIQUES
 
 DOCUMENTS: tuple[type[Settings], ...] = (Plan, StudySettings)

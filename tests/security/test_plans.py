@@ -17,7 +17,7 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_yaml
 from tintype.settings import Settings
-from tintype.study.study import StudySettings
+from tintype.study.settings import StudySettings
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import apply_techniques
 

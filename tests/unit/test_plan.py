@@ -14,7 +14,8 @@ from tintype.config.strict import assignments_in, read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_yaml, read_plan, short_diff
 from tintype.settings import plain
-from tintype.study.study import ArmSettings, StudySettings, load_study, resolve
+from tintype.study.settings import ArmSettings, StudySettings
+from tintype.study.study import load_study, resolve
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 

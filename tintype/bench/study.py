@@ -23,7 +23,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, environment
 from tintype.study.jobs import run_tasks
 from tintype.study.runner import Message, tasks_of
-from tintype.study.study import Study, StudySettings, resolve
+from tintype.study.settings import StudySettings
+from tintype.study.study import Study, resolve
 
 RUNS_PER_JOB = 3
 _STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")

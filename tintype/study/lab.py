@@ -64,7 +64,8 @@ from tintype.study.replicate import (
 from tintype.study.report import write_report
 from tintype.study.results import Replication, SeedSet, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, tasks_of
-from tintype.study.study import ArmPlan, ArmSettings, Study, check_study, resolve
+from tintype.study.settings import ArmSettings
+from tintype.study.study import ArmPlan, Study, check_study, resolve
 from tintype.study.tracking import track_verdicts
 from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import Worker, is_settled, lease_folder

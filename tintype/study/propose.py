@@ -46,8 +46,9 @@ from tintype.study.pairs import pair_runs, without_seeds
 from tintype.study.replicate import fresh_seeds, read_replication
 from tintype.study.results import Comparison, Role, Run
 from tintype.study.runner import Task
+from tintype.study.settings import ArmSettings
 from tintype.study.shared import shared_row
-from tintype.study.study import ArmPlan, ArmSettings, Study
+from tintype.study.study import ArmPlan, Study
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]

@@ -29,7 +29,8 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import LostLeaseError
-from tintype.study.study import PRIMARY, RETRIES, Along, Study
+from tintype.study.settings import PRIMARY, RETRIES
+from tintype.study.study import Along, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
 from tintype.train.session import Session

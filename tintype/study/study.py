@@ -1,4 +1,4 @@
-"""A study as the user writes it, and with all defaults resolved and its arms checked."""
+"""A study with all defaults resolved and its arms checked."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
 
 import torch
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from tintype import recipes
-from tintype.config.paths import locate, locate_assignments, locate_options
 from tintype.config.strict import Document, KeyPath, nearest, parse
 from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
 from tintype.evaluation.early import early_protocol
-from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol, readiness_problems, refuse
+from tintype.evaluation.fit import Problem, data_problems, readiness_problems, refuse
 from tintype.evaluation.presets import expand_in
-from tintype.evaluation.protocol import FEWEST, Protocol, definitions
-from tintype.metrics import validation
+from tintype.evaluation.protocol import Protocol
 from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
 from tintype.runtime.files import Json
-from tintype.settings import DataPart, NamesFile, Settings, plain
-from tintype.study.analysis import AnalysisSettings
-from tintype.study.factorial import Contrast, combinations, contrasts
-from tintype.study.looks import SeedPlan
-from tintype.study.paired import check_seeds
-from tintype.study.results import Role, SeedSet, arm_label, assignments_words
-from tintype.study.search import Range, SearchSettings, Tried, check_search, choices, example, words_of
-from tintype.study.shares import count_comparisons
-from tintype.techniques import TECHNIQUES
+from tintype.settings import plain
+from tintype.study.factorial import Contrast, contrasts
+from tintype.study.results import Role, arm_label, assignments_words
+from tintype.study.search import choices, example, words_of
+from tintype.study.settings import (
+    BASELINE,
+    CONTROL,
+    ArmSettings,
+    StudySettings,
+    combined,
+    section,
+)
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
 from tintype.train.guide import guide_problem
@@ -45,292 +44,7 @@ from tintype.train.session import check_columns
 from tintype.train.start import unfit_settings
 from tintype.vision.part import forget_encoders
 
-BASELINE, CONTROL = "baseline", "control"
-Seed = Annotated[int, Field(ge=0)]
-_SEED_FORMS = {"list": (list, tuple), "plan": (Mapping, SeedPlan)}
-Seeds = Annotated[
-    Annotated[tuple[Seed, ...], Field(min_length=1), Tag("list")] | Annotated[SeedPlan, Tag("plan")],
-    Discriminator(
-        lambda value: next((tag for tag, kind in _SEED_FORMS.items() if isinstance(value, kind)), None),
-        custom_error_type="seeds",
-        custom_error_message="give a list, as [0, 1, 2], or a plan of looks, as {first: 4, most: 16}",
-    ),
-]
-"""The seeds themselves, or a plan by which undecided arms get more."""
-
-
-RETRIES = 2
-"""How often a run is tried again by default."""
-PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
-_SUBJECT = "the study"
-_EVALUATION = "evaluation"
-_WITHOUT_DISTANCES = (validation.METRIC.name,)
-"""Primary where no encoder takes distances."""
-SAME_FOR_ALL = ("seed", "data", "run")
-"""Settings that all arms of a study share: the pairs of seeds, the images for training and scoring, housekeeping."""
-
-
-class ArmSettings(Settings):
-    """An arm: the baseline with techniques, overrides, or both."""
-
-    name: str | None = Field(None, description="By default its overrides and the names of its techniques")
-    set: tuple[str, ...] = Field(
-        (), description="Overrides of the baseline, each key.path=value, before its techniques"
-    )
-    techniques: tuple[str, ...] = Field((), description="Each `name` or `name:key=value,key=value`")
-
-    @model_validator(mode="after")
-    def _changes_something(self) -> ArmSettings:
-        if not self.set and not self.techniques:
-            raise ValueError("an arm needs techniques, or overrides of the baseline in set")
-        for assignment in self.set:
-            if _section(assignment) in SAME_FOR_ALL:
-                raise ValueError(f"set: {assignment}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
-        return self
-
-    @property
-    def label(self) -> str:
-        return self.name or " + ".join((*self.set, *self.techniques))
-
-
-def _factor(given: object) -> object:
-    """Return a factor as the settings of an arm: of its list, `key=value` are overrides and the others techniques."""
-    if isinstance(given, str):
-        raise ValueError(f"write each factor as a list, [{given}], so that a factor can have several techniques")
-    if isinstance(given, Mapping):  # written like an arm, with a name; strict settings take no list for a tuple here
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    if not isinstance(given, list):
-        return given
-    if not given or not all(isinstance(spec, str) for spec in given):
-        raise ValueError("a factor is a list of techniques and overrides, for example [repa] or [optimizer.lr=1e-3]")
-    overrides = tuple(spec for spec in given if "=" in spec.partition(":")[0])
-    return {"set": overrides, "techniques": tuple(spec for spec in given if spec not in overrides)}
-
-
-def _combined(factors: Sequence[ArmSettings]) -> ArmSettings:
-    """Return the arm that has several factors. Two that set one key would silently be the last one alone."""
-    keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
-    for (key, factor), (other, another) in product(keys, keys):
-        if factor is not another and f"{other}.".startswith(f"{key}."):
-            raise UserError(f"the factors '{factor.label}' and '{another.label}' both set {key}; leave one of them out")
-    return ArmSettings(
-        name=" + ".join(factor.label for factor in factors),
-        set=tuple(assignment for factor in factors for assignment in factor.set),
-        techniques=tuple(spec for factor in factors for spec in factor.techniques),
-    )
-
-
-def _located_technique(spec: str, folder: Path) -> str:
-    technique = TECHNIQUES.get(spec.partition(":")[0])
-    return locate_options(spec, [technique.options], folder) if technique else spec
-
-
-def _section(assignment: str) -> str:
-    return assignment.partition("=")[0].partition(".")[0].strip()
-
-
-def _repeated(names: Sequence[str]) -> str:
-    """Return the names that are given twice."""
-    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
-
-
-def _check_score_at(score_at: Sequence[int | float]) -> None:
-    """Refuse what is neither a share of training nor a step."""
-    for one in score_at:
-        if not (one >= 1 if isinstance(one, int) else 0 < one <= 1):
-            raise ValueError(
-                f"score_at: {one} is neither a share of training (above 0, at most 1.0) nor a step (a whole number "
-                "from 1 on)"
-            )
-
-
-def _distances(protocol: Protocol) -> tuple[str, ...]:
-    """Return the protocol's first distance on each of its encoders."""
-    return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
-
-
-class ResolutionSettings(Settings):
-    """The baseline with another number of tokens: larger images, or smaller patches."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the arms' names")
-    set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
-
-
-MOST_TUNING_PLANS = 64
-"""For one arm and a grid: values times seeds."""
-
-
-class StudySettings(Settings):
-    """A study as a file: a baseline, arms that each change something, seeds, and how they are scored and compared."""
-
-    question: str = Field(description="The question in a sentence; it heads the report")
-    recipe: Annotated[str, NamesFile(lambda name: name in recipes.names("plans"))] = Field(
-        description="The baseline: a named recipe or the path of a plan"
-    )
-    set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
-    seeds: Seeds = Field(description="A list, or {first: 4, most: 16}: undecided arms get more seeds in planned looks")
-    resolutions: tuple[ResolutionSettings, ...] = Field(
-        (), description="Every arm runs at each; two or more, or none for the baseline's own"
-    )
-    control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
-    arms: tuple[ArmSettings, ...] = Field((), description="Each with techniques, overrides, or both")
-    factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
-        (), description="Factors, each a list of techniques and overrides: their combinations become arms"
-    )
-    tune: dict[str, Tried] = Field(
-        {},
-        description="Values of settings, key.path: [values] or a range; the best are chosen for the baseline and each "
-        "arm",
-    )
-    tune_by: SearchSettings = Field(SearchSettings(), description="How the values of tune are tried")
-    tune_seeds: tuple[Seed, ...] = Field(
-        (90_001, 90_002), min_length=1, description="Seeds that the values of tune are tried with"
-    )
-    primary: tuple[str, ...] = Field(
-        PRIMARY,
-        min_length=1,
-        description="The metrics of the question; for data without scenes, by default the first of each encoder",
-    )
-    evaluation: Protocol = Field(Protocol(), description="How every run is scored")
-    score_at: tuple[int | float, ...] = Field(
-        (), description="When to score before the end too: shares of training (0.25, 0.5) or steps (whole numbers)"
-    )
-    score_count: int | None = Field(
-        None, ge=FEWEST, description="Images of each of these scores; by default a quarter of count, at least 128"
-    )
-    analysis: AnalysisSettings = Field(AnalysisSettings(), description="How arms are compared")
-    retries: int = Field(
-        RETRIES, ge=0, description="How often a run whose process dies is tried again without getting any further"
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> StudySettings:
-        all_seeds = (*self.every_seed.seeds, *self.every_seed.control_seeds)
-        if isinstance(self.seeds, SeedPlan) and self.control_seeds:
-            raise ValueError("control_seeds: with seeds {first, most} the control's seeds are chosen; leave them out")
-        if len(set(all_seeds)) != len(all_seeds):
-            raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
-        if isinstance(self.seeds, tuple) and self.control_seeds and len(self.control_seeds) != len(self.seeds):
-            raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
-        if again := _repeated(self.primary):
-            raise ValueError(f"primary: {again} is given twice; name each metric once")
-        _check_score_at(self.score_at)
-        if self.score_count is not None and not self.score_at:
-            raise ValueError("score_count is the number of images of the scores at score_at, which is empty")
-        names = [resolution.name for resolution in self.resolutions]
-        if len(names) == 1:
-            raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
-        if again := _repeated(names):
-            raise ValueError(f"two resolutions are called {again}; give one of them another name")
-        if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
-            raise ValueError(f"two arms are called {again}; give one of them another name")
-        self._check_factors()
-        self._check_tune()
-        return self
-
-    @property
-    def every_seed(self) -> SeedSet:
-        """Return the seeds that arms and the control have, or may get at the last of the planned looks."""
-        if isinstance(self.seeds, SeedPlan):
-            return SeedSet(seeds=list(self.seeds.seeds), control_seeds=list(self.seeds.control_seeds))
-        return SeedSet(seeds=list(self.seeds), control_seeds=list(self.control_seeds))
-
-    def _check_factors(self) -> None:
-        labels = [factor.label for factor in self.factorial]
-        if len(labels) == 1:
-            raise ValueError(f"factorial: '{labels[0]}' is the only factor; give another, or put it into arms")
-        if again := _repeated(labels):
-            raise ValueError(f"factorial: two factors are called {again}; give each another name or take one out")
-        names = {" + ".join(labels[index] for index in chosen) for chosen in combinations(len(labels))}
-        taken = names.intersection([BASELINE, CONTROL, *(arm.label for arm in self.arms)])
-        if taken:
-            raise ValueError(
-                f"factorial: '{min(taken)}' is one of its combinations already; take it out of arms, or give it "
-                "another name"
-            )
-
-    def _check_tune(self) -> None:
-        for key, values in self.tune.items():
-            if _section(key) in SAME_FOR_ALL:
-                raise ValueError(f"tune: {key}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
-            if not isinstance(values, Range) and (again := _repeated([json.dumps(value) for value in values])):
-                raise ValueError(f"tune: {key}: {again} is given twice")
-        check_search(self.tune, self.tune_by)
-        if again := _repeated([str(seed) for seed in self.tune_seeds]):
-            raise ValueError(f"tune_seeds: {again} is given twice")
-        shared = sorted({*self.tune_seeds} & {*self.every_seed.seeds, *self.every_seed.control_seeds})
-        if self.tune and shared:
-            raise ValueError(
-                f"tune_seeds: {', '.join(map(str, shared))} is among seeds or control_seeds; tune on other seeds than "
-                "those that are compared, or the values would be chosen for their luck"
-            )
-        lists = [len(values) for values in self.tune.values() if not isinstance(values, Range)]
-        plans = prod(lists) * len(self.tune_seeds)
-        if self.tune and self.tune_by.kind == "grid" and plans > MOST_TUNING_PLANS:
-            raise ValueError(
-                f"tune: {plans} runs for each arm ({' × '.join(map(str, lists))} values × "
-                f"{len(self.tune_seeds)} seeds), and at most {MOST_TUNING_PLANS} are allowed; take fewer values, keys "
-                "or tune_seeds"
-            )
-
-    @property
-    def tuning_trials(self) -> int:
-        """Return the trials of each arm; none in a study without `tune`."""
-        if not self.tune:
-            return 0
-        return self.tune_by.trials or prod(len(one) for one in self.tune.values() if not isinstance(one, Range))
-
-    def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
-        """Return each arm as the factors that it combines, with its place in the file; one of `arms` is one factor."""
-        listed: list[tuple[KeyPath, Sequence[ArmSettings]]] = [
-            (("arms", index), [arm]) for index, arm in enumerate(self.arms)
-        ]
-        for chosen in combinations(len(self.factorial)):
-            place: KeyPath = ("factorial", *chosen) if len(chosen) == 1 else ("factorial",)
-            listed.append((place, [self.factorial[index] for index in chosen]))
-        return listed
-
-    def located(self, folder: Path) -> StudySettings:
-        """Return the study with the files that it names located: in `folder`, or in the working directory."""
-        given = self.model_dump(mode="json", exclude_unset=True)
-        found = locate(given, [StudySettings], folder)
-        arms = [*found.get("arms", []), *found.get("factorial", [])]
-        for one in (found, *found.get("resolutions", []), *arms):
-            one["set"] = list(locate_assignments(one.get("set", []), [Plan], folder))
-        for arm, before in zip(arms, (*self.arms, *self.factorial), strict=True):
-            arm["techniques"] = [_located_technique(spec, folder) for spec in before.techniques]
-            if (*arm["set"], *arm["techniques"]) != (*before.set, *before.techniques):
-                arm["name"] = before.label
-        return StudySettings.model_validate_json(json.dumps(found))
-
-    def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
-        """Choose what depends on the data and was not given: the protocol and the primary metrics.
-
-        Return the notes and problems of that choice too.
-        """
-        fitted = fit_protocol(self.evaluation, data)
-        known = definitions(fitted.protocol, data.of_scenes)
-        named = data.of_scenes or "primary" in self.model_fields_set
-        usual = _distances(fitted.protocol) or _WITHOUT_DISTANCES
-        primary = self.primary if named else usual
-        problems = [one.within("evaluation") for one in fitted.problems]
-        for name in primary:
-            if name not in known and name in definitions(self.evaluation):
-                text = (
-                    f"primary: '{name}' exists for the embedded scenes only, and the data are of the kind {data.kind}"
-                )
-                problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
-            elif name not in known:
-                raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        control, resolutions = bool(self.every_seed.control_seeds), max(1, len(self.resolutions))
-        between = len(contrasts([factor.label for factor in self.factorial]))
-        counts = count_comparisons(
-            len(self.all_arms()), control, resolutions, primary, list(known), between, self.analysis
-        )
-        fewest = self.seeds.first if isinstance(self.seeds, SeedPlan) else len(self.seeds)
-        check_seeds(fewest, counts, self.analysis)
-        settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
-        return settings, replace(fitted, problems=tuple(problems))
+_SUBJECT, _EVALUATION = "the study", "evaluation"
 
 
 @dataclass(frozen=True)
@@ -623,7 +337,7 @@ def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Pl
         arms.append(ArmPlan(CONTROL, "control", (), {}, plans, resolution, candidates=candidates, candidate=make))
     for path, factors in settings.all_arms():
         with _before_errors(f"{place(path)}: arm '{' + '.join(factor.label for factor in factors)}': "):
-            arm = _combined(factors) if len(factors) > 1 else factors[0]
+            arm = combined(factors) if len(factors) > 1 else factors[0]
             found = _resolve_arm(arm, baseline, every.seeds, resolution, known)
             of_arm = partial(_arm_candidate, arm, settings, resolution, known)
             tried = tuple(of_arm(one) for one in checked)
@@ -783,7 +497,7 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
 
 def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str, known: Known) -> ArmPlan:
     applications = tuple(Application.parse(spec, known) for spec in arm.techniques)
-    declared = set(map(_section, arm.set)).union(*(application.technique.seams for application in applications))
+    declared = set(map(section, arm.set)).union(*(application.technique.seams for application in applications))
     with _named(resolution):
         plan = plan_from_document(Document("the baseline", plain(baseline)), arm.set, ["set "] * len(arm.set), known)
         plan = apply_techniques(plan, applications, arm.set, "set ")

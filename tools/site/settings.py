@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from tintype.plan import Plan
 from tintype.settings import Settings, is_housekeeping
-from tintype.study.study import StudySettings
+from tintype.study.settings import StudySettings
 from tools.site.words import class_words, code, default_words, kinds_of, sentence, table, type_words
 
 PLAN, STUDY = "reference/plan", "reference/study"

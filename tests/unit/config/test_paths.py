@@ -16,7 +16,8 @@ from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan, read_plan
 from tintype.settings import NamesFile, Settings, plain
 from tintype.study.folder import claim_folder, stored_study
-from tintype.study.study import StudySettings, load_study
+from tintype.study.settings import StudySettings
+from tintype.study.study import load_study
 from tintype.techniques import TECHNIQUES
 
 

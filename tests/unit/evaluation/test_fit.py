@@ -25,7 +25,8 @@ from tintype.plan import Plan
 from tintype.pretrained.weights import Known
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
-from tintype.study.study import StudySettings, check_study, read_settings, resolve
+from tintype.study.settings import StudySettings
+from tintype.study.study import check_study, read_settings, resolve
 from tintype.train.loop import train
 from tintype.vision import encoders
 from tintype.vision.clip import ClipSettings

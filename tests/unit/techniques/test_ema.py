@@ -25,7 +25,8 @@ from tintype.optim.ema import Ema, EmaSettings
 from tintype.plan import Plan, plan_from_folder, plan_from_yaml
 from tintype.runtime.files import without_seal
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.study import StudySettings, resolve
+from tintype.study.settings import StudySettings
+from tintype.study.study import resolve
 from tintype.techniques.apply import apply_techniques
 from tintype.terminal.runs import train_with_progress
 from tintype.terminal.studies import show_arms

@@ -18,7 +18,8 @@ from tintype.plan import Plan, flat, plan_from_yaml, read_plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study.lab import run_study
-from tintype.study.study import StudySettings, load_study
+from tintype.study.settings import StudySettings
+from tintype.study.study import load_study
 from tintype.techniques import TECHNIQUES
 from tintype.train.loop import train
 from tools.site import disk, links, reference
