@@ -10,7 +10,7 @@ arm is simply worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -33,46 +33,78 @@ MANY, FAR = 8, 8.0
 """With so many better runs, a run that lies so many of the other arms' deviations below their mean has fallen without a
 gap too, if their own spread does not explain it: the more runs an arm has, the fewer gaps a long tail leaves.
 """
+LEAST = 0.03
+"""A gap is wider than this share of the better runs' mean, the usual margin; between logarithms, than this number."""
 FEWEST = 3
 """With two runs there is no telling which of them is the usual one."""
+_SUSPECT = 3.0
+"""Ranges of the better runs. Low runs beyond such a gap are left out of the spread that other arms are held against."""
 
 
-def fallen_runs(groups: Groups, arm: str, direction: Direction) -> list[int]:
-    """Return the seeds of an arm's runs that fell off, worst first."""
+def fallen_runs(groups: Groups, arm: str, direction: Direction, log: bool = False) -> list[int]:
+    """Return the seeds of an arm's runs that fell off, worst first. `log`: the values are logarithms."""
     sign = 1.0 if direction == "higher" else -1.0
     runs = sorted((sign * value, seed) for seed, value in groups.values[arm].items())
-    usual = _usual(groups, arm)
+    usual = _usual(groups, arm, sign)
     if len(runs) < FEWEST or usual is None:
         return []
     level = LEVEL / sum(map(len, groups.values.values()))
     values = [value for value, _ in runs]
     fallen = [
-        count for count in range(1, len(runs) // 2 + 1) if _is_apart(values[:count], values[count:], usual, level)
+        count
+        for count in range(1, len(runs) // 2 + 1)
+        if _is_apart(values[:count], values[count:], usual, level, _least(values[count:], log))
     ]
     return [seed for _, seed in runs[: max(fallen, default=0)]]
 
 
-def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float) -> bool:
-    """Return whether the gap between two sets of an arm's runs, both ascending, is wider than their spread explains."""
+def _least(better: Sequence[float], log: bool) -> float:
+    """Return the smallest gap that counts."""
+    return LEAST if log else LEAST * abs(fmean(better))
+
+
+def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float, least: float) -> bool:
+    """Return whether two sets of an arm's runs, both ascending, lie farther apart than their spread explains."""
     own = Variance(stats.variance(better), len(better) - 1)
-    spread = pool([own, replace(usual, freedom=min(usual.freedom, OTHERS_FREEDOM))])
-    most = math.sqrt(spread.value) * float(special.stdtrit(spread.freedom, 1 - level))
-    if better[0] - worse[-1] > max(math.sqrt(2) * most, better[-1] - better[0]):
+    most = _limit(pool([own, replace(usual, freedom=min(usual.freedom, OTHERS_FREEDOM))]), level)
+    gap = better[0] - worse[-1]
+    if gap <= max(least, stats.rounding_of([*worse, *better])):
+        return False
+    if gap > max(math.sqrt(2) * most, better[-1] - better[0]):
         return True
-    far = max(math.sqrt(1 + 1 / len(better)) * most, FAR * math.sqrt(usual.value))
-    return len(better) >= MANY and fmean(better) - worse[-1] > far
+    far = math.sqrt(1 + 1 / len(better)) * max(most, _limit(own, level)) if len(better) >= MANY else math.inf
+    return fmean(better) - worse[-1] > max(far, FAR * math.sqrt(usual.value))
 
 
-def _usual(groups: Groups, arm: str) -> Variance | None:
+def _limit(spread: Variance, level: float) -> float:
+    """Return the deviation that a normal value with this spread exceeds, on one side, with the chance `level`."""
+    return math.sqrt(spread.value) * float(special.stdtrit(spread.freedom, 1 - level))
+
+
+def _usual(groups: Groups, arm: str, sign: float) -> Variance | None:
     """Return the median of the other plans' variances, since another arm may have fallen runs too; None without any.
 
-    It is worth two thirds of their mean.
+    It is worth two thirds of their mean. Low runs beyond a wide gap are left out: where there is one other plan, its
+    falls would hide those of the arm.
     """
-    others = [one for plan, one in groups.own.items() if plan != groups.plan_of(arm)]
+    steady = groups.without({other: _suspects(of, sign) for other, of in groups.values.items()})
+    others = [one for plan, one in steady.own.items() if plan != groups.plan_of(arm)]
     if not others:
         return None
     usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others)
     return Variance(float(usual), max(1.0, sum(one.freedom for one in others) * 2 / 3))
+
+
+def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
+    """Return the seeds of low runs, at most half, that a wide gap separates from three better ones or more."""
+    runs = sorted((sign * value, seed) for seed, value in values.items())
+    counts = [
+        count
+        for count in range(1, len(runs) // 2 + 1)
+        if len(runs) - count >= FEWEST
+        and runs[count][0] - runs[count - 1][0] > _SUSPECT * (runs[-1][0] - runs[count][0])
+    ]
+    return [seed for _, seed in runs[: max(counts, default=0)]]
 
 
 def fell_at(fallen: Curve, others: Sequence[Curve]) -> int | None:

@@ -62,7 +62,7 @@ def metric_groups(
         values = {label: {seed: math.log(value) for seed, value in of.items()} for label, of in values.items()}
     baselines = tuple(label for label, role in arms.items() if role != "arm")
     groups = Groups(values, dict.fromkeys(baselines[1:], baselines[0]))
-    fallen = {label: found for label in values if (found := fallen_runs(groups, label, meaning.direction))}
+    fallen = {label: found for label in values if (found := fallen_runs(groups, label, meaning.direction, log))}
     return MetricGroups(groups.without(fallen), log, baselines, fallen)
 
 

@@ -67,6 +67,40 @@ def test_a_long_tail_that_all_arms_have_is_seldom_called_a_fall(seeds: int) -> N
     assert wrong <= 150 * 0.02 + 3 * (150 * 0.02) ** 0.5
 
 
+def test_what_the_better_runs_own_spread_explains_is_no_fall() -> None:
+    """Nor where the other arms' spread is far smaller."""
+    wide = [-4.0, -1.5, -1.2, -0.8, -0.3, 0.0, 0.4, 0.9, 1.2, 1.5]
+    narrow = [0.03 * value for value in wide[1:]]
+    assert fallen_runs(groups(arm=wide, baseline=narrow), "arm", "higher") == []
+    assert fallen_runs(groups(arm=[-9.0, *wide[1:]], baseline=narrow), "arm", "higher") == [0]
+
+
+@pytest.mark.parametrize("seeds", [5, 10])
+def test_falls_of_arm_and_baseline_do_not_hide_each_other(seeds: int) -> None:
+    draw, found = np.random.default_rng(seeds), 0
+    for _ in range(100):
+        both = {
+            name: (100 + draw.normal(size=seeds) - 20 * (np.arange(seeds) == 0)).tolist()
+            for name in ("arm", "baseline")
+        }
+        one = groups(**both)
+        found += all(fallen_runs(one, name, "higher") == [0] for name in both)
+    assert found >= 95
+
+
+@pytest.mark.parametrize(
+    "arm", [[1.0, 1.0, 1.0 - 1e-15], [0.1 + 0.2, 0.3, 0.3], [1.0, 1.0, 1.0, 0.996], [0.98, 1.0, 0.97, 1.0]]
+)
+def test_what_is_within_rounding_or_the_margin_is_no_fall(arm: list[float]) -> None:
+    """Though the other arms have no spread at all."""
+    for turned in (arm, [-value for value in arm]):
+        one = groups(arm=turned, baseline=[turned[0]] * 4, other=[turned[0]] * 4)
+        assert fallen_runs(one, "arm", "higher" if turned is arm else "lower") == []
+    assert fallen_runs(groups(arm=[1.0, 1.0, 1.0, 0.2], baseline=[1.0] * 4), "arm", "higher") == [3]
+    logarithms = groups(arm=[0.0, 0.0, 0.0, -0.02], baseline=[0.0] * 4)
+    assert fallen_runs(logarithms, "arm", "higher", log=True) == []
+
+
 def test_an_arm_that_is_low_as_a_whole_did_not_fall() -> None:
     one = groups(arm=[0.74, *FALLEN, 0.43], baseline=BASELINE)
     assert fallen_runs(one, "arm", "higher") == []
