@@ -73,6 +73,7 @@ def test_a_stopped_study_resumes_and_counts_the_runs_that_diverged(
     def stop(message: Message) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     with studies_in_process():
         with pytest.raises(KeyboardInterrupt):
             tintype.run_study(study, tmp_path / "study", on_progress=stop)
