@@ -299,6 +299,8 @@ def _ascend(numbers: Sequence[int]) -> bool:
 def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str] | None = None) -> Plan:
     """Return the plan of a recipe's name or file. What the file names is looked for beside it first."""
     document = recipes.find("plans", name)
+    if isinstance(document.data, dict) and document.data.keys() >= {"question", "arms"}:
+        raise UserError(f"{name} is a study, not a plan; `tintype ablate {name} --out DIR` runs it")
     if name not in recipes.names("plans"):
         document.data = locate(document.data, [Plan], Path(name).parent)
     return plan_from_document(document, assignments, options)

@@ -351,3 +351,9 @@ def test_control_without_the_comparison_the_technique_wins_silently(
     """Apply a technique to a plan that has the setting, without a word of who set it."""
     plan = read_plan("pocket", [given])
     promise.count(not diff(plan, apply_techniques(plan, [technique])), given)
+
+
+def test_a_study_is_named_where_a_plan_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("question: Does it help?\nrecipe: pocket\nseeds: [0]\narms: []\n")
+    with pytest.raises(UserError, match=r"study.yaml is a study, not a plan; `tintype ablate .*study.yaml --out DIR`"):
+        read_plan(str(tmp_path / "study.yaml"))

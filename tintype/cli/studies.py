@@ -213,8 +213,11 @@ def power(
     effect: Annotated[str, Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
     seeds: Annotated[int, Option(min=2, help="Seeds per arm in the new study")] = 3,
     metric: Annotated[str | None, Option(help="Only this metric")] = None,
-    arms: Annotated[int, Option(min=1, help="Arms of the new study, its control included")] = 3,
-    control: Annotated[bool, Option(help="Whether one of the arms is the control")] = True,
+    arms: Annotated[
+        int | None,
+        Option(min=1, help="Arms of the new study, its control included; as many as a single given study has, else 3"),
+    ] = None,
+    control: Annotated[bool | None, Option(help="Whether one of the arms is the control")] = None,
     resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
     method: Annotated[Literal["shared", "paired"], Option(help="The new study's analysis.method")] = "shared",

@@ -139,29 +139,44 @@ class PowerPlan:
         return tried[bisect_left(tried, stats.POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
 
 
+ARMS = 3
+"""Arms of the new study where nothing says how many."""
+
+
+def _past_design(files: Sequence[Path]) -> tuple[int, bool]:
+    """Return the number of arms of a single past study, its control included, and whether it has one."""
+    if len(files) != 1:
+        return ARMS, True
+    roles = {arm.name: arm.role for arm in read_results_file(files[0]).arms if arm.role != "baseline"}
+    return max(1, len(roles)), "control" in roles.values()
+
+
 def plan_power(
     paths: Sequence[Path],
     effect: str,
     seeds: int,
     metric: str | None,
-    arms: int,
+    arms: int | None,
     without: Sequence[str] = (),
     resolutions: int = 1,
-    control: bool = True,
+    control: bool | None = None,
     method: Method = "shared",
 ) -> PowerPlan:
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
-    is left out.
+    is left out. Without `arms` and `control` they are those of the past study, where it is one.
     """
     wanted = parse_effect(effect, "--effect")
+    files = _files(paths)
+    past_arms, past_control = _past_design(files)
+    arms, control = past_arms if arms is None else arms, past_control if control is None else control
     for option, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
         if given < least:
             raise UserError(f"--{option} {given}: give {least} or more")
     useful: list[StudyResults] = []
     skipped: list[str] = []
-    for path in _files(paths):
+    for path in files:
         for one in read_results_file(path).by_resolution():
             if reason := _useless(one, without) or _repeated(one, useful):
                 skipped.append(f"{_at_resolution(path.parent.name, one)}: {reason}")

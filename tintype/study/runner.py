@@ -78,6 +78,8 @@ class Task:
     """When it is scored before its end; None where only the end is scored."""
     retries: int = RETRIES
     """How often it is tried again where its process dies."""
+    headline: tuple[str, ...] = PRIMARY
+    """The metrics that are told when it is done."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -106,6 +108,7 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
             out / "runs" / arm.plans[index].hash,
             study.along(arm.plans[index]),
             study.settings.retries,
+            study.settings.primary,
         )
         for index in range(len(study.arms[0].plans))
         for arm in study.arms
@@ -188,7 +191,7 @@ def _run(
         task.key,
         "done",
         1.0,
-        _headline(result),
+        _headline(result, task.headline),
         task.plan.train.steps,
         training_s=trained_s - began_s,
         scoring_s=time.perf_counter() - trained_s,
@@ -216,7 +219,7 @@ def _note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
             (task.folder / name).unlink(missing_ok=True)
 
 
-def _headline(result: EvaluationResult) -> str:
+def _headline(result: EvaluationResult, wanted: Sequence[str]) -> str:
     metrics = result.metrics
-    shown = [name for name in PRIMARY if name in metrics] or list(metrics)[:2]
+    shown = [name for name in wanted if name in metrics] or list(metrics)[:2]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)

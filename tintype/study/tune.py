@@ -42,6 +42,7 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
             candidate.plans[index],
             out / "runs" / candidate.plans[index].hash,
             retries=study.settings.retries,
+            headline=study.settings.primary,
         )
         for index in range(len(study.settings.tune_seeds))
         for label, candidate in _tried(study)

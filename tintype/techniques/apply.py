@@ -30,7 +30,9 @@ class Application:
         """Read `name` or `name:key=value,key=[value,value]`, and fill in what the files say that it names."""
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
-            raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
+            raise UserError(
+                f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}. One of your own needs its plugin"
+            )
         document = Document(f"technique {spec}", {})
         for assignment in assignments_in(rest):
             document.override(assignment, option=f"technique {name}:")

@@ -242,7 +242,7 @@ def show_cost(cost: Cost, console: Console) -> None:
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
     say(console, f"{runs}; {cost.done} of them are done" if cost.done else runs)
     if cost.seconds is None:
-        say(console, "cost: no run was measured yet; run one first, or give a past study of this baseline with --like")
+        say(console, "measured cost: none yet; run one first, or give a past study of this baseline with --like")
         return
     each = [cost.seconds_of(count) for count in (least, cost.expected, most)]
     shown = (
@@ -321,7 +321,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     for arm in results.arms:
         for words in filter(None, (arm.stopped, findings.time_words(arm))):
             say_note(console, f"{arm.label}: {words}")
-    notes = [*findings.look_notes(results), findings.replication_note(results), *tuning.notes(results.tuning)]
+    notes = [findings.few_seeds_note(results), *findings.look_notes(results), findings.replication_note(results)]
+    notes += tuning.notes(results.tuning)
     for note in filter(None, notes):
         say_note(console, note)
     if results.trends:
@@ -398,10 +399,11 @@ def show_power(plan: PowerPlan, console: Console) -> None:
         kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
         say(console, f"The levels are for {counts.all} comparisons{kinds}.")
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
+    control = "one of them the control" if plan.control else "no control"
     say(
         console,
-        f"For a study of {plan.arms} arms ({'the control counts' if plan.control else 'no control'}){where}, compared "
-        f"by the {plan.method} method at its first look, which spends {FIRST_SHARE:.0%} of the study's error. In "
+        f"For a study of {plan.arms} arms ({control}){where}, compared by the {plan.method} method at its "
+        f"first look, which spends {FIRST_SHARE:.0%} of the study's error. In "
         "brackets: the range that the uncertainty of the measured spread allows (95%).",
     )
 

@@ -35,6 +35,17 @@ def shown(plan: power.PowerPlan) -> str:
     return console.export_text()
 
 
+def test_a_single_past_study_gives_the_number_of_arms(tmp_path: Path) -> None:
+    """And whether there is a control; several studies give neither."""
+    results = example()
+    one = stored(results, tmp_path)
+    roles = [arm.role for arm in results.arms if arm.role != "baseline"]
+    plan = plan_power([one], "5%", 3, None, None)
+    assert (plan.arms, plan.control) == (len(roles), "control" in roles)
+    stored(with_seeds_from(results, 50, "later"), tmp_path, "later")
+    assert (plan_power([tmp_path], "5%", 3, None, None).arms, plan_power([one], "5%", 3, None, 7).arms) == (3, 7)
+
+
 def with_seeds_from(results: StudyResults, first: int, name: str) -> StudyResults:
     """Another study of the same baseline: its seeds begin at `first`."""
     arms = [

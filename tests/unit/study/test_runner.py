@@ -13,12 +13,12 @@ from rich.console import Console
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.results import result_file
+from tintype.evaluation.results import EvaluationResult, result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Message, Task, _note_failure, _run, tasks_of
+from tintype.study.runner import Message, Task, _headline, _note_failure, _run, tasks_of
 from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train import checkpoint
@@ -80,6 +80,13 @@ def test_a_signal_ends_the_wait_for_another_process(tmp_path: Path) -> None:
         outcome = train(tiny_plan(), tmp_path / "run", interrupt, on_wait=on_wait)
         process.kill()
     assert outcome == Outcome(0, finished=False)
+
+
+def test_a_run_that_is_done_tells_the_metrics_that_its_study_asks_for() -> None:
+    metrics = {"scene_accuracy": 0.5, "fd_scenes": 3.0, "validation_loss": 0.25}
+    result = EvaluationResult.model_construct(metrics=metrics)
+    assert _headline(result, ("validation_loss",)) == "validation_loss 0.25"
+    assert _headline(result, ("unknown",)) == "scene_accuracy 0.5, fd_scenes 3"
 
 
 def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -> None:
