@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 from tintype import recipes
 from tintype.config.strict import Document
+from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document, plan_from_folder, read_plan
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
@@ -25,6 +27,7 @@ def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
     Raises:
         UserError: there is no such recipe or file, or a setting is not valid.
     """
+    check_texts("load_plan", settings, '"train.steps=100"')
     name, unnamed = str(recipe), [""] * len(settings)
     if name not in recipes.names("plans") and Path(name).is_dir():
         return plan_from_document(Document(name, plain(plan_from_folder(Path(name)))), settings, unnamed)
@@ -45,4 +48,12 @@ def apply(plan: AnyPlan, *techniques: str) -> Plan:
     Raises:
         UserError: a technique is unknown, changes nothing, or does not go with the plan or another technique.
     """
+    check_texts("apply", techniques, '"muon" or "repa:weight=0.5"')
     return apply_techniques(plan_of(plan), techniques)
+
+
+def check_texts(function: str, given: Sequence[object], example: str) -> None:
+    """Refuse what is no text, as a dictionary or a list of texts."""
+    for one in given:
+        if not isinstance(one, str):
+            raise UserError(f"{function}: give texts, each as {example}; {one!r} is of type {type(one).__name__}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tintype.config.strict import Document
 from tintype.errors import UserError
-from tintype.library.plans import AnyPlan, plan_of
+from tintype.library.plans import AnyPlan, check_texts, plan_of
 from tintype.library.runs import AnyRun, deliver, ignore, path_of
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.notes import note
@@ -161,6 +161,12 @@ def make_study(
     """
     if own := {"recipe", "set", "resolutions"} & set(settings):
         raise UserError(f"{min(own)}: the baseline is a plan here; change it with load_plan, or write a study file")
+    if not isinstance(arms, Mapping):
+        raise UserError(f'make_study: give arms by name, as {{"bigger": "train.batch=64"}}; {arms!r} has no names')
+    if not isinstance(seeds, Mapping | Sequence):
+        raise UserError(f'make_study: give seeds as [0, 1, 2] or {{"first": 4, "most": 16}}; {seeds!r} is neither')
+    for arm, given in arms.items():
+        check_texts(f"make_study: arm '{arm}'", [given] if isinstance(given, str) else given, '"muon"')
     listed = [{"name": arm, **_changes([given] if isinstance(given, str) else given)} for arm, given in arms.items()]
     planned = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
     content = {"question": question, "recipe": _BASELINE, "seeds": planned, "arms": listed, **settings}

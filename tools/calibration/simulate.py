@@ -298,7 +298,7 @@ def calibrate(
         found["coverage"].append({**asdict(cell), **coverage(cell, studies)})
     found["methods"] = list(methods(studies // 2))
     found["falls"] = [
-        asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies)) for shape in SHAPES for seeds in (3, 8)
+        asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies)) for shape in SHAPES for seeds in (3, 8, 16)
     ]
     on_cell("", total, total)
     return found

@@ -19,6 +19,11 @@ from tintype.study.runner import Message
 EVALUATION = {"count": 8, "reference_count": 16, "validation_count": 4, "also": [], "sampler": {"steps": 1}}
 
 
+def untyped(value: object) -> Any:
+    """Return a value of a wrong type."""
+    return value
+
+
 def study_of(arms: dict[str, str | list[str]], **settings: Any) -> tintype.Study:
     return tintype.make_study("Does it matter?", tiny_plan(), arms, seeds=[0], evaluation=EVALUATION, **settings)
 
@@ -54,6 +59,17 @@ def test_a_packaged_study_is_loaded_with_overrides_and_some_arms() -> None:
             "^the study: evalution: unknown key; did you mean 'evaluation'",
         ),
         (lambda: study_of({"a": "muon"}, set=["train.steps=3"]), "^set: the baseline is a plan here"),
+        (lambda: study_of(untyped(["muon"])), r"^make_study: give arms by name, as .*\['muon'\] has no names"),
+        (lambda: study_of({"a": untyped([1])}), "^make_study: arm 'a': give texts, each as \"muon\"; 1 is of type int"),
+        (
+            lambda: tintype.make_study("Q?", tiny_plan(), {"a": "muon"}, untyped(2)),
+            "^make_study: give seeds as .*; 2 is neither",
+        ),
+        (
+            lambda: tintype.load_plan("pocket", untyped({"train.steps": 5})),
+            "^load_plan: give texts, .* is of type dict",
+        ),
+        (lambda: tintype.apply("pocket", untyped(["muon"])), "^apply: give texts, .* is of type list"),
         (lambda: tintype.load_study("poket"), "poket.*did you mean 'pocket'"),
         (lambda: tintype.load_study("pocket", "sedes=[0]"), "^sedes=.0.: sedes: unknown key; did you mean 'seeds'"),
         (lambda: tintype.load_results("nothing"), "^nothing does not exist; give the folder of a study that was run"),

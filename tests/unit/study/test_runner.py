@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_a_signal_ends_the_wait_for_another_process(tmp_path: Path) -> None:
 
 def test_a_run_that_is_done_tells_the_metrics_that_its_study_asks_for() -> None:
     metrics = {"scene_accuracy": 0.5, "fd_scenes": 3.0, "validation_loss": 0.25}
-    result = EvaluationResult.model_construct(metrics=metrics)
+    result = cast(EvaluationResult, SimpleNamespace(metrics=metrics))
     assert _headline(result, ("validation_loss",)) == "validation_loss 0.25"
     assert _headline(result, ("unknown",)) == "scene_accuracy 0.5, fd_scenes 3"
 
