@@ -1,6 +1,7 @@
 """Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
 
-All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm.
+All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm
+and did not fall off.
 Intervals share the seed spread of all arms (`study.spread`), on logarithms for distances and losses.
 Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
 here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
@@ -56,7 +57,7 @@ def with_along(results: StudyResults) -> StudyResults:
 def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
     baselines = [arm.name for role in ("baseline", "control") for arm in view.arms if arm.role == role]
     compared = [arm for arm in view.arms if metric.name not in arm.incomparable]
-    curves = {arm.name: curve for arm in compared if (curve := _curve(arm, metric.name))}
+    curves = {arm.name: curve for arm in compared if (curve := _curve(view, arm, metric.name))}
     if baselines[0] not in curves:
         return []
     values = [value for curve in curves.values() for of_step in curve.values for value in of_step]
@@ -67,7 +68,7 @@ def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """One metric of an arm at its scored steps, in the runs that have all of these scores."""
+    """One metric of an arm at its scored steps, in the runs that have all of these scores and did not fall off."""
 
     steps: list[int]
     seconds: list[float]
@@ -75,7 +76,7 @@ class _Curve:
     values: list[list[float]]
     """At each step, one value for each run."""
     complete: bool
-    """Whether no run of the arm lacks a score."""
+    """Whether no other run of the arm lacks a score."""
 
     def at(self, step: int) -> list[float]:
         return self.values[self.steps.index(step)]
@@ -85,9 +86,10 @@ class _Curve:
         return [_interpolated(self.seconds, of_run, seconds) for of_run in zip(*self.values, strict=True)]
 
 
-def _curve(arm: Arm, metric: str) -> _Curve | None:
+def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
     """Return an arm's curve; None where no run has two scores."""
-    runs = [[one for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))] for run in arm.runs]
+    healthy = [run for run in arm.runs if run.seed not in view.fallen(arm, metric)]
+    runs = [[one for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))] for run in healthy]
     steps = sorted({score.step for scores in runs for score in scores})
     whole: list[list[ScoreAt]] = [scores for scores in runs if len(scores) == len(steps)]
     if not whole or len(steps) < 2:
@@ -162,9 +164,8 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     steps = [step for step in new.steps if step in group.steps]
     strict = 1 - (1 - group.confidence) / max(1, len(steps))
     ends = [group.with_end(step, arm.name, values) for step, values in zip(new.steps, new.values, strict=True)]
-    fell = metric in arm.comparisons and bool(arm.comparisons[metric].fallen)
     complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
-    reason = "some of the arm's runs fell off" if fell else "" if complete else _INCOMPLETE
+    reason = _fall_words(arm, metric) or ("" if complete else _INCOMPLETE)
     return AlongArm(
         arm=arm.name,
         resolution=arm.resolution,
@@ -181,6 +182,14 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
         if reason
         else _crossing([group.at(step, arm.name, strict) for step in steps], group.direction),
     )
+
+
+def _fall_words(arm: Arm, metric: str) -> str:
+    """Say whose runs fell off; empty where none did."""
+    row = arm.comparisons.get(metric)
+    if row is None or not (row.fallen or row.baseline_fallen):
+        return ""
+    return f"some of the {'arm' if row.fallen else 'baseline'}'s runs fell off"
 
 
 def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> Reach:

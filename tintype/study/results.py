@@ -659,6 +659,13 @@ class StudyResults(_Data):
             one["plan"] = write_yaml(one["plan"]) if one["plan"] else ""
         return StudyResults.model_validate(content)
 
+    def fallen(self, arm: Arm, metric: str) -> set[int]:
+        """Return the seeds of an arm's runs that fell off in a metric, which its mean and its spread leave out."""
+        if arm.role != "baseline":
+            return set(arm.comparisons[metric].fallen) if metric in arm.comparisons else set()
+        rows = [one.comparisons.get(metric) for one in self.arms if one.resolution == arm.resolution]
+        return {seed for row in rows if row is not None for seed in row.baseline_fallen}
+
     def by_resolution(self) -> list[StudyResults]:
         """Return the results of each resolution, as if it were a study of its own."""
         if not self.resolutions:

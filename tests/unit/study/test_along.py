@@ -182,6 +182,24 @@ def test_a_crossing_of_an_arm_whose_runs_fell_off_is_no_verdict() -> None:
     assert along(fell).crossing == "no verdict: some of the arm's runs fell off"
 
 
+@pytest.mark.parametrize("who", ["arm", "baseline"])
+def test_runs_that_fell_off_are_left_out_of_means_target_and_spread(who: str) -> None:
+    """Each set gets a fourth run that fell off: the numbers are those of the other three."""
+    ends = {"arm": around([7, 5, 2, 1]), "baseline": around([8, 6, 4, 3])}
+    expected = along(arm("new", ends["arm"]), arm("baseline", ends["baseline"], "baseline"))
+    fell = {**ends, who: [*ends[who], [40.0, 40.0, 40.0, 40.0]]}
+    of = {"fallen": [3] if who == "arm" else [], "baseline_fallen": [3] if who == "baseline" else []}
+    row = Comparison.model_validate(
+        {"mean": 1, "baseline_mean": 1, "differences": [], "difference": 0, "verdict": "unstable", **of}
+    )
+    new = arm("new", fell["arm"]).model_copy(update={"comparisons": {"fd": row}})
+    found = along(new, arm("baseline", fell["baseline"], "baseline"))
+    same = {"crossing", "of"}
+    assert found.model_dump(exclude=same) == expected.model_dump(exclude=same)
+    assert found.crossing == f"no verdict: some of the {who}'s runs fell off"
+    assert (found.runs, found.of) == (3, 4 if who == "arm" else 3)
+
+
 def test_a_crossing_is_rarely_shown_by_chance() -> None:
     """A false crossing needs a false difference, which has 5% over all steps: 10 in 200, above 20 with p < 0.002."""
     draw = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -73,8 +74,20 @@ def test_seconds_that_differ_between_seeds_are_called_untrustworthy() -> None:
 
 
 def test_a_band_is_the_range_of_the_runs_over_steps_or_seconds() -> None:
-    arm = with_scores_along(example()).arms[0]
+    results = with_scores_along(example())
+    arm = results.arms[0]
     values = [run.along[0].metrics["fd_scenes"] for run in arm.runs]
-    step, mean, low, high = band(arm, "fd_scenes", over_seconds=False)[0]
+    step, mean, low, high = band(results, arm, "fd_scenes", over_seconds=False)[0]
     assert (step, low, high) == (375, min(values), max(values)) and low < mean < high
-    assert band(arm, "fd_scenes", over_seconds=True)[0][0] == pytest.approx(45)
+    assert band(results, arm, "fd_scenes", over_seconds=True)[0][0] == pytest.approx(45)
+
+
+def test_a_band_leaves_out_runs_that_fell_off() -> None:
+    results = with_scores_along(example())
+    baseline, control, *others = results.arms
+    row = control.comparisons["fd_scenes"].model_copy(update={"baseline_fallen": [baseline.runs[0].seed]})
+    control = control.model_copy(update={"comparisons": {**control.comparisons, "fd_scenes": row}})
+    fell = results.model_copy(update={"arms": [baseline, control, *others]})
+    values = [run.along[0].metrics["fd_scenes"] for run in baseline.runs[1:]]
+    _, mean, low, high = band(fell, baseline, "fd_scenes", over_seconds=False)[0]
+    assert (mean, low, high) == (fmean(values), min(values), max(values))

@@ -104,10 +104,14 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{numerals.significant(value)} s"
 
 
-def band(arm: Arm, metric: str, *, over_seconds: bool) -> Band:
-    """Return the mean and the range over runs at each scored step, by step or by the mean seconds of the runs."""
+def band(view: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
+    """Return the mean and the range over runs at each scored step, by step or by the mean seconds of the runs.
+
+    Runs that fell off are left out.
+    """
     by_step: dict[int, list[ScoreAt]] = {}
-    for one in (one for run in arm.runs for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))):
+    healthy = [run for run in arm.runs if run.seed not in view.fallen(arm, metric)]
+    for one in (one for run in healthy for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))):
         by_step.setdefault(one.step, []).append(one)
     found: Band = []
     for step, scores in sorted(by_step.items()):

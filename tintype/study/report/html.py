@@ -186,7 +186,9 @@ class HtmlView(View):
         arms = [arm for arm in self.results.arms if metric.name not in arm.incomparable]
         found = []
         for place, over_seconds in (("steps", False), ("training seconds", True)):
-            bands = [self._series(arm, along.band(arm, metric.name, over_seconds=over_seconds)) for arm in arms]
+            bands = [
+                self._series(arm, along.band(self.results, arm, metric.name, over_seconds=over_seconds)) for arm in arms
+            ]
             found.append((f"over {place}", charts.quality(metric.label, [one for one in bands if one.data], place)))
         return found
 

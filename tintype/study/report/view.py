@@ -42,9 +42,7 @@ class Column:
 
     def fallen(self, arm: Arm) -> set[int]:
         """Return the seeds of an arm's runs that fell off, which its mean and its spread leave out."""
-        if arm.role == "baseline":
-            return {seed for cell in self.cells.values() for seed in cell.baseline_fallen}
-        return set(self.cells[arm.name].fallen) if arm.name in self.cells else set()
+        return self.results.fallen(arm, self.info.name)
 
     def mean(self, arm: Arm) -> str:
         """Return the mean; of a compared arm, over the seeds that the baseline has too."""
