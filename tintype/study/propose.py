@@ -11,8 +11,9 @@ plans its own). It is
 The level is that of the ledger (tintype/study/ledger.py), one-sided, since a `keep` is the only claim that is made; the
 looks share it in proportion to their seeds. The seeds of the baseline at each look are fixed with the first proposal:
 were they those that happen to be there, one could wait for a baseline that was unlucky. Spreads are shared between the
-arm and the baseline as in any study. A baseline stays the baseline: whoever wants to build on a kept arm begins a new
-study with its plan.
+arm and the baseline as in any study. Where a run of the baseline is lost, proposals are refused, not dropped, and
+before they are charged where it is known by then. A baseline stays the baseline: whoever wants to build on a kept arm
+begins a new study with its plan.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ def propose(
             return _recorded(chain, entered, known, arm.label)
         study = chain.study_of(arm)
         work = _Work(chain, study, Budget(budget_s, most_of(jobs)), jobs, progress)
+        work.refuse_lost_baseline()
         if dry_run and entered is None:
             return work.open_answer(chain.next_entry(arm, study), 0, {}, chain.begun.looks[0])
         check_runs(study, work.tasks(chain.begun.looks[0]), progress)
@@ -312,7 +314,7 @@ class _Work:
             runs = self._runs(look)
             if failed or any(run.state in ("missing", "failed") for some in runs.values() for run in some):
                 return self.open_answer(entered, seen, rows, look, failed, interrupt.signal)
-            self._refuse_lost_baseline(runs)
+            self.refuse_lost_baseline()
             level, most = share * entered.level, len(looks[-1][0].arm)
             metrics = self._metrics()
             found = judge(runs, metrics, self.study.settings.analysis, level, most, look is looks[-1][0])
@@ -362,11 +364,15 @@ class _Work:
         names = [self.chain.begun.metric, *self.chain.begun.others]
         return {name: infos[name] for name in names if (self.arm.label, name) not in apart}
 
-    def _refuse_lost_baseline(self, runs: Mapping[Role, Sequence[Run]]) -> None:
-        for run in (run for role, some in runs.items() if role != "arm" for run in some):
-            if run.state == "diverged":
+    def refuse_lost_baseline(self) -> None:
+        """Refuse a proposal where a run of the baseline that some look compares has ended without its metrics."""
+        every = self._runs(self.chain.begun.looks[-1])
+        for run in (run for role, some in every.items() if role != "arm" for run in some):
+            lost = [metric for metric in self._metrics() if run.loss(metric)]
+            if run.state in ("done", "diverged") and lost:
+                what = "diverged" if run.state == "diverged" else f"has no finite {lost[0]}"
                 raise UserError(
-                    f"the baseline's run with seed {run.seed} diverged, so no proposal can be compared with it; begin "
+                    f"the baseline's run with seed {run.seed} {what}, so no proposal can be compared with it; begin "
                     "a study with a baseline that trains"
                 )
 

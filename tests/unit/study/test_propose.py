@@ -12,8 +12,9 @@ import pytest
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.protocol import Protocol
 from tintype.plan import plan_from_yaml
-from tintype.runtime.files import write_lines
+from tintype.runtime.files import write_lines, write_sealed
 from tintype.study.analysis import DEFAULT
 from tintype.study.folder import stored_study
 from tintype.study.lab import run_study
@@ -21,6 +22,7 @@ from tintype.study.ledger import ERROR, FLATNESS, left_after, level_of, read_led
 from tintype.study.looks import SeedPlan
 from tintype.study.propose import Proposal, judge, parse_arm, proposals, propose
 from tintype.study.results import MetricInfo, Run
+from tintype.study.runner import FAILURES, Task
 from tintype.study.study import load_study
 from tools.calibration.proposals import false_keeps, normal, power
 
@@ -180,6 +182,48 @@ def test_a_run_that_fails_is_reported_and_tried_again(out: Path) -> None:
     assert found.failed == ["fast, seed 2: "]
     writer.failing.clear()
     assert ask(out, "fast=optimizer.lr=0.02", writer).answer == "keep"
+
+
+class _LosesRun(Writer):
+    """Writes one run of the baseline without a finite metric, or as diverged."""
+
+    seed, state = 2, "done"
+
+    def value(self, task: Task) -> float:
+        return math.nan if (task.arm, task.plan.seed) == ("baseline", self.seed) else super().value(task)
+
+    def _write(self, task: Task, protocol: Protocol) -> None:
+        if self.state == "diverged" and math.isnan(self.value(task)):
+            task.folder.mkdir(parents=True, exist_ok=True)
+            write_sealed(task.folder / FAILURES["diverged"], "the loss is not finite")
+        else:
+            super()._write(task, protocol)
+
+
+@pytest.mark.parametrize(("state", "words"), [("done", "has no finite validation_loss"), ("diverged", "diverged")])
+def test_a_lost_run_of_the_baseline_is_refused_before_a_run_or_a_charge(tmp_path: Path, state: str, words: str) -> None:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    (tmp_path / "study.yaml").write_text(STUDY.replace("PLAN", str(tmp_path / "plan.yaml")))
+    writer = _LosesRun({"fast": -20.0})
+    writer.state = state
+    with written_runs(writer):
+        run_study(load_study(str(tmp_path / "study.yaml")), tmp_path / "out", 1)
+    done = len(writer.begun)
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(UserError, match=f"baseline's run with seed 2 {words}, so no proposal can be compared"):
+            ask(tmp_path / "out", "fast=optimizer.lr=0.02", writer, **options)
+    assert len(writer.begun) == done and proposals(tmp_path / "out") == []
+
+
+def test_a_fresh_run_of_the_baseline_that_is_lost_drops_no_proposal_and_spends_one_level(out: Path) -> None:
+    """The second look at a small gain has fresh seeds of the baseline."""
+    writer = _LosesRun({"small": -1.6, "fast": -20.0})
+    writer.seed = 10_001
+    for name in ("small=optimizer.lr=0.02", "fast=optimizer.lr=0.03"):
+        with pytest.raises(UserError, match="no proposal can be compared"):
+            ask(out, name, writer)
+    (one,) = proposals(out)
+    assert one.name == "small" and one.answer == "more seeds needed"
 
 
 def test_a_signal_leaves_the_proposal_open(out: Path) -> None:
