@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -287,11 +287,12 @@ def _metric_power(
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
     baselines = _once(findings.baseline_of(results) for results in studies)
-    positive = all(value > 0 for arm in (*unchanged, *changed) for value in _healthy(arm, info.name))
+    fallen = _fallen(studies, info.name)
+    positive = all(value > 0 for arm in (*unchanged, *changed) for value in _healthy(arm, info.name, fallen))
     log = plan.method == "shared" and info.range == NOT_NEGATIVE and positive
 
     def runs(arm: Arm) -> list[float]:
-        values = _healthy(arm, info.name)
+        values = _healthy(arm, info.name, fallen)
         return [math.log(value) for value in values] if log else values
 
     if plan.method == "paired":
@@ -321,10 +322,15 @@ def _metric_power(
     )
 
 
-def _healthy(arm: Arm, metric: str) -> list[float]:
+def _fallen(studies: Sequence[StudyResults], metric: str) -> set[str]:
+    """Return the hashes of the runs that fell off in any of the studies, which may share runs."""
+    found = [(results.fallen(arm, metric), arm) for results in studies for arm in results.arms]
+    return {run.hash for seeds, arm in found for run in arm.runs if run.seed in seeds}
+
+
+def _healthy(arm: Arm, metric: str, fallen: Collection[str]) -> list[float]:
     """Return the value of each run that did not fall off."""
-    fallen = arm.comparisons[metric].fallen if metric in arm.comparisons else []
-    return findings.metric_values(arm, metric, fallen)
+    return findings.metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in fallen])
 
 
 def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:

@@ -103,6 +103,20 @@ def test_runs_that_fell_off_are_no_spread(tmp_path: Path) -> None:
     assert row(plan_power([folder], "5%", 3, "recall", 3), "recall").spread.freedom == 7
 
 
+def test_runs_of_the_baseline_that_fell_off_are_no_spread(tmp_path: Path) -> None:
+    """The comparisons of the arms name them; the baseline has none of its own."""
+    results = example()
+    baseline, control, *arms = results.arms
+    (low, *others), fell = [run.metrics["recall"] for run in baseline.runs], baseline.runs[0]
+    worse = fell.model_copy(update={"metrics": {**fell.metrics, "recall": low / 10}})
+    first = baseline.model_copy(update={"runs": [worse, *baseline.runs[1:]]})
+    row_of = arms[0].comparisons["recall"].model_copy(update={"baseline_fallen": [fell.seed]})
+    changed = arms[0].model_copy(update={"comparisons": {**arms[0].comparisons, "recall": row_of}})
+    folder = stored(results.model_copy(update={"arms": [first, control, changed, *arms[1:]]}), tmp_path)
+    found = row(plan_power([folder], "5%", 3, "recall", 3), "recall")
+    assert found.spread.freedom == 7 and found.baseline == pytest.approx(np.mean(others))
+
+
 @pytest.mark.parametrize(("seeds", "control"), [(3, True), (5, False)])
 def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> None:
     """Four studies in five find the smallest change that is said to be found so often, with three seeds a bit fewer.
