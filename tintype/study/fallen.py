@@ -108,11 +108,16 @@ def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
 
 
 def fell_at(fallen: Curve, others: Sequence[Curve]) -> int | None:
-    """Return the logged step from which a run's loss stays above that of all other runs; None where it does not."""
+    """Return the logged step from which a run's loss stays above that of all other runs; None where it does not.
+
+    Only steps that others have logged too are compared.
+    """
     highest = {step: max(values) for step, values in _by_step(others).items()}
     last = None
     for step, value in reversed(list(zip(fallen.step, fallen.value, strict=True))):
-        if step in highest and not value > highest[step]:
+        if step not in highest:
+            continue
+        if not value > highest[step]:
             break
         last = step
     return last

@@ -1,4 +1,7 @@
-"""How far the metrics of a study can be trusted, from its own runs: seed spread, sampling error, signal to noise."""
+"""How far the metrics of a study can be trusted, from its own runs: seed spread, sampling error, signal to noise.
+
+Runs that fell off are left out, as in the verdicts.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +45,20 @@ def trust(results: StudyResults) -> list[Trust]:
 
 
 def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
-    alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in arm.runs]
+    healthy = {
+        arm.name: [run for run in arm.runs if run.seed not in results.fallen(arm, metric.name)] for arm in results.arms
+    }
+    alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in healthy[arm.name]]
     values, own = _values(alike, metric.name), [arm for arm in results.arms if arm.role == "baseline"]
     errors = [run.errors[metric.name] for run in alike if metric.name in run.errors]
     compared = [arm for arm in results.arms if arm.role != "control" and metric.name not in arm.incomparable]
     return Trust(
         metric,
-        baseline_mean=fmean(of_own) if (of_own := _values(own[0].runs, metric.name)) else None,
+        baseline_mean=fmean(of_own) if (of_own := _values(healthy[own[0].name], metric.name)) else None,
         seed_spread=stdev(values) if len(values) > 1 else None,
         seeds=len(values),
         sampling_error=math.sqrt(fmean(error * error for error in errors)) if errors else None,
-        signal_to_noise=_ratio([_values(arm.runs, metric.name) for arm in compared]),
+        signal_to_noise=_ratio([_values(healthy[arm.name], metric.name) for arm in compared]),
     )
 
 

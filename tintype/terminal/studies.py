@@ -311,7 +311,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     others = [metric for metric in results.metrics if metric not in shown]
     for view in results.by_resolution():
         baseline, *arms = view.arms
-        means = [number(findings.mean_of(findings.metric_values(baseline, one.name))) or "–" for one in shown]
+        values = [findings.metric_values(baseline, one.name, view.fallen(baseline, one.name)) for one in shown]
+        means = [number(findings.mean_of(of_one)) or "–" for of_one in values]
         table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
         for arm in arms:
             cells = [_verdict_text(view, arm, metric) for metric in shown]

@@ -154,3 +154,5 @@ def test_the_step_from_which_a_run_stays_above_the_others() -> None:
     assert fell_at(curve(1.2, 0.7, 0.9, 0.9), others) == 300
     assert fell_at(curve(1.2, 0.9, 0.9, 0.9), others) == 100
     assert fell_at(curve(1.2, 0.9, 0.9, 0.4), others) is None
+    assert fell_at(Curve(step=[50, 150, 300, 450], value=[9.0] * 4), others) == 300, "the only step that others have"
+    assert fell_at(Curve(step=[50, 150], value=[9.0] * 2), others) is None, "no step is common"

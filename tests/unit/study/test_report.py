@@ -11,6 +11,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import pytest
@@ -50,6 +51,7 @@ from tintype.study.results import (
     read_results_file,
 )
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
+from tintype.terminal.lines import number
 from tintype.terminal.studies import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -372,6 +374,14 @@ def test_the_control_shows_no_difference_only_where_it_could_have(results: Study
         assert note.endswith("as it should. With 3 seeds it could not detect one in Recall.")
 
 
+def test_a_control_whose_runs_fell_off_does_not_show_that_there_is_no_difference(results: StudyResults) -> None:
+    fine = with_detectable(results, 0.2)
+    row = fine.arms[1].comparisons["recall"].model_copy(update={"verdict": "unstable", "fallen": [1]})
+    control = fine.arms[1].model_copy(update={"comparisons": {**fine.arms[1].comparisons, "recall": row}})
+    note = findings.control_note(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}))
+    assert "is unstable in Recall" in note and "as it should" not in note
+
+
 @pytest.mark.parametrize(("slowest", "words"), [(0.9, ""), (0.5, "differ up to 2.0 times in throughput")])
 def test_uneven_speeds_are_said_to_be_no_measure(results: StudyResults, slowest: float, words: str) -> None:
     arm = results.arms[-1]
@@ -478,6 +488,40 @@ def test_the_baselines_mean_leaves_out_its_fallen_runs(results: StudyResults, tm
     healthy = [run.metrics["recall"] for run in results.arms[0].runs[1:]]
     assert line.startswith(f"| baseline | {sum(healthy) / 2:.2f}") and "7.00" in line.split("|")[-2]
     assert "unstable: runs of the baseline fell off" in text
+
+
+def test_the_terminals_mean_of_the_baseline_leaves_out_its_fallen_runs(results: StudyResults) -> None:
+    baseline, control, *arms = results.arms
+    metric = findings.primary_metrics(results)[0].name
+    worse = baseline.runs[0].model_copy(update={"metrics": {**baseline.runs[0].metrics, metric: 7777.0}})
+    row = control.comparisons[metric].model_copy(update={"baseline_fallen": [worse.seed]})
+    control = control.model_copy(update={"comparisons": {**control.comparisons, metric: row}})
+    baseline = baseline.model_copy(update={"runs": [worse, *baseline.runs[1:]]})
+    (line,) = [
+        line
+        for line in _shown(results.model_copy(update={"arms": [baseline, control, *arms]})).splitlines()
+        if line.startswith("│ baseline")
+    ]
+    assert number(fmean(run.metrics[metric] for run in baseline.runs[1:])) in line
+
+
+def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_healthy_ones() -> None:
+    """The worst of them is above the others too, which does not keep them from being named with their step."""
+    losses = ([1.0, 0.8, 0.6, 0.5], [1.0, 0.9, 0.6, 0.5], [1.0, 0.8, 2.0, 2.0], [1.0, 1.0, 3.0, 3.0])
+    runs = [
+        Run(
+            seed=seed,
+            hash=str(seed),
+            folder="",
+            state="done",
+            curves={"flow": Curve(step=[100, 200, 300, 400], value=values)},
+        )
+        for seed, values in enumerate(losses)
+    ]
+    row = example().arms[2].comparisons["recall"].model_copy(update={"fallen": [3, 2]})
+    arm = example().arms[2].model_copy(update={"runs": runs, "comparisons": {"recall": row}})
+    words = [findings._fall_words(arm, run) for run in runs[2:]]
+    assert words == ["seed 2 from step 300 on", "seed 3 from step 200 on"]
 
 
 def test_lost_runs_are_named(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 
 import pytest
 
 from tests.unit.study.example_results import example
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
-from tintype.study.results import MetricInfo, Role, Run, StudyResults
+from tintype.study.results import Arm, MetricInfo, Role, Run, StudyResults
 from tintype.study.trust import Trust, trust
 
 
@@ -47,6 +47,26 @@ def test_signal_is_between_arms_and_noise_within() -> None:
 def test_a_run_that_diverged_counts_nowhere() -> None:
     row = study({("baseline", "baseline"): [1.0, 3.0, math.nan], ("far", "arm"): [11.0, 13.0, math.inf]})
     assert row.seeds == 2 and row.signal_to_noise == pytest.approx(stdev([2, 12]))
+
+
+def test_runs_that_fell_off_count_nowhere() -> None:
+    results = example()
+    metric = next(one for one in results.metrics if one.name == "recall")
+
+    def recall(arm: Arm, *without: int) -> list[float]:
+        return [run.metrics["recall"] for run in arm.runs if run.seed not in without]
+
+    baseline, control, first, second = results.arms
+    fell = {"baseline_fallen": [baseline.runs[0].seed], "fallen": [first.runs[1].seed]}
+    row = first.comparisons["recall"].model_copy(update={"verdict": "unstable", **fell})
+    first = first.model_copy(update={"comparisons": {**first.comparisons, "recall": row}})
+    (found,) = trust(results.model_copy(update={"arms": [baseline, control, first, second], "metrics": [metric]}))
+    healthy = recall(baseline, baseline.runs[0].seed)
+    assert found.baseline_mean == pytest.approx(fmean(healthy)) and found.seeds == len(baseline.runs) * 2 - 1
+    assert found.seed_spread == pytest.approx(stdev([*healthy, *recall(control)]))
+    arms = [healthy, recall(first, first.runs[1].seed), recall(second)]
+    noise = fmean(stdev(one) / math.sqrt(len(one)) for one in arms)
+    assert found.signal_to_noise == pytest.approx(stdev(map(fmean, arms)) / noise)
 
 
 def test_both_reports_have_the_table(tmp_path: Path) -> None:

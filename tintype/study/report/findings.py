@@ -150,8 +150,9 @@ def _unstable_note(results: StudyResults) -> str:
 
 
 def _fall_words(arm: Arm, run: Run) -> str:
-    """Name a run that fell off, and the step from which its loss stays above that of the arm's other runs."""
-    others = [one for one in arm.runs if one is not run and one.state == "done"]
+    """Name a run that fell off, and the step from which its loss stays above that of the arm's healthy runs."""
+    fallen = {seed for row in arm.comparisons.values() for seed in row.fallen}
+    others = [one for one in arm.runs if one is not run and one.seed not in fallen and one.state == "done"]
     for name in (validation.METRIC.name, "flow"):
         curves = [one.curves[name] for one in others if name in one.curves]
         if name in run.curves and curves and (step := fell_at(run.curves[name], curves)) is not None:
@@ -633,6 +634,11 @@ def control_note(results: StudyResults) -> str:
             "detect a difference in any metric."
         )
     beyond = f" With {len(results.seeds)} seeds it could not detect one in {_some(blind, results)}." if blind else ""
+    if fell := [metric.label for metric, verdict in verdicts if verdict == "unstable"]:
+        return (
+            f"The control (the baseline with other seeds) is unstable in {_some(fell, results)}: runs of it or of the "
+            f"baseline fell off, so it shows neither a difference there nor that there is none.{beyond}"
+        )
     return f"The control (the baseline with other seeds) shows no difference, as it should.{beyond}"
 
 
