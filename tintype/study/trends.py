@@ -8,7 +8,7 @@ other difference of the study. Where a value is zero or below, a relative effect
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tintype.study.analysis import AnalysisSettings
@@ -29,6 +29,10 @@ class Level:
     resolution: str
     new: Sequence[Run]
     old: Sequence[Run]
+    fallen: Collection[int] = ()
+    """Seeds of the arm's runs that fell off."""
+    baseline_fallen: Collection[int] = ()
+    """Seeds of the baseline's runs that fell off."""
 
 
 def trend_key(arm: str, metric: str) -> Key:
@@ -37,14 +41,26 @@ def trend_key(arm: str, metric: str) -> Key:
 
 
 def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: AnalysisSettings) -> RelativeEffect | None:
-    """Return the arm's effect at one resolution; None where it is not defined or not measured."""
-    pair = pair_runs(level.new, level.old, metric, shared_seeds)
-    if not pair.new or min(pair.new + pair.old) <= 0:
+    """Return the arm's effect at one resolution; None where it is not defined or not measured.
+
+    Where runs fell off it is that of the means of the others, without pairs, as in the verdict.
+    """
+    if level.fallen or level.baseline_fallen:
+        sets = (_healthy(level.new, metric, level.fallen), _healthy(level.old, metric, level.baseline_fallen))
+        pair = Pair(*sets, shared_seeds=False, complete=True)
+    else:
+        pair = pair_runs(level.new, level.old, metric, shared_seeds)
+    if not pair.new or not pair.old or min(pair.new + pair.old) <= 0:
         return None
     new, old = ([math.log(value) for value in values] for values in (pair.new, pair.old))
-    logs = Pair(new, old, shared_seeds, pair.complete, scale=1.0)
+    logs = Pair(new, old, pair.shared_seeds, pair.complete, scale=1.0)
     low, high = interval_of(logs, analysis) or (None, None)
     return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
+
+
+def _healthy(runs: Sequence[Run], metric: str, fallen: Collection[int]) -> list[float]:
+    """Return the value of each run that has one and did not fall off."""
+    return [run.metrics[metric] for run in runs if run.loss(metric) is None and run.seed not in fallen]
 
 
 def with_terms(pair: Pair, most: Pair, fewest: Pair) -> Pair:

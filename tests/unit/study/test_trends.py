@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,14 @@ def test_a_relative_effect_has_the_interval_of_the_logarithms() -> None:
     )
     assert student is not None and bootstrap is not None
     assert student.value == bootstrap.value and student.high != bootstrap.high
+
+
+def test_a_relative_effect_leaves_out_runs_that_fell_off() -> None:
+    new, old = [0.74, 0.73, 0.72, 0.75, 0.30], [0.71, 0.73, 0.72, 0.75, 0.74, 0.20]
+    effect = relative_effect(replace(level(new, old), fallen=[4], baseline_fallen=[5]), "m", True, DEFAULT)
+    assert effect is not None and effect.low is not None and effect.high is not None
+    assert effect.value == pytest.approx(float(np.mean(np.log(new[:4])) - np.mean(np.log(old[:5]))))
+    assert -0.1 < effect.low < effect.value < effect.high < 0.1
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1])
