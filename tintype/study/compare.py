@@ -506,10 +506,17 @@ def another_space(new: Plan, old: Plan) -> str:
 
     The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale
     and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
-    p. It is known from the plans alone, so that a study knows before its first run what it will compare.
+    p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise. It
+    is known from the plans alone, so that a study knows before its first run what it will compare.
     """
     if new.model.class_token != old.model.class_token:
         return f"{ANOTHER_SPACE}: the denoiser of one of them sees a class token of the clean image, noised, beside it"
+    scales = [plan.objective.noise_scale for plan in (new, old)]
+    if scales[0] != scales[1]:
+        return (
+            f"{ANOTHER_SPACE}: the velocity is noise - x, and the noise has the deviation {scales[0]:g} here and "
+            f"{scales[1]:g} in the baseline"
+        )
     own = "measured in the latents of the run's own tokenizer"
     if new.tuning is not None or old.tuning is not None:
         return f"{ANOTHER_SPACE}: it is {own}, and a tokenizer that is trained with the run is like no other"

@@ -13,6 +13,7 @@ from tintype.flow.path import shift_time
 from tintype.sampling.generate import SamplerSettings, first_noise, generate
 from tintype.seams import Draws
 from tintype.settings import shift_factor
+from tintype.study.compare import another_space
 from tintype.train.session import build_session
 
 
@@ -32,6 +33,14 @@ def test_another_prediction_keeps_the_deviation_of_the_noise(names: list[str]) -
     plan = tiny_plan("objective.noise_scale=2.0", techniques=names)
     assert plan.objective.noise_scale == 2.0
     assert build_session(plan).objective.noise_scale == 2.0
+
+
+def test_validation_losses_of_other_noise_are_not_compared() -> None:
+    """The target is scale · noise - x, so the error of any weights grows with the scale."""
+    plan, scaled = tiny_plan(), tiny_plan(techniques=["noise-scale:scale=2"])
+    assert another_space(scaled, plan).startswith("another space: the velocity is noise - x")
+    assert "the deviation 2 here and 1 in the baseline" in another_space(scaled, plan)
+    assert not another_space(scaled, tiny_plan("objective.noise_scale=2.0", techniques=["x-prediction"]))
 
 
 def test_the_shift_follows_the_tokens() -> None:
