@@ -105,6 +105,8 @@ class Phase:
     first: int
     end: int
     size_px: int
+    batch: int
+    """Images of a step."""
     flops: Mapping[str, float]
     """Operations of one image, by part: forward and backward of what is trained, forward of what is frozen."""
 
@@ -152,9 +154,8 @@ class PlanCost:
     optimizer_flops: float
     """Matrix products of the optimizer in a step."""
     memory: Memory
-    micro_batch: int
-    """Images of a micro-batch on one GPU."""
-    batch: int
+    accumulate: int
+    """Micro-batches of a step."""
     gpus: int
     speed: Speed
     missing: Sequence[str] = field(default_factory=tuple)
@@ -176,8 +177,16 @@ class PlanCost:
     def flops_until(self, step: float) -> float:
         """Return the operations of the run's first steps."""
         counts = (max(0.0, min(step, phase.end) - phase.first) for phase in self.phases)
-        costs = (self.batch * phase.image_flops + self.optimizer_flops for phase in self.phases)
+        costs = (phase.batch * phase.image_flops + self.optimizer_flops for phase in self.phases)
         return sum(count * cost for count, cost in zip(counts, costs, strict=True))
+
+    def micro_batch(self, phase: Phase) -> int:
+        """Return the images of a micro-batch on one GPU."""
+        return phase.batch // self.accumulate // self.gpus
+
+    @property
+    def largest_micro_batch(self) -> int:
+        return max(self.micro_batch(phase) for phase in self.phases)
 
     @property
     def gpu_hours(self) -> float:
@@ -191,21 +200,23 @@ class PlanCost:
     @property
     def images_per_s(self) -> float:
         """Return the images in a second of all GPUs, the mean over the run."""
-        return self.batch * self.gpus * self.speed.flop_per_s / self.step_flops
+        images = sum(phase.batch * phase.steps for phase in self.phases)
+        return images * self.gpus * self.speed.flop_per_s / self.run_flops
 
 
 def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
     """Return the cost of a run on this many GPUs. No weights are read, and nothing is computed."""
-    if (plan.train.batch // plan.train.accumulate) % gpus:
-        raise UserError(
-            f"--gpus {gpus}: a micro-batch has {plan.train.batch // plan.train.accumulate} images (train.batch over "
-            f"train.accumulate), which {gpus} GPUs cannot share evenly; give another number, or "
-            "--set train.accumulate=1"
-        )
+    for batch in plan.train.batches:
+        if (micro_batch := batch // plan.train.accumulate) % gpus:
+            raise UserError(
+                f"--gpus {gpus}: a micro-batch has {micro_batch} images (train.batch, or that of a stage, over "
+                f"train.accumulate), which {gpus} GPUs cannot share evenly; give another number, or "
+                "--set train.accumulate=1"
+            )
     counted = Counted(plan)
     networks = counted.networks
     bytes_of = {name: parameter.numel() * parameter.element_size() for name, parameter in networks.named.items()}
-    micro_batch = plan.train.batch // plan.train.accumulate // gpus
+    share = plan.train.accumulate * gpus
     optimizer = build_optimizer(plan.optimizer, networks.named, Storage(plan.precision.rounding), ONE, {})
     slots = [form for one in networks.named.values() for form in optimizer.slots(one).values()]  # type: ignore[attr-defined]
     averages = plan.ema.build(separate(networks.named)).tensors() if plan.ema else {}
@@ -219,7 +230,7 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
         averages=sum(one.numel() * one.element_size() for one in averages.values()) // shards,
         towers=sum(tower.bytes for tower in towers.values()),
         copies=_copied_bytes(plan, networks.named) // shards,
-        activations=max(activation_bytes(plan, micro_batch, phase.first) for phase in counted.phases),
+        activations=max(activation_bytes(plan, phase.batch // share, phase.first) for phase in counted.phases),
     )
     products = plan.optimizer.matrix_products(networks.named)
     return PlanCost(
@@ -229,8 +240,7 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
         phases=counted.phases,
         optimizer_flops=products[0] if products else 0.0,
         memory=memory,
-        micro_batch=micro_batch,
-        batch=plan.train.batch,
+        accumulate=plan.train.accumulate,
         gpus=gpus,
         speed=speed,
         missing=tuple(dict.fromkeys(counted.missing)),
@@ -420,7 +430,7 @@ class Counted:
     def _phase(self, first: int, end: int) -> Phase:
         plan = self.plan
         flops = {"denoiser": denoiser_flops(self, first), **dict(self._tower_flops(first))}
-        return Phase(first, end, plan.size_px_at(first), flops)
+        return Phase(first, end, plan.size_px_at(first), plan.train.batch_at(first), flops)
 
     def _tower_flops(self, step: int) -> Iterator[tuple[str, float]]:
         plan = self.plan

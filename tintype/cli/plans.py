@@ -188,7 +188,8 @@ def plan_cost(
     cost = cost_of_plan(plan, estimated_speed(gpu or USUAL_GPU), gpus)
     if gpu is None and device.type == "cuda":
         with Progress("measuring", kept="nothing was measured; run the same command again"):
-            cost, named = replace(cost, speed=measured_speed(plan, device, cost.micro_batch)), None
+            images = cost.micro_batch(cost.phases[0])  # it measures the first step
+            cost, named = replace(cost, speed=measured_speed(plan, device, images)), None
     print_json(as_json(cost)) if json_ else show_plan_cost(cost, console, named)
 
 

@@ -32,11 +32,17 @@ def as_json(cost: PlanCost) -> dict[str, Any]:
         "flop_per_run": cost.run_flops,
         "optimizer_flop_per_step": cost.optimizer_flops,
         "phases": [
-            {"first": one.first, "end": one.end, "size_px": one.size_px, "flop_per_image": dict(one.flops)}
+            {
+                "first": one.first,
+                "end": one.end,
+                "size_px": one.size_px,
+                "images_per_step": one.batch,
+                "flop_per_image": dict(one.flops),
+            }
             for one in cost.phases
         ],
         "gpus": cost.gpus,
-        "images_per_gpu": cost.micro_batch,
+        "images_per_gpu": cost.largest_micro_batch,
         "memory_bytes": exact,
         "memory_bytes_estimated": {key: getattr(cost.memory, key) for key in _ESTIMATED},
         "speed": {"flop_per_s": cost.speed.flop_per_s, "measured": cost.speed.measured, "words": cost.speed.words},
@@ -56,13 +62,11 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
         say(console, f"frozen parameters: {sum(frozen.values()):,} ({_counts(frozen)})")
     for phase in cost.phases:
         parts = ", ".join(f"{name} {_flop(flop)}" for name, flop in phase.flops.items())
-        steps = f"steps {phase.first:,} to {phase.end:,}, {phase.size_px} px"
+        steps = f"steps {phase.first:,} to {phase.end:,} of {phase.batch:,} images, {phase.size_px} px"
         say(console, f"an image, {steps}: {_flop(phase.image_flops)} ({parts})")
     products = f", {_flop(cost.optimizer_flops)} of it the optimizer's products" if cost.optimizer_flops else ""
-    say(
-        console,
-        f"a step of {cost.batch:,} images: {_flop(cost.step_flops)}{products}; the run: {_flop(cost.run_flops)}",
-    )
+    step = "a step" if len({phase.batch for phase in cost.phases}) == 1 else "a step, the mean"
+    say(console, f"{step}: {_flop(cost.step_flops)}{products}; the run: {_flop(cost.run_flops)}")
     _show_memory(cost, console, gpu)
     gpus = f"{cost.gpus} GPU{'s' if cost.gpus > 1 else ''}"
     say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
@@ -81,7 +85,8 @@ def _show_memory(cost: PlanCost, console: Console, gpu: str | None) -> None:
         if count:
             table.add_row(name, f"{count / _GIB:,.2f}", "estimate" if name in _ESTIMATED else "exact")
     table.add_section()
-    images = f"{cost.micro_batch} image{'s' if cost.micro_batch > 1 else ''} at a time"
+    count = cost.largest_micro_batch
+    images = f"{count} image{'s' if count > 1 else ''} at a time"
     table.add_row("at most about", f"{cost.memory.total / _GIB:,.2f}", f"{images}; gradients come while activations go")
     console.print(table)
     if gpu is not None and cost.memory.total > GPUS[gpu].memory_gb * 1e9:

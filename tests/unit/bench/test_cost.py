@@ -150,6 +150,24 @@ def test_parts_of_the_run_that_cost_other_amounts_are_counted_apart() -> None:
     assert dense[0] - dense[1] == projector
 
 
+def test_a_stage_costs_what_its_own_batch_does() -> None:
+    few, many = (
+        cost(tiny_plan("data.size_px=32", f"train.stages=[{{size_px: 16, until: 3{batch}}}]"))
+        for batch in ("", ", batch: 16")
+    )
+    first, last = many.phases
+    assert [one.batch for one in many.phases] == [16, 4] and [one.batch for one in few.phases] == [4, 4]
+    assert many.run_flops == pytest.approx(3 * 16 * first.image_flops + 3 * 4 * last.image_flops)
+    assert many.flops_until(2) == pytest.approx(2 * 16 * first.image_flops) == 4 * few.flops_until(2)
+    assert many.images_per_s * many.gpu_hours * 3600 == pytest.approx(3 * 16 + 3 * 4)
+    assert (few.largest_micro_batch, many.largest_micro_batch) == (4, 16)
+    larger = cost(tiny_plan("data.size_px=32", "train.stages=[{size_px: 16, until: 3, batch: 64}]"))
+    plan = tiny_plan("data.size_px=16")
+    assert larger.memory.activations == activation_bytes(plan, 64) > few.memory.activations
+    with pytest.raises(UserError, match="--gpus 4: a micro-batch has 6 images"):
+        cost(tiny_plan("data.size_px=32", "train.stages=[{size_px: 16, until: 3, batch: 6}]"), 4)
+
+
 def test_what_is_cached_or_not_known_is_not_counted_and_named() -> None:
     cached = cost(read_plan("prx-256", ["run.latents=disk", "run.text_embeddings=disk"]))
     assert set(cached.phases[0].flops) == {"denoiser"}
