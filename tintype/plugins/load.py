@@ -85,10 +85,21 @@ def added(group: str) -> dict[str, Added]:
     """Return the parts of plugins in a group, by name. Plugins that are named and not loaded yet are loaded."""
     load_environment()
     if group not in _searched:
-        _searched.add(group)
+        _load_entries(group)
+    return registry.known(group)
+
+
+def _load_entries(group: str) -> None:
+    """Load the entry points of a group. Where one cannot be loaded none is, and the next call raises the same."""
+    before = dict(registry.known(group))
+    _searched.add(group)  # before they are loaded: a package may read the table that it adds to
+    try:
         for entry in entry_points(group=f"tintype.{group}"):
             _load_entry(entry, group)
-    return registry.known(group)
+    except BaseException:
+        _searched.discard(group)
+        registry.restore(group, before)
+        raise
 
 
 def load_packages() -> None:

@@ -6,7 +6,7 @@ first. A name that is taken, and a part of the wrong class, are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,11 @@ def remove(plugin: Plugin) -> None:
     """Remove all parts of a plugin."""
     for mine in _groups.values():
         mine.added = {name: one for name, one in mine.added.items() if one.plugin != plugin}
+
+
+def restore(group: str, parts: Mapping[str, Added]) -> None:
+    """Give a group the parts that it had before."""
+    _groups[group].added = dict(parts)
 
 
 def is_built_in(group: str, name: str) -> bool:

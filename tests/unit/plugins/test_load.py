@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,31 @@ def test_a_package_that_cannot_be_loaded_is_named(installed: Path) -> None:
     (installed / "tintype_focus" / "__init__.py").write_text("raise RuntimeError('too old')")
     with pytest.raises(UserError, match=r"the package tintype-focus has the .* cannot be loaded .*too old.*uninstall"):
         TECHNIQUES.get("nothing-of-this-name")
+
+
+@pytest.mark.parametrize("first", ["good", "bad"])
+def test_a_broken_package_is_named_each_time_and_its_group_is_whole_once_it_is_gone(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group must not be without the good part of another package, silently, from the second call on."""
+    entries = {
+        "good": EntryPoint("good", "math:floor", "tintype.launchers"),
+        "bad": EntryPoint("bad", "no_such_module:part", "tintype.launchers"),
+    }
+    order = sorted(entries, key=lambda name: name != first)
+    monkeypatch.setattr(load, "_searched", set())
+    monkeypatch.setattr(load, "_packages", {})
+    monkeypatch.setattr(load, "entry_points", lambda group: [entries[name] for name in order])
+    before = dict(registry.known("launchers"))
+    try:
+        for _ in range(2):
+            with pytest.raises(UserError, match="the package no_such_module has the launcher 'bad'"):
+                added("launchers")
+            assert registry.known("launchers") == before
+        monkeypatch.setattr(load, "entry_points", lambda group: [entries["good"]])
+        assert "good" in added("launchers")
+    finally:
+        registry.restore("launchers", before)
 
 
 @pytest.mark.parametrize("after", [False, True])
