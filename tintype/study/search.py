@@ -24,7 +24,9 @@ from tintype.settings import Settings
 
 TuneValue: TypeAlias = bool | int | float | str
 _DIGITS = 4
-"""Significant digits of random draws, so that plans and reports are readable."""
+"""Significant digits of random draws, so that plans and reports are readable; draws from a narrow range have more."""
+_MOST_ROUNDING = 0.005
+"""Share of its range by which rounding may move a random draw."""
 _NEAR_EDGE = 0.05
 """Share of a range, on its scale, within which a value lies at its edge."""
 _TRIES = 100
@@ -69,7 +71,7 @@ class Range(Settings):
         assert self.bounds is not None
         low, high = map(self._scale, self.bounds)
         at = low + share * (high - low)
-        return _rounded(at if self.log_uniform is None else math.exp(at))
+        return _rounded(at if self.log_uniform is None else math.exp(at), *self.bounds)
 
     def _scale(self, value: float) -> float:
         return float(value) if self.log_uniform is None else math.log(value)
@@ -83,8 +85,13 @@ class Range(Settings):
         return "below" if at <= low + near else "above" if at >= high - near else ""
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def _rounded(value: float, low: float, high: float) -> float:
+    """Round a number of a range to few digits, and stay within the range."""
+    digits, rounded = _DIGITS, float(f"{value:.{_DIGITS}g}")
+    while abs(rounded - value) > _MOST_ROUNDING * (high - low):
+        digits += 1
+        rounded = float(f"{value:.{digits}g}")
+    return min(max(rounded, low), high)
 
 
 Tried = Annotated[

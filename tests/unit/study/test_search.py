@@ -94,6 +94,22 @@ def test_shares_of_a_range_go_from_its_low_to_its_high_end(range_: Range, low: f
     assert range_.at(1 - 2**-24) == pytest.approx(high, rel=1e-3)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.999, 0.99999), (0.99987654, 0.99987655), (1.23456, 2.0)])
+@pytest.mark.parametrize("kind", ["uniform", "log_uniform"])
+def test_draws_stay_in_a_narrow_range_and_fill_it(kind: str, low: float, high: float) -> None:
+    drawn = [float(Range(**{kind: (low, high)}).at(share / 100)) for share in range(100)]  # type: ignore[arg-type]
+    assert low <= min(drawn) and max(drawn) <= high
+    expected = [low + share / 100 * (high - low) for share in range(100)]
+    near = 0.006 if kind == "uniform" else 0.1
+    assert drawn == pytest.approx(expected, rel=0, abs=near * (high - low))
+
+
+def test_draws_from_a_wide_range_have_four_digits() -> None:
+    assert Range(uniform=(0.0, 1.0)).at(0.123456789) == 0.1235
+    assert Range(log_uniform=(1e-4, 1e-2)).at(0.25) == 0.0003162
+    assert Range(uniform=(0.9, 0.99)).at(0.123456789) == 0.9111
+
+
 def test_draws_fill_a_range_evenly_on_its_scale() -> None:
     tune: dict[str, Tried] = {
         "log": Range(log_uniform=(1e-4, 1.0)),
