@@ -261,11 +261,22 @@ class Lines:
 
 
 def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
-    """Append a JSON line with its number and checksum. A last line that a kill cut short is removed first."""
+    """Append a JSON line with its number and checksum.
+
+    A last line that a kill cut short is removed first; one that lacks its end alone, which `read_lines` returns, gets
+    it.
+    """
     with path.open("a+b") as file:
         number, end = _last_number(file)
+        file.seek(end)
+        rest = file.read()
+        known = _read_line(rest)
+        whole = known is not None and known[0] == number + 1
         fence.check()
-        if end < file.seek(0, os.SEEK_END):
+        if whole:
+            file.write(b"\n" + _line(number + 2, line).encode())
+            return
+        if rest:
             file.truncate(end)
         file.write(_line(number + 1, line).encode())
 
@@ -278,7 +289,7 @@ def write_lines(path: Path, lines: Collection[Mapping[str, Any]], fence: Fence =
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
-    """Return the lines that `append_line` wrote; a last one without its end was cut short by a kill and is left out.
+    """Return the lines that `append_line` wrote; a last one that a kill cut short is left out.
 
     `vouched` is the number of lines that are known to have been written.
     """

@@ -174,6 +174,22 @@ def test_a_line_cut_short_by_a_kill_is_no_damage(log: Path, torn: str) -> None:
     assert steps_of(files.read_lines(log, vouched=6)) == [1, 2, 3, 4, 5, 6] and files.count_lines(log) == 6
 
 
+def test_a_last_line_that_lacks_its_end_alone_is_kept(log: Path) -> None:
+    log.write_bytes(log.read_bytes()[:-1])
+    assert steps_of(files.read_lines(log)) == [1, 2, 3, 4, 5]
+    files.append_line(log, {"step": 6})
+    files.append_line(log, {"step": 7})
+    assert steps_of(files.read_lines(log, vouched=7)) == [1, 2, 3, 4, 5, 6, 7] and files.count_lines(log) == 7
+
+
+def test_a_first_line_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    files.append_line(log, {"step": 1})
+    log.write_bytes(log.read_bytes()[:-1])
+    files.append_line(log, {"step": 2})
+    assert steps_of(files.read_lines(log, vouched=2)) == [1, 2]
+
+
 def test_lines_of_an_earlier_version_come_first(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"step": 1}\n{"step": 2}\n')
