@@ -299,10 +299,16 @@ class Objective(Protocol):
     def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
     def x_weight(self, t_B: Tensor) -> Tensor:
-        """Return the factor between the squared error of x and the loss, at each t."""
+        """Return the factor between the squared error of x and the loss, at each t.
+
+        Unless x itself is predicted, it is x_t - t v with the velocity v that the loss compares, clamped or not.
+        """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
-        """Return the factor between the squared error of the noise and the loss, at each t."""
+        """Return the factor between the squared error of the noise and the loss, at each t.
+
+        Unless the noise itself is predicted, it is x_t + (1 - t) v likewise.
+        """
 
 
 class TimeDensity(Protocol):

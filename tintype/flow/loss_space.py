@@ -1,8 +1,11 @@
 """loss-space: the loss is the squared error of x or of the noise, whatever is predicted (arXiv 2511.13720, table 1).
 
 All errors are the same up to a factor of t: the error of x is t times that of the velocity, and that of the noise
-1 - t times. So a space of the loss is a weight of the error of velocities. The objective knows the factor, clamps
-included.
+1 - t times. So a space of the loss is a weight of the error of velocities. The objective knows the factor.
+
+Where an objective clamps its division, the error of what it predicts itself is exact. The other one is that of
+x = x_t - t v or noise = x_t + (1 - t) v with the clamped velocity: for x-prediction the noise's is
+((1 - t) / max(t, clamp))² times that of x. Without the clamp it would grow without bound as t goes to 0.
 
 B: samples of a micro-batch.
 """

@@ -72,6 +72,26 @@ def test_in_its_own_space_a_prediction_has_no_weight_left_even_under_the_clamp(p
     assert torch.allclose(error * weight, (first - second).square().flatten(1).mean(1), rtol=1e-12)
 
 
+def test_the_error_of_the_other_space_has_the_clamp_of_the_prediction() -> None:
+    """Below it the noise of an x-prediction, and the x of a noise, are divided by the clamp, not by t or 1 - t."""
+    t = torch.tensor([0.001, 0.02, 0.5, 0.98, 0.999], dtype=torch.float64)
+    z, first, second = torch.randn(3, 5, 1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    at = t[:, None, None, None]
+
+    def noise_of(x: Tensor) -> Tensor:
+        return (z - (1 - at) * x) / at.clamp_min(CLAMP)
+
+    def x_of(noise: Tensor) -> Tensor:
+        return (z - at * noise) / (1 - at).clamp_min(CLAMP)
+
+    for predicts, space, derived in (("x", "epsilon", noise_of), ("epsilon", "x", x_of)):
+        objective = objective_of(predicts)
+        error = mean_square(objective.velocity(first, z, t), objective.velocity(second, z, t))
+        weight = LossSpaceSettings(space=space).build(INSIDE, objective)(t)  # type: ignore[arg-type]
+        expected = mean_square(derived(first), derived(second))
+        assert torch.allclose(error * weight, expected, rtol=1e-12)
+
+
 def test_a_training_step_takes_the_loss_in_its_space() -> None:
     """The loss of a sample on x is that on velocities times t²."""
     plan = tiny_plan()
