@@ -22,10 +22,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tintype.errors import UserError
 from tintype.flow.routes import Unrouted
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.attention import AttentionSettings
 from tintype.losses.class_token import ClassTokenSettings
+from tintype.losses.contrastive import ContrastiveSettings
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.part import LossPart
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
+from tintype.losses.self_alignment import SelfAlignment, SelfAlignmentSettings
 from tintype.model import Transformer
 from tintype.optim.storage import Storage
 from tintype.plan import Plan
@@ -34,11 +37,12 @@ from tintype.pretrained.published import PUBLISHED
 from tintype.runtime.clock import synchronized_s
 from tintype.runtime.layout import ONE
 from tintype.schedule import Schedule
-from tintype.seams import LossContext, Output, Route, Router, TextTokens
+from tintype.seams import LossContext, LossTerm, Output, Route, Router, Tapped, TextTokens
 from tintype.settings import PrecisionSettings
 from tintype.text.frozen import FrozenTextPart
 from tintype.text.words import WordsEncoder, WordsSettings
 from tintype.tokenizers.latent import LatentPart
+from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.parts import LOSSES, register, storage_dtype
 from tintype.train.state import build_optimizer, separate
 from tintype.vision.lpips import Lpips
@@ -48,6 +52,17 @@ META = torch.device("meta")
 _BLOCKS = "denoiser.blocks."
 _BYTES = {"bf16": 2}
 """Bytes of a number of a frozen network, by the type that it computes in; 4 for all others."""
+_WITH_TEACHER = (AlignmentPart, ClassTokenSettings, AttentionSettings)
+"""Losses that ask a frozen teacher."""
+_COUNTED = (
+    AlignmentPart,
+    ClassTokenSettings,
+    SelfAlignmentSettings,
+    PerceptualDinoSettings,
+    LpipsLossSettings,
+    ContrastiveSettings,
+)
+"""Losses whose matrix products beside a teacher's are counted, or that have none."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +330,7 @@ class Networks:
     denoiser: Transformer
     text: WordsEncoder | None
     router: Router
-    terms: Mapping[str, tuple[LossPart, nn.Module]]
+    terms: Mapping[str, tuple[LossPart, LossTerm]]
     text_width: int
     named: Mapping[str, nn.Parameter]
 
@@ -341,6 +356,7 @@ class Counted:
             self.missing.append("data.buckets: images are counted as squares of data.size_px")
         if plan.tuning is not None:
             self.missing.append("tuning: the training of the tokenizer is not counted")
+        self.missing += [f"{one.kind}: its own matrix products" for one in plan.losses if not isinstance(one, _COUNTED)]
 
     def _networks(self) -> Networks:
         plan = self.plan
@@ -353,7 +369,8 @@ class Counted:
             router: Router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
             terms = dict(self._terms())
         owners = {"denoiser": denoiser, "text": text, "router": router}
-        modules = register({**owners, **{LOSSES + kind: module for kind, (_, module) in terms.items()}})
+        trained = {LOSSES + kind: term for kind, (_, term) in terms.items() if isinstance(term, nn.Module)}
+        modules = register({**owners, **trained})
         for name, parameter in modules.named_parameters():
             parameter.data = parameter.data.to(storage_dtype(plan, name))
         assert text is None or isinstance(text, WordsEncoder)
@@ -370,8 +387,8 @@ class Counted:
             raise UserError(f"text: the config of {text.weights} states no hidden_size, so the cost cannot be counted")
         return width
 
-    def _terms(self) -> Iterator[tuple[str, tuple[LossPart, nn.Module]]]:
-        """Yield the loss terms that own parameters."""
+    def _terms(self) -> Iterator[tuple[str, tuple[LossPart, LossTerm]]]:
+        """Yield the loss terms, but those whose teacher is not known here."""
         plan, source = self.plan, None
         context = LossContext(plan.model.width, plan.token_grid, META, source, "")  # type: ignore[arg-type]
         for loss in plan.losses:
@@ -379,9 +396,7 @@ class Counted:
                 if (width := self._teacher_width(loss)) is None:
                     continue
                 loss = loss.model_copy(update={"teacher": SizedTeacher(tokens_width=width)})
-            term = loss.build(context)
-            if isinstance(term, nn.Module):
-                yield loss.kind, (loss, term)
+            yield loss.kind, (loss, loss.build(context))
 
     def _teacher_width(self, loss: AlignmentPart) -> int | None:
         if (known := PUBLISHED.get(getattr(loss.teacher, "source", ""))) is not None:
@@ -403,8 +418,10 @@ class Counted:
             yield from self._tower("text", plan.text.weights, plan.text.compute)
         if isinstance(plan.tokenizer, LatentPart):
             yield from self._tower("tokenizer", plan.tokenizer.weights, plan.tokenizer.compute)
+        elif not isinstance(plan.tokenizer, PixelsSettings):
+            yield from self._tower("tokenizer", plan.tokenizer.kind, "")
         for loss in plan.losses:
-            if isinstance(loss, AlignmentPart | ClassTokenSettings):
+            if isinstance(loss, _WITH_TEACHER):
                 source, arithmetic = (getattr(loss.teacher, key, "") for key in ("source", "arithmetic"))
                 yield from self._tower(loss.kind, source or loss.teacher.kind, arithmetic)
             elif isinstance(loss, PerceptualDinoSettings):
@@ -430,6 +447,7 @@ class Counted:
     def _phase(self, first: int, end: int) -> Phase:
         plan = self.plan
         flops = {"denoiser": denoiser_flops(self, first), **dict(self._tower_flops(first))}
+        flops |= self._average_flops(first)
         return Phase(first, end, plan.size_px_at(first), plan.train.batch_at(first), flops)
 
     def _tower_flops(self, step: int) -> Iterator[tuple[str, float]]:
@@ -445,6 +463,20 @@ class Counted:
             elif name in running:
                 yield name, self._loss_flops(running[name], network, step)
 
+    def _average_flops(self, step: int) -> dict[str, float]:
+        """Return the forward passes of the weight average, by the loss that learns from it."""
+        plan, networks = self.plan, self.networks
+        route = networks.router.whole()
+
+        def tap(block: int) -> Tapped:
+            more = _class_token(plan, 1, META)
+            inputs = _latents(plan, step), torch.empty(1, device=META), _text(plan, networks, given=True)
+            tapped: Tapped = networks.denoiser(*inputs, route=route, taps=(block,), only_taps=True, **more)
+            return tapped
+
+        losses = [one for one in plan.losses if isinstance(one, SelfAlignmentSettings) and one.weight_at(step)]
+        return {loss.kind: forward_flops(partial(tap, loss.teacher_block - 1)) for loss in losses}
+
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
         """Return the operations of a frozen network for a loss.
 
@@ -458,7 +490,7 @@ class Counted:
             predicted = _image(loss.size_px).requires_grad_()
             whole = flops_of(lambda: network(pixel_values=predicted).last_hidden_state.sum().backward())
             return whole + forward_flops(partial(network, pixel_values=_image(loss.size_px)))
-        assert isinstance(loss, AlignmentPart | ClassTokenSettings)
+        assert isinstance(loss, _WITH_TEACHER)
         if isinstance(loss, AlignmentPart) and loss.cache != "none":
             self.missing.append(f"{loss.kind}: its cached teacher, which sees each image once")
             return 0.0
@@ -509,11 +541,11 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
     """Count forward and backward of one image through all that is trained; `alone`: through the denoiser only."""
     plan, networks = counted.plan, counted.networks
     rows, columns = _grid(plan, step)
-    patch, channels = plan.model.patch, plan.tokenizer.compression.channels
-    x_t_BCHW = torch.empty(1, channels, rows * patch, columns * patch, device=META)
+    x_t_BCHW = _latents(plan, step)
+    channels = x_t_BCHW.shape[1]
     route = _route(plan, networks.router, rows * columns, step)
     running = [one for one in networks.terms.values() if one[0].weight_at(step) and not alone]
-    terms = [term for _, term in running if isinstance(term, AlignmentTerm)]
+    terms = [term for _, term in running]
     losses = [{key: value for key, value in loss if key not in ("weight", "schedule")} for loss, _ in running]
     sparse = plan.route is not None and bool(plan.route.sparse_blocks(step))
     key = repr((plan.model, channels, rows, columns, networks.text_width, plan.text, plan.route, sparse, losses, alone))
@@ -524,21 +556,30 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
     def work() -> None:
         text = _text(plan, networks, alone)
         more = _class_token(plan, 1, META)
-        output: Output = networks.denoiser(x_t_BCHW, torch.empty(1, device=META), text, route=route, taps=taps, **more)
+        inputs = x_t_BCHW, torch.empty(1, device=META), text
+        output: Output = networks.denoiser(*inputs, route=route, taps=taps, **more)
         total = output.prediction_BCHW.sum()
         if output.class_BT is not None:
             total = total + output.class_BT.sum()
         for term in terms:
-            (block,) = term.taps
-            teacher = torch.empty(1, rows * columns, _teacher_width(term), device=META)
-            total = (
-                total
-                + term.compare(output.features[block].float(), teacher, output.tokens_at(block), (rows, columns)).sum()
-            )
+            if isinstance(term, AlignmentTerm):
+                (block,) = term.taps
+                token_BKD, kept_BK = output.features[block].float(), output.tokens_at(block)
+                teacher_BLT = torch.empty(1, rows * columns, _teacher_width(term), device=META)
+                total = total + term.compare(token_BKD, teacher_BLT, kept_BK, (rows, columns)).sum()
+            elif isinstance(term, SelfAlignment):
+                (block,) = term.taps
+                total = total + term.head(output.features[block].float()).sum()
         total.backward()
 
     _known[key] = flops_of(work)
     return _known[key]
+
+
+def _latents(plan: Plan, step: int) -> Tensor:
+    """Return the latents of an image."""
+    sides = (side * plan.model.patch for side in _grid(plan, step))
+    return torch.empty(1, plan.tokenizer.compression.channels, *sides, device=META)
 
 
 _known: dict[str, float] = {}

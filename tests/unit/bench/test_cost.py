@@ -129,6 +129,28 @@ def test_a_text_encoder_that_is_trained_is_counted_with_its_gradient() -> None:
     assert denoiser_flops(Counted(plan), 0, alone=True) == written_out(plan, 16, 24, {}), "as a measurement runs it"
 
 
+def test_a_loss_that_learns_from_the_average_costs_its_forward_pass_and_a_head() -> None:
+    plan = tiny_plan("text.depth=0", techniques=["ema", "self-alignment:block=1,teacher_block=2"])
+    usual, aligned = (cost(one).phases[0].flops for one in (tiny_plan("text.depth=0"), plan))
+    model, image, text = plan.model, plan.token_grid[0] * plan.token_grid[1], 24
+    width = model.width
+    head = linear(image, width, 2 * width) + linear(image, 2 * width, width)
+    assert aligned["denoiser"] - usual["denoiser"] == head
+    begin = 2 * image * 3 * model.patch**2 * width
+    time = 2 * (256 * width + width * width)
+    two_blocks = 2 * block(width, model.hidden, image, text) // 3  # all of its terms are forward and twice that back
+    assert model.depth > 2 and aligned["self-alignment"] == begin + time + 2 * text * 16 * width + two_blocks
+    stopped = cost(tiny_plan(techniques=["ema", "self-alignment:schedule.kind=until,schedule.end=2"]))
+    assert ["self-alignment" in one.flops for one in stopped.phases] == [True, False]
+
+
+def test_a_teacher_of_attention_is_counted_beside_that_of_tokens() -> None:
+    found = cost(apply_techniques(read_plan("prx-256"), ["haste"]))
+    assert found.towers["attention"] == found.towers["repa"]
+    assert found.phases[0].flops["attention"] == found.phases[0].flops["repa"] > 0
+    assert found.missing == ("attention: its own matrix products",)
+
+
 def test_the_operations_of_the_optimizer_are_counted_once_a_step() -> None:
     adamw, muon = cost(tiny_plan()), cost(tiny_plan(techniques=["muon"]))
     assert adamw.optimizer_flops == 0 < muon.optimizer_flops
@@ -173,6 +195,15 @@ def test_what_is_cached_or_not_known_is_not_counted_and_named() -> None:
     assert set(cached.phases[0].flops) == {"denoiser"}
     own = cost(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"]))
     assert "losses_repa" in own.parameters and "'scenes'" in " ".join(own.missing)
+    assert cost(tiny_plan(techniques=["dispersive"])).missing == ("dispersive: its own matrix products",)
+    assert not cost(tiny_plan(techniques=["contrastive"])).missing
+
+
+@pytest.mark.parametrize(("kind", "channels", "stride_px"), [("rae", 768, 16), ("small-vae", 4, 4)])
+def test_a_tokenizer_of_unknown_size_is_named(kind: str, channels: int, stride_px: int) -> None:
+    tokenizer = f"{{kind: {kind}, folder: somewhere, channels: {channels}, stride_px: {stride_px}}}"
+    found = cost(tiny_plan("data.size_px=64", "model.patch=1", f"tokenizer={tokenizer}", "run.latents=none"))
+    assert found.missing == (f"tokenizer: the sizes of '{kind}' are not in the table of published networks",)
 
 
 # Memory
@@ -185,6 +216,7 @@ def test_what_is_cached_or_not_known_is_not_counted_and_named() -> None:
         ("muon",),
         ("ema",),
         ("power-ema",),
+        ("ema", "self-alignment"),
         ("sprint",),
         ("repa:teacher=scenes,hidden=8",),
         ("bf16-storage:rounding=kahan", "ema"),
