@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tintype.serve.flops import Flops
-from tintype.serve.tail import EventsLog, MetricsLog, Series
+from tintype.serve.tail import EventsLog, MetricsLog, Series, finite
 from tintype.study.results import Curve
 
 BINS = 120
@@ -42,7 +42,7 @@ class Curves:
         self.runs = list(runs)
         self.metrics = {run.hash: MetricsLog(run.folder / "metrics.jsonl") for run in runs}
         self.events = {run.hash: EventsLog(run.folder / "events.jsonl") for run in runs}
-        self.steps = max((run.steps for run in runs), default=1)
+        self.steps: float = max((run.steps for run in runs), default=1)
         self.versions = {run.arm: 0 for run in runs}
         """How often each arm has changed."""
         self.events_version = 0
@@ -98,10 +98,10 @@ class Curves:
         """Return (step, kind, arm) of the events that belong on the axis, at most a hundred."""
         with self._lock:
             found = [
-                (float(event["step"]), str(event["event"]), run.arm)
+                (step, str(event["event"]), run.arm)
                 for run in self.runs
                 for event in self.events[run.hash].events
-                if isinstance(event.get("step"), int | float) and event["step"] > 0
+                if (step := finite(event.get("step"))) is not None and step > 0
             ]
         return sorted(dict.fromkeys(found))[:100]
 
@@ -111,28 +111,33 @@ class StoredCurves(Curves):
 
     def __init__(self, runs: Mapping[RunPlace, Mapping[str, Curve]]) -> None:
         super().__init__(list(runs))
-        self.steps = max((curve.step[-1] for of in runs.values() for curve in of.values() if curve.step), default=1)
         for run, curves in runs.items():
             for name, curve in curves.items():
-                series = self.metrics[run.hash].series.setdefault(name, Series())
                 for step, value in zip(curve.step, curve.value, strict=False):
-                    series.add(step, float("nan"), value)
+                    if finite(step) is not None and finite(value) is not None:
+                        series = self.metrics[run.hash].series.setdefault(name, Series())
+                        series.add(step, float("nan"), value)
+        every = [series for log in self.metrics.values() for series in log.series.values()]
+        self.steps = max((series.step[-1] for series in every), default=1.0)
 
 
-def _bins(series: Series, steps: int) -> _Bins:
+def _bins(series: Series, steps: float) -> _Bins:
     step, seconds, value, weight = (np.frombuffer(column) for column in series.columns)
-    place = np.clip(((step - 1) * BINS / max(steps, 1)).astype(int), 0, BINS - 1)
+    place = np.clip((step - 1) * BINS / max(steps, 1), 0, BINS - 1).astype(int)
     whole = np.bincount(place, weight, BINS)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.bincount(place, weight * value, BINS) / whole, np.bincount(place, weight * seconds, BINS) / whole
 
 
-def _band(rows: Iterable[_Bins], steps: int, flops_until: Callable[[float], float] | None) -> Band:
+def _band(rows: Iterable[_Bins], steps: float, flops_until: Callable[[float], float] | None) -> Band:
     values, seconds = (np.stack(columns) for columns in zip(*rows, strict=True))
     there = ~np.isnan(values).all(0)
     values, seconds = values[:, there], seconds[:, there]
-    middle = (np.flatnonzero(there) + 1) * steps / BINS
+    middle = (np.flatnonzero(there) + 1) * (steps / BINS)
     count = np.maximum(1, (~np.isnan(seconds)).sum(0))
-    columns = middle, np.nansum(seconds, 0) / count, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
-    points = [[float(f"{number:.6g}") for number in point] for point in zip(*columns, strict=True)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.nansum(seconds, 0) / count, np.nanmean(values, 0)
+    columns = np.stack([middle, *means, np.nanmin(values, 0), np.nanmax(values, 0)])
+    columns = columns[:, np.isfinite(columns).all(0)]  # of large values, a sum may not be
+    points = [[float(f"{number:.6g}") for number in point] for point in columns.T]
     return [(*point, flops_until(point[0]) if flops_until else None) for point in points]

@@ -20,6 +20,7 @@ from tintype.page import numerals
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.serve.curves import Curves
+from tintype.serve.tail import finite
 from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
@@ -153,7 +154,9 @@ def _queue(path: str, colours: Mapping[str, str], status: StudyStatus) -> str:
 def _events(curves: Curves) -> list[dict[str, str]]:
     """Return the newest events, newest first: when, whose, and what, as text."""
     found = [
-        (float(event.get("time") or 0.0), run, event) for run in curves.runs for event in curves.events[run.hash].events
+        (finite(event.get("time")) or 0.0, run, event)
+        for run in curves.runs
+        for event in curves.events[run.hash].events
     ]
     found.sort(key=lambda one: -one[0])
     return [
@@ -161,15 +164,23 @@ def _events(curves: Curves) -> list[dict[str, str]]:
             "arm": run.arm,
             "seed": str(run.seed),
             "kind": str(event.get("event", "")),
-            "step": findings.plain(event.get("step", "")),
+            "step": _plain(event.get("step", "")),
             "details": ", ".join(
-                f"{key} {findings.plain(value)}"
+                f"{key} {_plain(value)}"
                 for key, value in event.items()
                 if key not in ("event", "step", "time", "line", "checksum")
             )[:400],
         }
         for _, run, event in found[:_MOST_EVENTS]
     ]
+
+
+def _plain(value: object) -> str:
+    """Write a value of an event; a dash for one that is nested too deep to be written."""
+    try:
+        return findings.plain(value)
+    except RecursionError:
+        return numerals.UNKNOWN
 
 
 @dataclass(frozen=True)

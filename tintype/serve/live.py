@@ -34,6 +34,9 @@ _SHORT_S = 0.02
 _IDLE_S = 20.0
 """Nothing is read any more once nobody has asked for so long."""
 
+_UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of files that are not what tintype wrote."""
+
 
 class Live(ABC):
     """The state of one page, and the thread that reads it."""
@@ -101,7 +104,7 @@ class Live(ABC):
         before = self._state()
         try:
             more, self.problem = self.look(), ""
-        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             more, self.problem = False, f"{error}"
         if self._state() != before or not self.version:
             with self.changed:
@@ -199,7 +202,7 @@ class LiveStudy(Live):
             }
             self._results = collect(study, self.folder, runs, self._images)
             self._compared = ""
-        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             self._compared = str(error)
         self.fragments |= study_fragments(
             self.path, self.colours, results=self._results, folder=self.folder, study=study, refused=self._compared

@@ -24,6 +24,26 @@ _NO_SERIES = ("step", "images", "line", "seconds", "format")
 """Numbers of a line that are places or lengths of time, and no curve."""
 
 
+def finite(value: object) -> float | None:
+    """Return a number of a log; None for what is none, not finite, or too large."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # of an integer
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Return the object of a line; an empty one where it cannot be read."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
 class Series:
     """A logged number over steps and seconds, downsampled as it grows."""
 
@@ -74,8 +94,8 @@ class MetricsLog:
 
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
-        self.last: dict[str, Any] = {}
-        """The newest line."""
+        self.last: dict[str, float] = {}
+        """The numbers of the newest line."""
         self.seconds = 0.0
         self._offset, self._file, self._line = 0, 0, 0
 
@@ -125,21 +145,19 @@ class MetricsLog:
     _line_bytes = 0
 
     def _add(self, text: bytes) -> None:
-        try:
-            line = json.loads(text)
-            step, number = float(line["step"]), int(line.get("line", self._line + 1))
-            seconds = float(line.get("seconds", 0.0))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        line = {"line": self._line + 1, "seconds": 0.0} | _parsed(text)
+        numbers = {name: number for name, value in line.items() if (number := finite(value)) is not None}
+        if not {"step", "line", "seconds"} <= numbers.keys():
             return  # a torn line; training mends the file
+        number = int(numbers["line"])
         weight = max(1, number - self._line)
         if self._line and number <= self._line:
             return
-        self.seconds += seconds * weight
-        self._line, self.last = number, line
-        for name, value in line.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and name not in _NO_SERIES and math.isfinite(value):
-                self.series.setdefault(name, Series()).add(step, self.seconds, float(value), weight)
+        self.seconds += numbers["seconds"] * weight
+        self._line, self.last = number, numbers
+        for name, value in numbers.items():
+            if name not in _NO_SERIES:
+                self.series.setdefault(name, Series()).add(numbers["step"], self.seconds, value, weight)
 
 
 class EventsLog:
@@ -166,8 +184,7 @@ class EventsLog:
             whole = content.rfind(b"\n") + 1
             self._offset += whole
             for text in content[:whole].splitlines():
-                with suppress(ValueError):
-                    line = json.loads(text)
-                    self.events += [line] if isinstance(line, dict) and "event" in line else []
+                line = _parsed(text)
+                self.events += [line] if "event" in line else []
         del self.events[: -self.MOST]
         return True

@@ -5,6 +5,7 @@ The hours of a run are those of all its claims, also of workers that died in the
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -262,7 +263,9 @@ def _pace(claim: Claim, steps: int) -> float | None:
 
 
 def _number(value: Json) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    with suppress(OverflowError):  # of an integer that is too large
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return None
 
 
 def _error(task: Task, state: RunState, out: Path) -> str:

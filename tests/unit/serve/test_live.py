@@ -19,14 +19,14 @@ from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.runtime.files import append_line, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
-from tintype.serve.curves import Curves, RunPlace
+from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.serve.server import follow
 from tintype.study.compare import collect
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study, run_study
 from tintype.study.report import write_report
-from tintype.study.results import StudyResults
+from tintype.study.results import Curve, StudyResults
 from tintype.study.runner import tasks_of
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
@@ -123,6 +123,43 @@ def test_a_study_without_its_runs_is_shown_from_its_results(tmp_path: Path) -> N
     assert live.fragments["images"].count('class="image"') == len(results.prompts) * (1 + len(results.arms))
     name = live.curves.names()[0]
     assert live.curves.band(results.arms[0].label, name)
+
+
+def test_odd_numbers_end_neither_the_reading_nor_the_stream(tmp_path: Path) -> None:
+    """Events without a time or a step are shown; values that are not finite or too large to be summed are no points."""
+    write_sealed(tmp_path / "plan.yaml", tiny_plan().to_yaml())
+    deep = 900 * "[" + 900 * "]"
+    with (tmp_path / "events.jsonl").open("a") as log:
+        log.write('{"event": "odd", "time": "now", "step": Infinity}\n{"event": "odd", "time": [1], "step": NaN}\n')
+        log.write(f'{{"event": "deep", "step": 1{"0" * 400}, "why": {deep}}}\n')
+    with (tmp_path / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 1, "line": 1, "large": 1e308}\n{"step": 1, "line": 2, "large": 1e308}\n')
+        log.write('{"step": 1e300, "line": 3, "flow": 1.0, "loss": "x"}\n')
+    live = LiveRun(tmp_path, "run")
+    live.step()
+    assert not live.problem and live.fragments["events"].count('<th scope="row">odd') == 2
+    assert "deep" in live.fragments["events"] and live.curves.band("seed 0", "flow")
+    json.dumps([live.curves.band("seed 0", name) for name in live.curves.names()], allow_nan=False)
+    json.dumps(live.curves.event_steps(), allow_nan=False)
+
+
+def test_stored_curves_leave_out_values_that_are_not_finite(tmp_path: Path) -> None:
+    run = RunPlace("arm", 0, "hash", tmp_path, 1)
+    odd = Curve(step=[1, 2, 3, 10**400], value=[1.0, float("inf"), 3.0, 1.0])
+    curves = StoredCurves({run: {"grad_norm": odd, "flow": Curve(step=[1], value=[float("nan")])}})
+    assert curves.names() == ["grad_norm"] and curves.steps == 3
+    assert [point[2] for point in curves.band("arm", "grad_norm")] == [1.0, 3.0]
+
+
+def test_a_lease_with_odd_numbers_hides_no_queue(tmp_path: Path) -> None:
+    prepare_study(pocket(), tmp_path)
+    name = tasks_of(stored_study(tmp_path), tmp_path)[0].folder.name
+    claim = tmp_path / "leases" / name / "000001.json"
+    claim.parent.mkdir(parents=True)
+    claim.write_text('{"process": {"machine": "m", "pid": 1}, "now": {"step": Infinity, "loss": 1' + "0" * 400 + "}}\n")
+    live = LiveStudy(tmp_path, "study")
+    read(live)
+    assert not live.problem and "queue" in live.fragments
 
 
 def test_bands_are_the_mean_and_the_range_over_seeds(tmp_path: Path) -> None:

@@ -82,6 +82,30 @@ def test_lines_that_are_damaged_or_not_finite_are_left_out(tmp_path: Path) -> No
     assert list(log.series["flow"].value) == [0.5]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"step": Infinity, "flow": 1, "line": 3}',
+        '{"step": 3, "flow": 1, "line": Infinity}',
+        '{"step": 3, "flow": 1, "line": 3, "seconds": NaN}',
+        '{"step": 1%s, "flow": 1, "line": 3}' % ("0" * 400),
+        '{"step": 3, "grad_norm": 1%s, "line": 3, "seconds": 0.5}' % ("0" * 400),
+        "[" * 100_000,
+    ],
+    ids=["step", "line", "seconds", "large step", "large value", "deep"],
+)
+def test_an_odd_line_does_not_end_the_reading(tmp_path: Path, odd: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    write(file, 1, 2)
+    with file.open("a") as more:
+        more.write(odd + "\n")
+    write(file, 4, 5)
+    log = MetricsLog(file)
+    assert log.read()
+    assert list(log.series) == ["flow"] and list(log.series["flow"].step) == [1, 2, 4, 5]
+    assert log.last["step"] == 5 and log.seconds == 2.5, "the next line stands for the odd one too"
+
+
 def test_a_series_stays_short_and_keeps_its_mean() -> None:
     series, values = Series(), [float(step % 7) for step in range(1, 5001)]
     for step, value in enumerate(values, 1):
@@ -111,7 +135,7 @@ def test_events_are_followed_and_bounded(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     log = EventsLog(file)
     assert not log.read()
-    file.write_text('{"event": "spike", "step": 3}\nno json\n{"step": 1}\n')
+    file.write_text('{"event": "spike", "step": 3}\nno json\n{"step": 1}\n' + "[" * 100_000 + "\n")
     assert log.read() and [event["event"] for event in log.events] == ["spike"]
     with file.open("a") as more:
         more.writelines(f'{{"event": "e{n}", "step": {n}}}\n' for n in range(300))
