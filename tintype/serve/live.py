@@ -34,7 +34,7 @@ _SHORT_S = 0.02
 _IDLE_S = 20.0
 """Nothing is read any more once nobody has asked for so long."""
 
-_UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """Errors of files that are not what tintype wrote."""
 
 
@@ -53,6 +53,7 @@ class Live(ABC):
         """A plan of each arm, by its label."""
         self.changed = threading.Condition()
         self._asked_s = 0.0
+        self._waiting = 0
         self._reading = False
         self._picked_at = -1
 
@@ -88,23 +89,39 @@ class Live(ABC):
         """Wait until the page is newer than `version`; return its version."""
         self.ask()
         with self.changed:
-            self.changed.wait_for(lambda: self.version != version, timeout_s)
+            self._waiting += 1
+            try:
+                self.changed.wait_for(lambda: self.version != version, timeout_s)
+            finally:
+                self._waiting -= 1
             return self.version
+
+    def rest(self) -> None:
+        """Read no more until somebody asks again; who waits for news still gets them."""
+        with self.changed:
+            if not self._waiting:
+                self._asked_s = -_IDLE_S
 
     def _read(self) -> None:
         try:
-            while time.monotonic() - self._asked_s < _IDLE_S:
+            while self._goes_on():
                 time.sleep(_SHORT_S if self.step() else EVERY_S)
-        finally:
-            with self.changed:
-                self._reading = False  # who asks next starts it again
+        except BaseException:
+            self._reading = False
+            raise
+
+    def _goes_on(self) -> bool:
+        """Return whether somebody has asked lately; who asks after that starts another thread."""
+        with self.changed:
+            self._reading = time.monotonic() - self._asked_s < _IDLE_S
+            return self._reading
 
     def step(self) -> bool:
         """Look once; a folder that cannot be read is a problem that the page shows."""
         before = self._state()
         try:
             more, self.problem = self.look(), ""
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             more, self.problem = False, f"{error}"
         if self._state() != before or not self.version:
             with self.changed:
@@ -202,7 +219,7 @@ class LiveStudy(Live):
             }
             self._results = collect(study, self.folder, runs, self._images)
             self._compared = ""
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._compared = str(error)
         self.fragments |= study_fragments(
             self.path, self.colours, results=self._results, folder=self.folder, study=study, refused=self._compared

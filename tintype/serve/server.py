@@ -26,6 +26,7 @@ from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, 
 from tintype.serve.fragments import page, static
 from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
 from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
+from tintype.serve.names import RunNames
 from tintype.serve.playground import LIMITS, Playground, Request
 from tintype.study.picked import keep_image
 
@@ -73,6 +74,7 @@ class LiveServer(ThreadingHTTPServer):
         self.playground = Playground(device)
         self.picking = threading.Lock()
         """Held while an image is kept for a report."""
+        self.names = RunNames()
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
 
@@ -101,7 +103,7 @@ class LiveServer(ThreadingHTTPServer):
                 self._lives[key] = make()
             self._lives.move_to_end(key)
             while len(self._lives) > _MOST_LIVE:
-                self._lives.popitem(last=False)
+                self._lives.popitem(last=False)[1].rest()
             return self._lives[key]
 
     @contextmanager
@@ -228,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         except UserError as error:
             plan = str(error)
         study = self._study_of(folder)
-        heading = self._names(study).get(folder.name, folder.name) if study else folder.name
+        heading = self.server.names.of(study).get(folder.name, folder.name) if study else folder.name
         above = self.server.relative(study) if study else None
         self._send_live(live, "run", heading, plan=plan, above=above)
 
@@ -273,7 +275,7 @@ class Handler(BaseHTTPRequestHandler):
         if (study := self._study_of(folder)) is None:
             return path or "the folder itself"
         name = describe(study, "").name
-        return f"{name}: {self._names(study).get(folder.name, folder.name)}"
+        return f"{name}: {self.server.names.of(study).get(folder.name, folder.name)}"
 
     def _playground(self, rest: str) -> None:
         given = dict(parse_qsl(urlsplit(self.path).query))
@@ -295,21 +297,14 @@ class Handler(BaseHTTPRequestHandler):
                 yield {"path": run.path, "words": f"{words} (diffusers)" if run.is_pipeline else words}
         for study in studies:
             folder = self.server.root / study.path
-            named = {name: f"{study.name}: {words}" for name, words in self._names(folder).items()}
-            order = list(named)
             there = {run.name: run for run in runs_of(folder)[:left]}
             left -= len(there)
+            names = self.server.names.of(folder) if there else {}
+            named = {name: f"{study.name}: {words}" for name, words in names.items()}
+            order = list(named)
             for name in sorted(there, key=lambda one: order.index(one) if one in named else len(order)):
                 words = named.get(name, f"{study.name}: {name}")
                 yield {"path": self.server.relative(there[name]), "words": words}
-
-    def _names(self, study: Path) -> dict[str, str]:
-        """Return arm and seed of a study's runs by their hashes; none where it cannot be read in time."""
-        with suppress(UserError, OSError):
-            live = self.server.live(LiveStudy, study)
-            live.ask(_FIRST_PAINT_S)
-            return {run.hash: f"{run.arm}, seed {run.seed}" for run in live.curves.runs}
-        return {}
 
     def _report(self, rest: str) -> None:
         file = self._folder(rest, is_study) / "report.html"

@@ -123,7 +123,7 @@ class StatusReader:
 
     def read(self) -> StudyStatus:
         """Return how far the study is now."""
-        if (stamp := _stamps([self.out / "study.yaml"])) != self._read_at:
+        if (stamp := stamps([self.out / "study.yaml"])) != self._read_at:
             self._begin()
             self._read_at = stamp
         runs = self._runs()
@@ -136,7 +136,7 @@ class StatusReader:
     def _begin(self) -> None:
         self._study, self._states = stored_study(self.out), {}
         protocol = self._study.settings.evaluation
-        named = [(task, task.plan.hash) for task in _tasks(self._study, self.out)]
+        named = [(task, task.plan.hash) for task in every_task(self._study, self.out)]
         self._wanted = [
             _Wanted(task, name, result_file(task.folder, protocol, task.plan.train.steps)) for task, name in named
         ]
@@ -149,7 +149,7 @@ class StatusReader:
 
     def _run(self, wanted: _Wanted) -> RunStatus:
         folder = wanted.task.folder
-        files = _stamps([self.out / LEASES / wanted.hash, folder, wanted.result])
+        files = stamps([self.out / LEASES / wanted.hash, folder, wanted.result])
         known = self._known.get(wanted.hash)
         if known is not None and known.files == files and known.status.state not in ("running", "silent", "died"):
             return known.status
@@ -159,7 +159,7 @@ class StatusReader:
         return found
 
 
-def _stamps(paths: Sequence[Path]) -> tuple[int, ...]:
+def stamps(paths: Sequence[Path]) -> tuple[int, ...]:
     """Return when each was last changed; 0 where it is not there."""
     found = []
     for path in paths:
@@ -188,7 +188,7 @@ def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
     )
 
 
-def _tasks(study: Study, out: Path) -> list[Task]:
+def every_task(study: Study, out: Path) -> list[Task]:
     """Return each run once, those of the tuning first; of the comparison none before the tuning has chosen."""
     tuning = tuning_tasks(study, out)
     tasks = tuning if untuned_words(tuning_of(study, out)) else [*tuning, *tasks_of(study, out)]

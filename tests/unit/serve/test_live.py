@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.runtime.files import append_line, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
+from tintype.serve import names as names_module
+from tintype.serve import server as server_module
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.serve.server import follow
@@ -257,6 +260,60 @@ def test_images_of_all_arms_at_each_step(tmp_path: Path) -> None:
         write_sealed(task.folder / "plan.yaml", task.plan.to_yaml())
         run = client.get(f"/run/study/runs/{task.folder.name}")
         assert "baseline, seed 0</h1>" in run.text and '<a href="/study/study">its study</a>' in run.text
+
+
+def test_runs_of_many_studies_are_named_without_a_thread_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study is read once for the lists of runs, and again when it has changed."""
+    prepare_study(pocket(), tmp_path / "s0")
+    task = tasks_of(stored_study(tmp_path / "s0"), tmp_path / "s0")[0]
+    (task.folder / "checkpoints" / "one").mkdir(parents=True)
+    (task.folder / "plan.yaml").touch()
+    shutil.copytree(tmp_path / "s0", tmp_path / "s1")
+    prepare_study(pocket(), tmp_path / "no-weights")
+    read = list[str]()
+
+    def noted(folder: Path) -> Study:
+        read.append(folder.name)
+        return stored_study(folder)
+
+    monkeypatch.setattr(names_module, "stored_study", noted)
+    with serving(tmp_path) as client:
+        for target in ("/playground", "/compare"):
+            assert client.get(target).text.count("pocket: baseline, seed 0") >= 2
+        assert read == ["s0", "s1"] and not client.server._lives
+        (tmp_path / "s1" / "runs" / "another").mkdir()
+        client.get("/playground")
+        assert read == ["s0", "s1", "s1"]
+        (tmp_path / "s0" / "study.yaml").write_text("name: [")
+        page = client.get("/playground")
+        assert page.status == 200 and "pocket: baseline, seed 0" in page.text and task.folder.name in page.text
+
+
+def test_pages_that_are_put_away_are_read_no_more_unless_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_MOST_LIVE", 1)
+    monkeypatch.setattr(live_module, "EVERY_S", 0.01)
+    with serving(tmp_path) as client:
+        waited = client.server.live(LiveRun, tmp_path / "a")
+        waited.ask(5.0)
+        reader = threading.Thread(target=waited.wait, args=(waited.version, 5.0))
+        reader.start()
+        while not waited._waiting:
+            time.sleep(0.01)
+        idle = client.server.live(LiveRun, tmp_path / "b")  # puts the first one away
+        idle.ask(5.0)
+        client.server.live(LiveRun, tmp_path / "c")
+        end = time.monotonic() + 5
+        while idle._reading and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not idle._reading and waited._reading
+        with waited.changed:
+            waited.version += 1
+            waited.changed.notify_all()
+        reader.join()
 
 
 def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Names of the runs of studies: arm and seed, from the study's own files."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from tintype.serve.live import UNREADABLE
+from tintype.study.folder import stored_study
+from tintype.study.status import every_task, stamps
+
+MOST = 400
+"""Studies whose names are kept."""
+_FILES = ("study.yaml", "baseline.yaml", "baselines", "runs")
+"""Files and folders of a study that change with its runs. Tuned runs begin once their values are chosen."""
+
+
+class RunNames:
+    """Reads the names of a study's runs, and keeps them until the study changes."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Path, tuple[tuple[int, ...], dict[str, str]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, study: Path) -> dict[str, str]:
+        """Return arm and seed of each run by its hash; none where the study cannot be read."""
+        stamp = stamps([study / name for name in _FILES])
+        known = self._known.get(study)
+        if known is None or known[0] != stamp:
+            known = stamp, _read(study)
+        with self._lock:
+            self._known[study] = known
+            self._known.move_to_end(study)
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
+        return known[1]
+
+
+def _read(study: Path) -> dict[str, str]:
+    try:
+        tasks = every_task(stored_study(study), study)
+    except UNREADABLE:
+        return {}
+    return {task.plan.hash: f"{task.arm}, seed {task.plan.seed}" for task in tasks}
