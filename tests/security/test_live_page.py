@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +15,18 @@ from PIL import Image
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import HOSTILE, draw_previews, hostile
 from tintype.page.template import inline_script
+from tintype.serve import links as links_module
 from tintype.serve.guard import Guard, RefusedError, inside, is_local
+from tintype.serve.links import Links
+from tintype.serve.live import LiveStudy
 from tintype.serve.playground import Job, Made, Request
+from tintype.study.folder import stored_study
+from tintype.study.lab import prepare_study
 from tintype.study.picked import keep_image, read_picked
 from tintype.study.report import write_report
 from tintype.study.report.html import SCRIPTS
+from tintype.study.runner import tasks_of
+from tintype.study.study import load_study
 
 SECRET = b"nobody may read this"
 
@@ -174,6 +184,9 @@ def test_an_image_is_picked_by_the_page_that_made_it_alone(tmp_path: Path) -> No
         (tmp_path / "run" / "plan.yaml").write_text("")
         assert client.post("/play/pick", own).status == 200
         assert [path.parent for path in tmp_path.rglob("*.png")] == [tmp_path / "run" / "picked"]
+        shutil.rmtree(tmp_path / "run" / "picked")
+        (tmp_path / "run" / "picked").symlink_to(tmp_path.parent)
+        assert client.post("/play/pick", own).status == 404, "it would be kept outside"
 
 
 def test_picked_images_that_lead_out_of_the_folder_are_left_out(tmp_path: Path) -> None:
@@ -199,6 +212,108 @@ def test_a_pipeline_whose_files_lead_out_of_the_folder_is_not_loaded(tmp_path: P
         assert client.post("/play", asked).status == 200
         (pipeline / "transformer" / "config.json").symlink_to(tmp_path / "weights")
         assert client.post("/play", asked).status == 404
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A served folder with a study that has one run; a folder and a file with secrets lie beside it."""
+    outer = tmp_path_factory.mktemp("linked")
+    study = outer / "served" / "study"
+    prepare_study(load_study("pocket", ["seeds=[0]", "control_seeds=[]"]), study)
+    run = tasks_of(stored_study(study), study)[0].folder
+    (run / "evaluation" / "one").mkdir(parents=True)
+    (run / "checkpoints" / "one").mkdir(parents=True)
+    run.rename(study / "runs" / "run")
+    shutil.copytree(study, outer / "outside")
+    for file in ("failed.txt", "metrics.jsonl", "plan.yaml", "evaluation/one/result.json"):
+        (outer / "outside" / "runs" / "run" / file).write_bytes(SECRET)
+    return outer
+
+
+LINKED = ["runs", "runs/run", "runs/run/failed.txt", "runs/run/metrics.jsonl", "runs/run/evaluation"]
+LINKED += ["runs/run/evaluation/one", "runs/run/evaluation/one/result.json", "leases", "commands.jsonl", "study.yaml"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_study_with_a_link_that_leads_out_is_not_found(prepared: Path, tmp_path: Path, name: str) -> None:
+    """It leads there by a second link, which is inside."""
+    root = tmp_path / "served"
+    shutil.copytree(prepared / "served", root)
+    (root / "study" / "runs" / "run" / "plan.yaml").write_text("seed: 0\n")
+    with serving(root) as client:
+        assert client.get("/study/study").status == 200
+        place = root / "study" / name
+        is_folder = place.is_dir()
+        if place.exists():
+            place.rename(root / "moved")
+        else:
+            (root / "moved").write_text("")
+        place.symlink_to(root / "moved", target_is_directory=is_folder)
+        assert client.get("/study/study").status == 200, "a link that stays inside is followed"
+        assert "study/runs/run" in client.get("/playground").text
+        (root / "moved").rename(root / "moved-again")
+        (root / "moved").symlink_to(prepared / "outside" / name)
+        for target in ("/study/study", "/events/study/study", "/report/study"):
+            answer = client.get(target)
+            assert answer.status == 404 and SECRET not in answer.content
+        if name.startswith("runs"):
+            assert "study/runs/run" not in client.get("/playground").text
+        if name.startswith("runs/run/"):
+            assert client.get("/run/study/runs/run").status == 404
+        place.unlink()
+        (root / "moved-again").rename(place)
+        assert client.get("/study/study").status == 200
+
+
+def test_a_page_that_is_open_follows_no_link_that_is_made_later(prepared: Path, tmp_path: Path) -> None:
+    root = tmp_path / "served"
+    shutil.copytree(prepared / "served", root)
+    name = tasks_of(stored_study(root / "study"), root / "study")[0].folder.name
+    (root / "study" / "runs" / "run").rename(root / "study" / "runs" / name)
+    live = LiveStudy(root / "study", "study", Links(root))
+    live.step()
+    assert not live.problem and "waiting" in live.fragments["queue"]
+    (root / "study" / "runs" / name / "failed.txt").symlink_to(prepared / "outside" / "runs" / "run" / "failed.txt")
+    live.step()
+    assert "leads out" in live.problem and SECRET.decode() not in str(live.fragments)
+
+
+def test_a_folder_is_listed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of runs would make a page slow otherwise. Weights may lie on another disk: no page reads them."""
+    monkeypatch.setattr(links_module, "_SETTLED_NS", -1)
+    root, listed, scandir = tmp_path / "root", list[str](), os.scandir
+    (root / "run").mkdir(parents=True)
+    (root / "run" / "checkpoints").symlink_to(tmp_path)
+
+    def noted(place: str) -> object:
+        listed.append(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", noted)
+    links = Links(root)
+    assert links.stay_inside(root) and links.stay_inside(root)
+    assert listed == [str(root), str(root / "run")]
+    time.sleep(0.02)  # the clock of the file system is coarse
+    (root / "run" / "back").symlink_to(root)
+    assert links.stay_inside(root) and listed[2:] == [str(root / "run")]
+
+
+def test_links_in_the_places_that_links_lead_to_are_found_too(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "study").mkdir(parents=True)
+    (root / "other" / "run").mkdir(parents=True)
+    (root / "study" / "runs").symlink_to(root / "other")
+    assert Links(root).stay_inside(root / "study")
+    (root / "other" / "run" / "failed.txt").symlink_to(tmp_path / "secret.txt")
+    assert not Links(root).stay_inside(root / "study")
+
+
+def test_the_list_of_studies_reads_no_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "outside.yaml").write_text("name: x\nquestion: nobody may read this\n")
+    (tmp_path / "root" / "study").mkdir(parents=True)
+    (tmp_path / "root" / "study" / "study.yaml").symlink_to(tmp_path / "outside.yaml")
+    with serving(tmp_path / "root") as client:
+        assert SECRET not in client.get("/").content
 
 
 def test_another_site_cannot_embed_what_is_served(client: Client) -> None:

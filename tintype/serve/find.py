@@ -66,7 +66,7 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
         except OSError:
             continue
         inner = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
-        names = {one.name for one in entries}
+        names = {one.name for one in entries if not one.is_symlink() or _is_inside(one.path, root)}
         if "study.yaml" in names:
             studies.append(describe(folder, path))
         elif "plan.yaml" in names:
@@ -78,6 +78,10 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
             kept = [name for name in inner if not name.startswith(".") and (name not in _INNER or not _owns(names))]
             waiting += [(folder / name, depth + 1) for name in kept]
     return studies, runs
+
+
+def _is_inside(link: str, root: Path) -> bool:
+    return Path(link).resolve().is_relative_to(root)
 
 
 def _owns(names: set[str]) -> bool:

@@ -18,6 +18,7 @@ from tintype.evaluation.results import read_per_image, result_file
 from tintype.plan import Plan, plan_from_folder
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.fragments import Fragments, compare_fragments, picked_fragments, run_fragments, study_fragments
+from tintype.serve.links import Links
 from tintype.study.compare import collect, read_run
 from tintype.study.picked import FOLDER as PICKED
 from tintype.study.results import Run, StudyResults, read_results_file
@@ -41,8 +42,9 @@ UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeE
 class Live(ABC):
     """The state of one page, and the thread that reads it."""
 
-    def __init__(self, folder: Path, path: str) -> None:
+    def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         self.folder, self.path = folder, path
+        self._links = links
         self.curves = Curves([])
         self.fragments: Fragments = {}
         self.problem = ""
@@ -120,6 +122,7 @@ class Live(ABC):
         """Look once; a folder that cannot be read is a problem that the page shows."""
         before = self._state()
         try:
+            self._check_links()
             more, self.problem = self.look(), ""
         except UNREADABLE as error:
             more, self.problem = False, f"{error}"
@@ -128,6 +131,16 @@ class Live(ABC):
                 self.version += 1
                 self.changed.notify_all()
         return more
+
+    def _check_links(self) -> None:
+        """Refuse to read on once a link leads out of the served folder."""
+        for folder in self._folders():
+            if self._links is not None and not self._links.stay_inside(folder):
+                raise UserError(f"{folder} has a link that leads out of the served folder, so it is not read any more")
+
+    def _folders(self) -> list[Path]:
+        """Return the folders that are read."""
+        return [self.folder]
 
     def _look_picked(self) -> None:
         """Show the images that were picked by hand, when their folder has changed."""
@@ -144,8 +157,8 @@ class Live(ABC):
 class LiveStudy(Live):
     """A study, running or done; with its runs, or with the results that are left of them."""
 
-    def __init__(self, folder: Path, path: str) -> None:
-        super().__init__(folder, path)
+    def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
+        super().__init__(folder, path, links)
         self._reader = StatusReader(folder)
         self._stored_at = 0
         """When the results were written that a study without its runs is shown from."""
@@ -286,9 +299,9 @@ class LiveRun(Live):
 class LiveCompare(Live):
     """Runs of any studies or folders side by side, as `tintype compare` shows them, and their curves."""
 
-    def __init__(self, runs: Sequence[tuple[str, str, Path]]) -> None:
+    def __init__(self, runs: Sequence[tuple[str, str, Path]], links: Links | None = None) -> None:
         """Take (path in the served folder, words, folder) of each run."""
-        super().__init__(runs[0][2], runs[0][0])
+        super().__init__(runs[0][2], runs[0][0], links)
         self.runs = [
             (path, f"{ascii_uppercase[index]}: {words}", folder) for index, (path, words, folder) in enumerate(runs)
         ]
@@ -313,6 +326,9 @@ class LiveCompare(Live):
             self.fragments |= study_fragments(self.path, self.colours, curves=self.curves)
         self._compare()
         return not is_read
+
+    def _folders(self) -> list[Path]:
+        return [folder for _, _, folder in self.runs]
 
     def _compare(self) -> None:
         stamps = tuple(_stamps(folder) for _, _, folder in self.runs)

@@ -25,6 +25,7 @@ from tintype.runtime.notes import note
 from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static
 from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
+from tintype.serve.links import Links
 from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.names import RunNames
 from tintype.serve.playground import LIMITS, Playground, Request
@@ -41,8 +42,6 @@ _MOST_BYTES = 16_384
 _MOST_RUNS = 400
 _MOST_COMPARED = 8
 _CURVES_EVERY_S = 1.0
-_READ = ("study.yaml", "baseline.yaml", "results.json", "report.html", "plan.yaml", "metrics.jsonl", "events.jsonl")
-"""Files whose content pages show. None of them may be a link that leads out of the served folder."""
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
 _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
@@ -74,7 +73,7 @@ class LiveServer(ThreadingHTTPServer):
         self.playground = Playground(device)
         self.picking = threading.Lock()
         """Held while an image is kept for a report."""
-        self.names = RunNames()
+        self.names, self.links = RunNames(), Links(self.root)
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
 
@@ -91,11 +90,11 @@ class LiveServer(ThreadingHTTPServer):
 
     def live(self, kind: type[LiveStudy | LiveRun], folder: Path) -> Live:
         """Return the state of a study's or a run's page, the same for all who look at it."""
-        return self._shared((kind, folder), lambda: kind(folder, self.relative(folder)))
+        return self._shared((kind, folder), lambda: kind(folder, self.relative(folder), self.links))
 
     def compared(self, runs: Sequence[tuple[str, str, Path]]) -> Live:
         """Return the state of a page of runs side by side."""
-        return self._shared((LiveCompare, *runs), lambda: LiveCompare(runs))
+        return self._shared((LiveCompare, *runs), lambda: LiveCompare(runs, self.links))
 
     def _shared(self, key: tuple[object, ...], make: Callable[[], Live]) -> Live:
         with self._lock:
@@ -298,6 +297,8 @@ class Handler(BaseHTTPRequestHandler):
         for study in studies:
             folder = self.server.root / study.path
             there = {run.name: run for run in runs_of(folder)[:left]}
+            if there and not self.server.links.stay_inside(folder):
+                continue
             left -= len(there)
             names = self.server.names.of(folder) if there else {}
             named = {name: f"{study.name}: {words}" for name, words in names.items()}
@@ -332,9 +333,10 @@ class Handler(BaseHTTPRequestHandler):
         folder = inside(self.server.root, rest)
         if not folder.is_dir() or not is_kind(folder):
             raise _NOT_FOUND
-        names = _READ if not is_pipeline(folder) else [str(one.relative_to(folder)) for one in folder.rglob("*")]
-        links = [file for name in names if (file := folder / name).is_symlink()]
+        links = [file for file in folder.rglob("*") if file.is_symlink()] if is_pipeline(folder) else []
         if not all(file.resolve().is_relative_to(self.server.root) for file in links):
+            raise _NOT_FOUND
+        if not self.server.links.stay_inside(folder):
             raise _NOT_FOUND
         return folder
 
@@ -356,6 +358,8 @@ class Handler(BaseHTTPRequestHandler):
         made = self.server.playground.made(str(content.get("client")), str(content.get("id")), index)
         if not is_run(made.folder):
             raise UserError("a folder of diffusers has no report; send an image of a run")
+        if not self.server.links.stay_inside(made.folder):
+            raise _NOT_FOUND
         study = self._study_of(made.folder)
         with self.server.picking:
             keep_image(study or made.folder, made.png, dict(made.settings))
@@ -367,7 +371,8 @@ class Handler(BaseHTTPRequestHandler):
         """Return the served study that a run belongs to; None for another run."""
         study = run.parent.parent
         inside_root = study.is_relative_to(self.server.root)
-        return study if run.parent.name == "runs" and inside_root and is_study(study) else None
+        is_one = run.parent.name == "runs" and inside_root and is_study(study)
+        return study if is_one and self.server.links.stay_inside(study) else None
 
     # event streams
 
