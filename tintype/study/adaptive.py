@@ -4,7 +4,7 @@ Every decision is a pure function of the runs that are there, so a study that wa
 the same decisions. Stopping an arm never makes a verdict: it only leaves the arm undecided, so the level of the study
 holds whatever the rule. An arm gets no more seeds when
 
-- every comparison on a primary metric is decided, or
+- every comparison on a primary metric is decided, or none can be made, or
 - nothing is in sight: each that is undecided has p > 0.5 (or no p at all), and would not be decided by the seeds of the
   last look if means and spreads stayed as they are, or
 - one of its runs diverged or failed, so that it can have no verdict.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tintype.study.interactions import factor_key
-from tintype.study.looks import DECIDED, Look, replay
+from tintype.study.looks import Look, is_decided, replay
 from tintype.study.pairs import Key
 from tintype.study.results import Comparison
 from tintype.study.study import ArmPlan, Study
@@ -100,7 +100,9 @@ def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:
     """Return why an arm with these comparisons gets no more seeds; empty where it does. `most` are those it may get."""
-    open_rows = [row for row in rows if row.verdict not in DECIDED]
+    if not rows:
+        return "no primary metric can be compared"
+    open_rows = [row for row in rows if not is_decided(row)]
     if not open_rows:
         return "decided"
     if lost := next((row.lost for row in open_rows if row.lost), ""):

@@ -71,8 +71,13 @@ def _with_term(pair: Pair, contrast: Contrast, groups: MetricGroups, labels: Map
     shares = {label: count / sum(known.values()) for label, count in known.items()}
     weights |= {label: contrast.weights[""] * share for label, share in shares.items()}
     level = math.fsum(share * fmean(healthy[label].values()) for label, share in shares.items())
-    fallen = tuple(dict.fromkeys(seed for label in weights for seed in groups.fallen.get(label, ())))
-    return replace(pair, terms=(Term(groups.healthy, weights),), log=groups.log, level=level, fallen=fallen)
+    arms = [label for label in weights if label not in groups.baselines]
+    fallen, of_baseline = (
+        tuple(dict.fromkeys(seed for label in labels_of for seed in groups.fallen.get(label, ())))
+        for labels_of in (arms, groups.baselines)
+    )
+    term = Term(groups.healthy, weights)
+    return replace(pair, terms=(term,), log=groups.log, level=level, fallen=fallen, baseline_fallen=of_baseline)
 
 
 def means_of(contrast: Contrast, groups: MetricGroups, labels: Mapping[str, str]) -> dict[str, float]:

@@ -31,7 +31,7 @@ FIRST_SHARE = 0.8
 LOOKS_FILE = "looks.json"
 """File in a study's folder: the seeds of each look that was made, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
-"""Verdicts that stand once a look has reached them."""
+"""Verdicts that stand once a look has reached them; "unstable" only where the arm's own runs fell off."""
 
 
 class SeedPlan(Settings):
@@ -112,12 +112,17 @@ def with_look(read: Sequence[SeedSet], seeds: SeedSet) -> list[SeedSet]:
     return [*read] if seeds in read else [*read, seeds]
 
 
+def is_decided(row: Comparison) -> bool:
+    """Return whether a verdict stands. A fall of the baseline's runs says nothing of an arm, and leaves it open."""
+    return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.fallen))
+
+
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
     """Return each comparison as the first look that decided it shows it; an undecided one as its last look does."""
     found: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
         for key, row in rows.items():
-            if key not in found or found[key].verdict not in DECIDED:
+            if key not in found or not is_decided(found[key]):
                 found[key] = row.model_copy(update={"look": number})
     return found
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tintype.study.adaptive import why_stop
 from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
 from tintype.study.looks import read_looks
 from tintype.study.results import Comparison, SeedSet, StudyResults, Verdict
+from tintype.study.runner import Task
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
 from tintype.train.load import drop_kept
@@ -115,6 +117,41 @@ def test_a_failed_run_stops_its_arm_until_the_study_is_run_again(study: Study, t
     assert again == results_of(run(study, tmp_path / "whole", Writer(EFFECTS)))
 
 
+@dataclass
+class Falling(Writer):
+    """Writes four times the value in runs that are to fall off, by arm and seed."""
+
+    falls: set[tuple[str, int]] = field(default_factory=set)
+
+    def value(self, task: Task) -> float:
+        return super().value(task) * (4.0 if task.key in self.falls else 1.0)
+
+
+def test_a_fallen_run_stops_its_own_arm_alone(study: Study, tmp_path: Path) -> None:
+    """A fall of the control, which counts as the baseline's, makes every arm unstable and decides none."""
+    of_arm = results_of(run(study, tmp_path / "arm", Falling(EFFECTS, falls={("weak", 1)})))
+    assert {arm.name: arm.stopped for arm in of_arm.arms}["weak"] == "stopped after 4 seeds: decided"
+    of_control = results_of(run(study, tmp_path / "control", Falling(EFFECTS, falls={("control", 1001)})))
+    arms = {arm.name: arm for arm in of_control.arms}
+    assert {name: arm.stopped for name, arm in arms.items()} == {
+        "baseline": "",
+        "control": "",
+        "strong": "",
+        "weak": "",
+        "nothing": "stopped after 4 seeds: nothing in sight",
+    }
+    assert arms["strong"].comparisons[METRIC].words == "unstable: runs of the baseline fell off"
+
+
+def test_a_fall_of_the_baseline_leaves_an_interaction_open(tmp_path: Path) -> None:
+    study = factorial_study(tmp_path)
+    names = [arm.name for arm in study.arms if arm.role == "arm"]
+    writer = Falling(dict(zip(names, (-10.0, -10.0, -18.0), strict=True)), falls={("baseline", 1)})
+    results = results_of(run(study, tmp_path / "out", writer))
+    (interaction,) = (one.comparison for one in results.factors if len(one.parts) == 2)
+    assert (interaction.fallen, interaction.baseline_fallen, interaction.look) == ([], [1], 3)
+
+
 def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(study_with(tmp_path, "seeds={first: 3, most: 16}"), out, Writer(stop_after=2))
@@ -200,6 +237,9 @@ def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:
         ([row("undecided", 0.51), row("undecided", 0.9)], "nothing in sight"),
         ([row("undecided", 0.49), row("undecided", 0.9)], ""),
         ([row("diverged", None, "diverged 1 of 4"), row("undecided", 0.1)], "diverged 1 of 4"),
+        ([row("unstable", 0.1).model_copy(update={"fallen": [1]})], "decided"),
+        ([row("unstable", 0.1).model_copy(update={"baseline_fallen": [1]})], ""),
+        ([], "no primary metric can be compared"),
     ],
 )
 def test_an_arm_stops_where_more_seeds_would_not_help(rows: list[Comparison], words: str) -> None:
