@@ -34,6 +34,8 @@ class Standing:
     """How far a study with planned looks has come."""
 
     made: list[Look]
+    read: list[Study]
+    """The arms and seeds of each look that was made."""
     rows: dict[Key, Comparison]
     """Every comparison, as the first look that decided it shows it, or its last."""
     stopped: dict[str, str]
@@ -56,6 +58,7 @@ def follow(
     `compare_at`.
     """
     made: list[Look] = []
+    read: list[Study] = []
     stopped: dict[str, str] = {}
     counts: dict[str, int] = {}
     rows_of_looks: list[Rows] = []
@@ -63,16 +66,17 @@ def follow(
         at_look = study_at(study, look, stopped)
         active = [arm.name for arm in at_look.arms if arm.role == "arm"]
         if not active or not ended(at_look):
-            return Standing(made, replay(rows_of_looks), stopped, counts, look if active else None)
+            return Standing(made, read, replay(rows_of_looks), stopped, counts, look if active else None)
         rows_of_looks.append(compare_at(at_look, look))
         rows = replay(rows_of_looks)
         made.append(look)
+        read.append(at_look)
         counts |= {arm.name: len(look.seeds) for arm in at_look.arms}
         if look is looks[-1]:
             break
         reasons = {name: why_stop(_asked(study, name, rows), len(looks[-1].seeds)) for name in active}
         stopped |= {name: f"stopped after {len(look.seeds)} seeds: {why}" for name, why in reasons.items() if why}
-    return Standing(made, replay(rows_of_looks), stopped, counts, None)
+    return Standing(made, read, replay(rows_of_looks), stopped, counts, None)
 
 
 def study_at(study: Study, look: Look, without: Collection[str] = ()) -> Study:

@@ -156,6 +156,8 @@ class Reading:
     """The arms with the seeds that were read."""
     runs: Runs
     """The runs of these seeds."""
+    at_looks: Sequence[Study]
+    """The arms and seeds of each look; a row's `look` counts them from one."""
     metrics: Metrics
     rows: Rows
     looks: list[results.LookInfo]
@@ -184,10 +186,20 @@ class Reading:
             "confidence": stats.CONFIDENCE,
             "method": " ".join([method, describe_looks(self.looks, self.planned)]),
             "trends": [_trend(key, self.study, self.runs, pair, self.rows) for key, pair in trends.items()],
-            "factors": _factor_effects(self.study, self.runs, self.metrics, self.rows),
+            "factors": self._factor_effects(),
             "looks": self.looks,
             "looks_planned": self.planned,
         }
+
+    def _factor_effects(self) -> list[results.FactorEffect]:
+        found = []
+        for key, (arms, contrast) in _factor_contrasts(self.study).items():
+            row, metric = self.rows.get(key), self.metrics[key[1]]
+            if row is not None and row.look is not None:
+                at_look = self.at_looks[row.look - 1]
+                groups = _groups(at_look, _runs_of(at_look, self.runs), {metric.name: metric})
+                found.append(_factor_effect(row, metric, arms, contrast, groups[arms[0].resolution, metric.name]))
+        return found
 
 
 def read_at_looks(
@@ -198,17 +210,18 @@ def read_at_looks(
         return _read_planned(study, study.settings.seeds, runs, metrics, images)
     every = study.settings.every_seed
     looks = unplanned_looks(with_look(made, every))
+    at_looks = [study_at(study, look) for look in looks]
     held = [
         set(look.seeds) <= set(every.seeds) and set(look.control_seeds) <= set(every.control_seeds) for look in looks
     ]
     rows = [
-        compare_at(study, study_at(study, look), look, runs, metrics, images)
+        compare_at(study, at_look, look, runs, metrics, images)
         if there
         else {}  # a study that dropped seeds paid for them
-        for look, there in zip(looks, held, strict=True)
+        for at_look, look, there in zip(at_looks, looks, held, strict=True)
     ]
     done = [look.read in made or any(is_read(row) for row in of.values()) for look, of in zip(looks, rows, strict=True)]
-    return Reading(study, _runs_of(study, runs), metrics, replay(rows), _look_infos(looks, done), False, {})
+    return Reading(study, _runs_of(study, runs), at_looks, metrics, replay(rows), _look_infos(looks, done), False, {})
 
 
 def _read_planned(study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, images: PerImage) -> Reading:
@@ -217,10 +230,11 @@ def _read_planned(study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, im
     if not standing.made:
         first = study_at(study, looks[0])
         rows = replay([compare_at(study, first, looks[0], runs, metrics, images)])
-        return Reading(first, _runs_of(first, runs), metrics, rows, infos, True, {})
+        return Reading(first, _runs_of(first, runs), [first], metrics, rows, infos, True, {})
     arms = [replace(arm, plans=arm.plans[: standing.counts[arm.name]]) for arm in study.arms]
     read = replace(study, arms=tuple(arms))
-    return Reading(read, _runs_of(read, runs), metrics, standing.rows, infos, True, standing.stopped)
+    of_read = _runs_of(read, runs)
+    return Reading(read, of_read, standing.read, metrics, standing.rows, infos, True, standing.stopped)
 
 
 def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.LookInfo]:
@@ -567,28 +581,23 @@ def _by_name(arms: Sequence[ArmPlan]) -> dict[str, str]:
     return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
 
 
-def _factor_effects(study: Study, runs: Runs, meanings: Metrics, rows: Rows) -> list[results.FactorEffect]:
-    groups = _groups(study, runs, {metric: meanings[metric] for metric in study.settings.primary})
-    found = []
-    for (label, metric), (arms, contrast) in _factor_contrasts(study).items():
-        row, of = rows.get((label, metric)), groups[arms[0].resolution, metric]
-        if row is not None:
-            fallen = [arm.name for arm in arms if arm.name in contrast.weights and of.fallen.get(arm.label)]
-            if fallen:
-                row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
-            means = means_of(contrast, of, _by_name(arms))
-            found.append(
-                results.FactorEffect(
-                    parts=list(contrast.parts),
-                    metric=metric,
-                    resolution=arms[0].resolution,
-                    comparison=row,
-                    means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
-                    expected=expected_mean(contrast, means, of.log),
-                    verdict=factor_verdict(contrast, row, means, meanings[metric].direction),
-                )
-            )
-    return found
+def _factor_effect(
+    row: results.Comparison, metric: results.MetricInfo, arms: Sequence[ArmPlan], contrast: Contrast, of: MetricGroups
+) -> results.FactorEffect:
+    """Describe a contrast by the runs of the look that its row is of."""
+    fallen = [arm.name for arm in arms if arm.name in contrast.weights and of.fallen.get(arm.label)]
+    if fallen:
+        row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
+    means = means_of(contrast, of, _by_name(arms))
+    return results.FactorEffect(
+        parts=list(contrast.parts),
+        metric=metric.name,
+        resolution=arms[0].resolution,
+        comparison=row,
+        means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
+        expected=expected_mean(contrast, means, of.log),
+        verdict=factor_verdict(contrast, row, means, metric.direction),
+    )
 
 
 def _trends(study: Study) -> dict[Key, str]:

@@ -263,12 +263,12 @@ def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tm
     assert len(next_runs(study, out).tasks) == 5 * 4
 
 
-def factorial_study(folder: Path) -> Study:
+def factorial_study(folder: Path, *assignments: str) -> Study:
     (folder / "plan.yaml").write_text(TINY)
     text = STUDY.replace("PLAN", str(folder / "plan.yaml")).split("arms:")
     factors = "factorial: [[optimizer.lr=0.01], [train.clip_norm=2.0]]\nprimary:" + text[1].split("primary:")[1]
     (folder / "study.yaml").write_text(text[0] + factors)
-    return load_study(str(folder / "study.yaml"))
+    return load_study(str(folder / "study.yaml"), assignments)
 
 
 def test_a_decided_arm_goes_on_while_its_interaction_is_open(tmp_path: Path) -> None:
@@ -290,3 +290,17 @@ def test_a_failed_run_of_a_combination_stops_no_other_arm(tmp_path: Path) -> Non
     assert arms[both].stopped == "stopped after 4 seeds: failed 1 of 4"
     assert arms[second].stopped == "stopped after 4 seeds: decided"
     assert len(arms[first].runs) == 16 and not arms[first].stopped
+
+
+def test_a_decided_interaction_keeps_the_means_of_its_look(tmp_path: Path) -> None:
+    """Fresh seeds in which the combination is no better than its parts make no other verdict of a decided one."""
+    out, shown = tmp_path / "out", []
+    for count, of_both in ((4, -12.0), (8, -8.0)):
+        study = factorial_study(tmp_path, f"seeds={list(range(count))}")
+        effects = dict(zip([arm.name for arm in study.arms[1:]], (-10.0, -10.0, of_both), strict=True))
+        results = results_of(run(study, out, Writer(effects)))
+        (found,) = (one for one in results.factors if len(one.parts) == 2)
+        shown.append((found.verdict, found.comparison, found.means, found.expected))
+    assert shown[0] == shown[1]
+    assert (shown[1][0], shown[1][1].verdict, shown[1][1].look) == ("overlaps", "worse", 1)
+    assert len(results.arms[-1].runs) == 8
