@@ -120,11 +120,20 @@ def is_decided(row: Comparison) -> bool:
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
     """Return each comparison as the first look that decided it shows it; an undecided one as its last look does."""
     found: dict[Key, Comparison] = {}
+    last: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
         for key, row in rows.items():
+            last[key] = row.model_copy(update={"look": number})
             if key not in found or not is_decided(found[key]):
-                found[key] = row.model_copy(update={"look": number})
-    return found
+                found[key] = last[key]
+    return {key: _with_later_falls(row, last[key]) for key, row in found.items()}
+
+
+def _with_later_falls(row: Comparison, last: Comparison) -> Comparison:
+    """Return a row with the runs that only the last look shows to have fallen off: its verdict does not know them."""
+    later = [seed for seed in last.fallen if seed not in row.fallen]
+    of_baseline = [seed for seed in last.baseline_fallen if seed not in row.baseline_fallen]
+    return row.model_copy(update={"fallen_later": later, "baseline_fallen_later": of_baseline})
 
 
 def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:

@@ -217,6 +217,10 @@ class Comparison(_Data):
     """Seeds of the arm's runs that fell off, worst first. The mean, the difference and its interval leave them out."""
     baseline_fallen: list[int] = []
     """Seeds of the baseline's runs that fell off, and of the control's, which count as the baseline's. Left out too."""
+    fallen_later: list[int] = []
+    """Seeds of the arm's runs that only a later look than that of this row shows to have fallen off, worst first."""
+    baseline_fallen_later: list[int] = []
+    """The same for runs of the baseline and of the control."""
     note: str = ""
     """A remark for readers, for example that the arm's spread stands out."""
 
@@ -637,6 +641,8 @@ class StudyResults(_Data):
         for run in (run for arm in content["arms"] for run in arm["runs"]):
             for one in (run, *run["along"]):
                 _drop_empty(one, ("wrong",) if one is run else ("previews", "wrong"))
+        for row in _rows_in(content):
+            _drop_empty(row, ("fallen_later", "baseline_fallen_later"))
         if not self.resolutions:
             del content["resolutions"], content["trends"]
             for arm in content["arms"]:
@@ -662,9 +668,10 @@ class StudyResults(_Data):
     def fallen(self, arm: Arm, metric: str) -> set[int]:
         """Return the seeds of an arm's runs that fell off in a metric, which its mean and its spread leave out."""
         if arm.role != "baseline":
-            return set(arm.comparisons[metric].fallen) if metric in arm.comparisons else set()
+            row = arm.comparisons.get(metric)
+            return {*row.fallen, *row.fallen_later} if row else set()
         rows = [one.comparisons.get(metric) for one in self.arms if one.resolution == arm.resolution]
-        return {seed for row in rows if row is not None for seed in row.baseline_fallen}
+        return {seed for row in rows if row for seed in (*row.baseline_fallen, *row.baseline_fallen_later)}
 
     def by_resolution(self) -> list[StudyResults]:
         """Return the results of each resolution, as if it were a study of its own."""
@@ -683,6 +690,13 @@ class StudyResults(_Data):
             )
             for one in self.resolutions
         ]
+
+
+def _rows_in(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every comparison in the content of a results.json."""
+    of_arms = [row for arm in content["arms"] for row in arm["comparisons"].values()]
+    others = [one["comparison"] for one in (*content["trends"], *content.get("factors", ()))]
+    return [*of_arms, *(row for row in others if row is not None)]
 
 
 def _drop_empty(content: dict[str, Any], keys: Iterable[str]) -> None:

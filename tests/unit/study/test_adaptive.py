@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,6 +142,41 @@ def test_a_fallen_run_stops_its_own_arm_alone(study: Study, tmp_path: Path) -> N
         "nothing": "stopped after 4 seeds: nothing in sight",
     }
     assert arms["strong"].comparisons[METRIC].words == "unstable: runs of the baseline fell off"
+
+
+def test_runs_that_fall_after_the_deciding_look_are_named_and_counted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = read_twice(tmp_path, out, {("weak", 1), ("weak", 5), ("strong", 6)})
+    rows = {arm.name: arm.comparisons[METRIC] for arm in results.arms[1:]}
+    assert (rows["weak"].words, rows["weak"].fallen_later) == ("unstable: 1 of 4 runs fell off", [5])
+    assert (rows["strong"].words, rows["strong"].fallen_later, rows["strong"].look) == ("better", [6], 1)
+    notes = (out / "report.md").read_text()
+    assert "(the numbers are of the others): weak: 1 of 4 runs in validation loss (seed 1)." in notes
+    assert (
+        "the verdict does not count them: strong: 1 of all 8 runs in validation loss (seed 6); weak: 2 of all 8 runs "
+        "in validation loss (seed 1 and seed 5)."
+    ) in notes
+    stored = json.loads((out / "results.json").read_text())
+    kept = {arm["name"]: arm["comparisons"][METRIC].get("fallen_later") for arm in stored["arms"][1:]}
+    assert kept == {"strong": [6], "weak": [5], "nothing": None}
+
+
+def test_a_fall_of_the_baseline_after_the_deciding_look_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = read_twice(tmp_path, out, {("baseline", 7)})
+    strong = results.arms[1].comparisons[METRIC]
+    assert (strong.words, strong.baseline_fallen, strong.baseline_fallen_later) == ("better", [], [7])
+    notes = (out / "report.md").read_text()
+    assert "the verdict does not count them: baseline: 1 of all 8 runs in validation loss (seed 7)." in notes
+    assert "1 of 8 runs fell off, left out" in notes, "the baseline's mean is over the others"
+
+
+def read_twice(folder: Path, out: Path, falls: set[tuple[str, int]]) -> StudyResults:
+    """Return the results of a study that was read with 4 seeds and then with 8."""
+    writer = Falling({"strong": -8.0, "weak": -1.4}, falls=falls)
+    for count in (4, 8):
+        results = results_of(run(study_with(folder, f"seeds={list(range(count))}"), out, writer))
+    return results
 
 
 def test_a_fall_of_the_baseline_leaves_an_interaction_open(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def verdict_notes(results: StudyResults) -> list[str]:
         return [
             "“Not shown” does not mean “the same”: Detectable is the smallest difference that these seeds would find."
         ]
-    return [note for note in (_undecided_note(results), _unstable_note(results), _apart_note(results)) if note]
+    notes = (_undecided_note(results), _unstable_note(results), _later_falls_note(results), _apart_note(results))
+    return [note for note in notes if note]
 
 
 def _undecided_note(results: StudyResults) -> str:
@@ -138,15 +139,47 @@ def _seed_counts(needed: Mapping[str, int | None]) -> list[str]:
 def _unstable_note(results: StudyResults) -> str:
     said = []
     for arm in compared_arms(results):
+        labels: dict[tuple[frozenset[int], int], list[str]] = {}
+        for metric in results.metrics:
+            row = arm.comparisons.get(metric.name)
+            if row is not None and row.fallen:
+                labels.setdefault((frozenset(row.fallen), len(row.differences)), []).append(metric.label)
+        for (seeds, read), some in labels.items():
+            said.append(f"{arm.label}: {_falls(arm, seeds, f'{read} runs', some, results)}")
+    return f"Runs that fell off (the numbers are of the others): {'; '.join(said)}." if said else ""
+
+
+def _later_falls_note(results: StudyResults) -> str:
+    """Name the runs that fell off after the look that decided, and count all of an arm; empty where there are none."""
+    said = []
+    for arm in results.arms:
         labels: dict[frozenset[int], list[str]] = {}
         for metric in results.metrics:
-            if metric.name in arm.comparisons and (fallen := frozenset(arm.comparisons[metric.name].fallen)):
-                labels.setdefault(fallen, []).append(metric.label)
+            if seeds := _fallen_by_now(results, arm, metric):
+                labels.setdefault(seeds, []).append(metric.label)
         for seeds, some in labels.items():
-            at = [_fall_words(arm, run) for run in arm.runs if run.seed in seeds]
-            count = f"{len(seeds)} of {len(arm.runs)} runs"
-            said.append(f"{arm.label}: {count} in {_some(some, results)} ({_listed(at)})")
-    return f"Runs that fell off (the numbers are of the others): {'; '.join(said)}." if said else ""
+            said.append(f"{arm.label}: {_falls(arm, seeds, f'all {len(arm.runs)} runs', some, results)}")
+    if not said:
+        return ""
+    return f"Runs fell off after the look that decided, and the verdict does not count them: {'; '.join(said)}."
+
+
+def _fallen_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> frozenset[int]:
+    """Return the seeds of all runs of an arm that fell off, if some did after a look that decided."""
+    if arm.role == "baseline":
+        rows = [one.comparisons[metric.name] for one in _compared_in(results, metric)]
+        later = {seed for row in rows for seed in row.baseline_fallen_later}
+        known = {seed for row in rows for seed in row.baseline_fallen}
+        own = {run.seed for run in arm.runs}
+        return frozenset((later | known) & own if later & own else ())
+    row = arm.comparisons.get(metric.name)
+    return frozenset([*row.fallen, *row.fallen_later] if row and row.fallen_later else ())
+
+
+def _falls(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
+    """Count and name the runs of an arm that fell off, out of the `whole`, in metrics of these labels."""
+    at = [_fall_words(arm, run) for run in arm.runs if run.seed in seeds]
+    return f"{len(seeds)} of {whole} in {_some(labels, results)} ({_listed(at)})"
 
 
 def _fall_words(arm: Arm, run: Run) -> str:
