@@ -703,10 +703,16 @@ def _trend_pairs(study: Study, runs: Runs) -> dict[Key, Pair | str]:
 
 def _trend(key: Key, study: Study, runs: Runs, pair: Pair | str, rows: Rows) -> results.Trend:
     (arm, metric), undefined = key, pair if isinstance(pair, str) else ""
-    levels = [] if undefined.startswith(ANOTHER_SPACE) else _levels(study, runs, arm)
+    every = [] if undefined.startswith(ANOTHER_SPACE) else _levels(study, runs, arm)
+    levels = [_with_falls(level, rows.get((arm_label(arm, level.resolution), metric))) for level in every]
     effects = [relative_effect(level, metric, pair != UNPAIRED, study.settings.analysis) for level in levels]
     known, comparison = [effect for effect in effects if effect is not None], rows.get(trend_key(*key))
     return results.Trend(arm=arm, metric=metric, effects=known, comparison=comparison, undefined=undefined)
+
+
+def _with_falls(level: Level, row: results.Comparison | None) -> Level:
+    """Return the level with the seeds of runs that fell off."""
+    return level if row is None else replace(level, fallen=row.fallen, baseline_fallen=row.baseline_fallen)
 
 
 def _method(study: Study, planned: Sequence[Key]) -> str:

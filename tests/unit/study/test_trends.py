@@ -14,7 +14,7 @@ from tests.unit.study.example_results import METRICS, example, several
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
 from tintype.study.analysis import DEFAULT, AnalysisSettings
-from tintype.study.compare import _compared, _trend_pairs, metric_infos, planned_comparisons
+from tintype.study.compare import _compared, _trend, _trend_pairs, metric_infos, planned_comparisons
 from tintype.study.pairs import Key, Pair
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
@@ -216,8 +216,10 @@ def test_a_run_that_fell_off_makes_the_trend_unstable() -> None:
         label = f"{arm} @ coarse"
         run = fallen[label][2]
         fallen[label][2] = run.model_copy(update={"metrics": {name: 50 * value for name, value in run.metrics.items()}})
-        row = all_rows(one, fallen)[key]
-        assert row.verdict == "unstable" and row.words == words
+        rows = all_rows(one, fallen)
+        assert rows[key].verdict == "unstable" and rows[key].words == words
+        trend = _trend(("ema", "fd_scenes"), one, fallen, _trend_pairs(one, fallen)["ema", "fd_scenes"], rows)
+        assert all(abs(effect.value) < 0.05 for effect in trend.effects), "no mean over fallen and healthy runs"
 
 
 def test_a_margin_in_the_metrics_unit_is_a_ratio_to_the_baseline() -> None:
