@@ -169,8 +169,10 @@ class Proposal(BaseModel):
         """Return the answer in a line."""
         if self.answer != "more seeds needed":
             return f"{self.answer}: {self.reason}"
-        time = "" if self.minutes is None else f", about {max(1, round(self.minutes))} minutes"
-        return f"{self.answer}: {self.more_seeds}{time}"
+        if self.minutes is None:
+            return f"{self.answer}: {self.more_seeds}"
+        whole = max(1, round(self.minutes))
+        return f"{self.answer}: {self.more_seeds}, about {whole} minute{'s' * (whole > 1)}"
 
 
 def propose(
@@ -188,6 +190,7 @@ def propose(
     A look begins only where its expected time fits into what is left of `budget_s`. With `dry_run` nothing is run and
     nothing is spent. `looks` can be given with the first proposal only.
     """
+    _ledger_of(out)  # before the lock, which would make the folder
     with locked(out, "propose one arm after another"):
         chain = _Chain.open(out, looks)
         entered = chain.find(arm)
@@ -343,7 +346,13 @@ class _Work:
         """Return all runs that a look compares, and those of the arms that the arm starts from, seed by seed."""
         seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
         found = [
-            Task(one.label, plan, self.chain.out / "runs" / plan.hash, retries=self.study.settings.retries)
+            Task(
+                one.label,
+                plan,
+                self.chain.out / "runs" / plan.hash,
+                retries=self.study.settings.retries,
+                headline=self.study.settings.primary,
+            )
             for one in self.study.arms
             for plan in one.plans
             if plan.seed in seeds[one.role]

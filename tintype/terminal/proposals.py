@@ -82,7 +82,7 @@ def show_proposals(found: Sequence[Proposal], console: Console) -> None:
         answer = f"[{_STYLE.get(one.answer, 'yellow')}]{one.answer}[/]: {escape(one.reason)}"
         table.add_row(str(one.number), escape(one.name), answer, str(one.seeds or ""), _percent(one.level))
     console.print(table)
-    say(console, f"{_percent(left_after(len(found)))} of the {ERROR:.0%} are left for all that follow")
+    say(console, f"{_percent(left_after(len(found)))} are left for all that follow, of {ERROR:.0%} in all")
 
 
 def _percent(share: float) -> str:

@@ -104,7 +104,7 @@ def test_a_budget_leaves_a_look_for_later_and_the_same_command_resumes_it(out: P
     assert (found.answer, found.more_seeds, found.words) == (
         "more seeds needed",
         4,
-        "more seeds needed: 4, about 1 minutes",
+        "more seeds needed: 4, about 1 minute",
     )
     assert not writer.begun
     found = ask(out, "small=optimizer.lr=0.02", writer, budget_s=5.0)
@@ -331,3 +331,9 @@ def test_an_arm_that_starts_from_an_arm_of_the_study_has_its_runs(out: Path) -> 
     found = ask(out, "second=sft:from=arm:old,lr=1e-4", writer)
     assert found.answer == "keep"
     assert {arm for arm, _ in writer.begun} == {"second"}
+
+
+def test_a_misspelt_folder_is_refused_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        propose(tmp_path / "neverwas", parse_arm("a=ema"))
+    assert not (tmp_path / "neverwas").exists()
