@@ -47,6 +47,10 @@ _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "gui
 _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
 """Values of the playground's form where its address gives no others."""
 _NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
+_LINKED_OUT = RefusedError(
+    HTTPStatus.NOT_FOUND,
+    "Not shown: a link in this study or run leads out of the served folder. Serve a folder that holds both.",
+)
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -337,7 +341,7 @@ class Handler(BaseHTTPRequestHandler):
         if not all(file.resolve().is_relative_to(self.server.root) for file in links):
             raise _NOT_FOUND
         if not self.server.links.stay_inside(folder):
-            raise _NOT_FOUND
+            raise _LINKED_OUT
         return folder
 
     def _play(self, content: dict[str, object]) -> str:
