@@ -45,8 +45,10 @@ from tintype.study.interactions import expected_mean, factor_key, factor_pair, f
 from tintype.study.looks import (
     DECIDED,
     Look,
+    MadeLook,
     SeedPlan,
     describe_looks,
+    every_key,
     planned_looks,
     read_looks,
     replay,
@@ -159,6 +161,8 @@ class Reading:
     at_looks: Sequence[Study]
     """The arms and seeds of each look; a row's `look` counts them from one."""
     metrics: Metrics
+    family: Sequence[Key]
+    """The comparisons that share the study's error, with those of arms that it no longer has."""
     rows: Rows
     looks: list[results.LookInfo]
     planned: bool
@@ -179,7 +183,7 @@ class Reading:
         """Return the fields of the results that follow from the comparisons, but for the arms."""
         seeds = [plan.seed for plan in self.study.arms[0].plans]
         trends = _trend_pairs(self.study, self.runs)
-        method = _method(self.study, planned_comparisons(self.study, self.metrics))
+        method = _method(self.study, self.family, planned_comparisons(self.study, self.metrics))
         return {
             "seeds": seeds,
             "sketch": len(seeds) == 1,
@@ -203,38 +207,62 @@ class Reading:
 
 
 def read_at_looks(
-    study: Study, runs: Runs, metrics: Metrics, made: Sequence[results.SeedSet], images: PerImage = NO_IMAGES
+    study: Study, runs: Runs, metrics: Metrics, made: Sequence[MadeLook], images: PerImage = NO_IMAGES
 ) -> Reading:
-    """Compare the runs at each look: those that were `made`, and this one where its seeds are others."""
+    """Compare the runs at each look: those that were `made`, and this one where its seeds or comparisons are others."""
+    known = _looks_of(study, metrics, made)
+    family = every_key(known, planned_comparisons(study, metrics))
     if isinstance(study.settings.seeds, SeedPlan):
-        return _read_planned(study, study.settings.seeds, runs, metrics, images)
-    every = study.settings.every_seed
-    looks = unplanned_looks(with_look(made, every))
-    at_looks = [study_at(study, look) for look in looks]
+        return _read_planned(study, study.settings.seeds, runs, metrics, images, family)
+    every, looks = study.settings.every_seed, unplanned_looks(known)
+    at_looks = [_known_arms(study_at(study, look), known[:number]) for number, look in enumerate(looks, 1)]
     held = [
         set(look.seeds) <= set(every.seeds) and set(look.control_seeds) <= set(every.control_seeds) for look in looks
     ]
     rows = [
-        compare_at(study, at_look, look, runs, metrics, images)
+        compare_at(study, at_look, look, runs, metrics, images, one.keys)
         if there
         else {}  # a study that dropped seeds paid for them
-        for at_look, look, there in zip(at_looks, looks, held, strict=True)
+        for at_look, look, one, there in zip(at_looks, looks, known, held, strict=True)
     ]
-    done = [look.read in made or any(is_read(row) for row in of.values()) for look, of in zip(looks, rows, strict=True)]
-    return Reading(study, _runs_of(study, runs), at_looks, metrics, replay(rows), _look_infos(looks, done), False, {})
+    done = [number < len(made) or any(is_read(row) for row in of.values()) for number, of in enumerate(rows)]
+    infos, of_study = _look_infos(looks, done), _runs_of(study, runs)
+    return Reading(study, of_study, at_looks, metrics, family, replay(rows), infos, False, {})
 
 
-def _read_planned(study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, images: PerImage) -> Reading:
-    looks, standing = planned_looks(plan), follow_runs(study, runs, metrics=metrics, images=images)
+def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
+    """Return the looks at a study with their families: those that are planned, or those that were made and this one."""
+    planned, seeds = planned_comparisons(study, metrics), study.settings.seeds
+    if isinstance(seeds, SeedPlan):
+        return [MadeLook.of(look.read, every_key(made, planned)) for look in planned_looks(seeds)]
+    return with_look(made, study.settings.every_seed, planned)
+
+
+def looks_to_record(study: Study, found: results.StudyResults, out: Path) -> list[MadeLook]:
+    """Return the looks that were made at a study, the one of these results among them."""
+    looks = _looks_of(study, [metric.name for metric in found.metrics], made_looks(out))
+    return [look for look, info in zip(looks, found.looks, strict=True) if info.made]
+
+
+def _known_arms(at_look: Study, looks: Sequence[MadeLook]) -> Study:
+    """Return the study without arms that were added after these looks: their spread is not shared then either."""
+    known = {label for look in looks for label in look.family}
+    return replace(at_look, arms=tuple(arm for arm in at_look.arms if arm.role == "baseline" or arm.label in known))
+
+
+def _read_planned(
+    study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, images: PerImage, family: Sequence[Key]
+) -> Reading:
+    looks, standing = planned_looks(plan), follow_runs(study, runs, family, metrics=metrics, images=images)
     infos = _look_infos(looks, [look in standing.made for look in looks])
     if not standing.made:
         first = study_at(study, looks[0])
-        rows = replay([compare_at(study, first, looks[0], runs, metrics, images)])
-        return Reading(first, _runs_of(first, runs), [first], metrics, rows, infos, True, {})
+        rows = replay([compare_at(study, first, looks[0], runs, metrics, images, family)])
+        return Reading(first, _runs_of(first, runs), [first], metrics, family, rows, infos, True, {})
     arms = [replace(arm, plans=arm.plans[: standing.counts[arm.name]]) for arm in study.arms]
     read = replace(study, arms=tuple(arms))
     of_read = _runs_of(read, runs)
-    return Reading(read, of_read, standing.read, metrics, standing.rows, infos, True, standing.stopped)
+    return Reading(read, of_read, standing.read, metrics, family, standing.rows, infos, True, standing.stopped)
 
 
 def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.LookInfo]:
@@ -249,26 +277,32 @@ def is_read(row: results.Comparison) -> bool:
     return row.verdict in (*DECIDED, "undecided", "not shown")
 
 
-def made_looks(out: Path) -> list[results.SeedSet]:
-    """Return the seeds of each look that was made at a study. An older report, of which none is recorded, was one."""
+def made_looks(out: Path) -> list[MadeLook]:
+    """Return each look that was made at a study. An older report, of which none is recorded, was one."""
     if (recorded := read_looks(out)) is not None:
         return recorded
     last = last_results(out)
     if last is None or not any(is_read(row) for arm in last.arms for row in arm.comparisons.values()):
         return []
     control = [run.seed for run in next((arm.runs for arm in last.arms if arm.role == "control"), [])]
-    looks = [results.SeedSet(seeds=one.seeds, control_seeds=one.control_seeds) for one in last.looks if one.made]
-    return looks or [results.SeedSet(seeds=last.seeds, control_seeds=control)]
+    looks = [MadeLook(seeds=one.seeds, control_seeds=one.control_seeds) for one in last.looks if one.made]
+    return looks or [MadeLook(seeds=last.seeds, control_seeds=control)]
+
+
+def every_comparison(study: Study, out: Path) -> list[Key]:
+    """Return the comparisons that share the error of a study: those that it plans, and those of the looks at it."""
+    return every_key(made_looks(out), planned_comparisons(study, metric_infos(study)))
 
 
 def follow_runs(
     study: Study,
     runs: Runs,
+    family: Sequence[Key],
     tried: Collection[tuple[str, int]] | None = None,
     metrics: Metrics | None = None,
     images: PerImage = NO_IMAGES,
 ) -> Standing:
-    """Return how far a study with planned looks has come.
+    """Return how far a study with planned looks has come. The comparisons of its `family` share the error.
 
     A run that failed or diverged has ended if it is among those that were `tried`; by default it has.
     """
@@ -282,16 +316,26 @@ def follow_runs(
         )
 
     looks, known = planned_looks(study.settings.seeds), metrics or metric_infos(study)
-    return follow(study, looks, lambda at_look, look: compare_at(study, at_look, look, runs, known, images), ended)
+
+    def compared(at_look: Study, look: Look) -> dict[Key, results.Comparison]:
+        return compare_at(study, at_look, look, runs, known, images, family)
+
+    return follow(study, looks, compared, ended)
 
 
 def compare_at(
-    study: Study, at_look: Study, look: Look, runs: Runs, metrics: Metrics, images: PerImage
+    study: Study,
+    at_look: Study,
+    look: Look,
+    runs: Runs,
+    metrics: Metrics,
+    images: PerImage,
+    family: Sequence[Key],
 ) -> dict[Key, results.Comparison]:
-    """Compare the arms and seeds of a look. The family is that of the whole study."""
+    """Compare the arms and seeds of a look, as far as they are of its `family`, which shares its error."""
     read = _runs_of(at_look, runs)
-    planned = planned_comparisons(study, metrics)
-    return _compared(at_look, read, metrics, _trend_pairs(at_look, read), planned, images, look.share)
+    planned = [key for key in planned_comparisons(study, metrics) if key in family]
+    return _compared(at_look, read, metrics, _trend_pairs(at_look, read), planned, images, look.share, family)
 
 
 def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
@@ -619,8 +663,12 @@ def _compared(
     planned: Sequence[Key],
     images: PerImage = NO_IMAGES,
     share: float = 1.0,
+    family: Sequence[Key] = (),
 ) -> dict[Key, results.Comparison]:
-    """Compare what is measured. All planned comparisons share the study's error, whatever their resolution."""
+    """Compare what is planned and measured.
+
+    All comparisons of the `family` share the study's error, whatever their resolution; by default the planned ones.
+    """
     pairs: dict[Key, Pair] = {}
     errors: dict[Key, float | None] = {}
     groups = _groups(study, runs, meanings)
@@ -643,8 +691,8 @@ def _compared(
         labels = _by_name(arms)
         of = {name: runs[label] for name, label in labels.items()}
         pairs[key] = factor_pair(contrast, of, key[1], groups[arms[0].resolution, key[1]], labels)
-    measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
-    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned, share)
+    measured = {key: pair for key, pair in pairs.items() if key in planned and (pair.new or pair.lost)}
+    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, family or planned, share)
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
@@ -715,14 +763,16 @@ def _with_falls(level: Level, row: results.Comparison | None) -> Level:
     return level if row is None else replace(level, fallen=row.fallen, baseline_fallen=row.baseline_fallen)
 
 
-def _method(study: Study, planned: Sequence[Key]) -> str:
+def _method(study: Study, family: Sequence[Key], planned: Collection[Key]) -> str:
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
-    tested = [key for key in planned if is_tested(key[1], settings.analysis)]
+    tested = [key for key in family if is_tested(key[1], settings.analysis)]
+    dropped = sum(key not in planned for key in tested)
     counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
     text = describe_method(len(study.arms[0].plans), counts, control, settings.primary, settings.analysis, tokens)
-    return " ".join([text, *_factor_words(study), *_not_compared(study)])
+    kept = [f"{dropped} of them were dropped after a look, and still count."] if dropped else []
+    return " ".join([text, *kept, *_factor_words(study), *_not_compared(study)])
 
 
 def _factor_words(study: Study) -> list[str]:

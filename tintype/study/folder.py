@@ -1,7 +1,7 @@
 """The folder of a study: whose it is, and the study as it stands there.
 
 A folder is one study's. It may get more arms, seeds and resolutions, but no other baseline, and once its results were
-seen no other question.
+seen no other question, nor arms that planned looks left no error for.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
             stored = untuned_study(out)
             _refuse_another_baseline(study, stored, out)
             _refuse_other_looks(study, stored, out)
+            _refuse_added_arms(study, out)
             _refuse_other_questions(study, stored, out)
         except DamagedFileError as error:
             known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
@@ -92,6 +93,17 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
             f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
             "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
             "against fresh seeds with `tintype replicate`"
+        )
+
+
+def _refuse_added_arms(study: Study, out: Path) -> None:
+    """Refuse more arms once a study was looked at whose planned looks share all of its error: none is left for them."""
+    known = {label for look in made_looks(out) for label in look.family}
+    added = [arm.label for arm, _ in study.compared() if arm.label not in known]
+    if isinstance(study.settings.seeds, SeedPlan) and known and added:
+        raise UserError(
+            f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
+            "error among the arms that it had. Leave the new arms out, or choose another --out"
         )
 
 

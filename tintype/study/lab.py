@@ -30,8 +30,10 @@ from tintype.study.compare import (
     Runs,
     collect,
     compare_fresh,
+    every_comparison,
     follow_runs,
     last_results,
+    looks_to_record,
     made_looks,
     standing_runs,
 )
@@ -62,7 +64,7 @@ from tintype.study.replicate import (
     write_replication,
 )
 from tintype.study.report import write_report
-from tintype.study.results import Replication, SeedSet, StudyResults, read_results_file
+from tintype.study.results import Replication, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.settings import ArmSettings
 from tintype.study.study import ArmPlan, Study, check_study, resolve
@@ -330,7 +332,7 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None
     if isinstance(study.settings.seeds, SeedPlan):
         if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
             return NextRuns(unscored, runs)
-        standing = follow_runs(study, runs, tried)
+        standing = follow_runs(study, runs, every_comparison(study, out), tried)
         if standing.next is None:
             return NextRuns([], runs)
         wanted = wanted_arms(study, standing.next, standing.stopped)
@@ -468,7 +470,7 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
         results = with_earlier(collect(study, out), last_results(out))
         results = results.model_copy(update={"tuning": tuning_of(study, out)})
-        if made := [SeedSet(**one.model_dump(include={"seeds", "control_seeds"})) for one in results.looks if one.made]:
+        if made := looks_to_record(study, results, out):
             record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
         next_part("writing the report")
         if without_data:

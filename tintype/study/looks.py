@@ -6,6 +6,10 @@ whatever the looks have in common. A study that plans its looks (`seeds: {first:
 among them, in proportion to their seeds. One with fixed seeds spends 80% at its first look; each later look, which
 nobody planned, gets half of what is left. docs/statistics.md compares such shares.
 
+The share of a look is split among a family of comparisons, which is recorded with the look and never shrinks: choosing
+the arms that came out best and reading them by themselves would be another chance. Arms that are added to seeds that
+were read before are another look, whose family they are alone; so no earlier verdict changes.
+
 A verdict is a pure function of the runs and the looks: the first look that decides a comparison decides it for good.
 """
 
@@ -29,7 +33,7 @@ CONTROL_OFFSET = 1_000
 FIRST_SHARE = 0.8
 """Part of the error that the first look at a study with fixed seeds spends."""
 LOOKS_FILE = "looks.json"
-"""File in a study's folder: the seeds of each look that was made, oldest first."""
+"""File in a study's folder: the seeds and the family of each look that was made, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
 """Verdicts that stand once a look has reached them; "unstable" only where the arm's own runs fell off."""
 
@@ -107,9 +111,41 @@ def unplanned_looks(read: Iterable[SeedSet]) -> list[Look]:
     return looks
 
 
-def with_look(read: Sequence[SeedSet], seeds: SeedSet) -> list[SeedSet]:
-    """Return the looks with one more; the same seeds again are the same look."""
-    return [*read] if seeds in read else [*read, seeds]
+class MadeLook(SeedSet):
+    """A look at a study: the seeds that are read together, and the comparisons that share its error."""
+
+    family: dict[str, list[str]] = Field(default_factory=dict)
+    """Metrics by the label of an arm, a trend or a contrast; empty in older files, where it is that of today."""
+
+    @property
+    def keys(self) -> list[Key]:
+        return [(label, metric) for label, metrics in self.family.items() for metric in metrics]
+
+    @classmethod
+    def of(cls, seeds: SeedSet, keys: Iterable[Key]) -> MadeLook:
+        family: dict[str, list[str]] = {}
+        for label, metric in keys:
+            family.setdefault(label, []).append(metric)
+        return cls(seeds=seeds.seeds, control_seeds=seeds.control_seeds, family=family)
+
+
+def every_key(read: Iterable[MadeLook], planned: Iterable[Key]) -> list[Key]:
+    """Return the comparisons that the study plans now, and those of all looks at it."""
+    return list(dict.fromkeys([*planned, *(key for one in read for key in one.keys)]))
+
+
+def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) -> list[MadeLook]:
+    """Return the looks with one more; the same seeds with no other comparisons are the same look.
+
+    The family of a new look has all that the study compares now or has ever compared, but for what was read with these
+    seeds before.
+    """
+    known = [one if one.family else MadeLook.of(one, planned) for one in read]
+    same = [one for one in known if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
+    paid = {key for one in same for key in one.keys}
+    if same and paid.issuperset(planned):
+        return known
+    return [*known, MadeLook.of(seeds, (key for key in every_key(known, planned) if key not in paid))]
 
 
 def is_decided(row: Comparison) -> bool:
@@ -149,7 +185,8 @@ def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:
     spent = [f"{100 * look.share:.3g}%" for look in looks]
     first = f"The first look at the study spends {spent[0]} of the error"
     later = (
-        f"; {_listed(spent[1:])} went to later looks with other seeds, and a verdict that a look has reached stays"
+        f"; {_listed(spent[1:])} went to later looks with other seeds or more arms, and a verdict that a look has "
+        "reached stays"
         if spent[1:]
         else "; the rest is kept for looks with more seeds"
     )
@@ -171,17 +208,17 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def read_looks(out: Path) -> list[SeedSet] | None:
-    """Return the seeds of each look that was made at a study; None where no look was recorded."""
+def read_looks(out: Path) -> list[MadeLook] | None:
+    """Return each look that was made at a study; None where none was recorded."""
     file = out / LOOKS_FILE
     if not file.exists():
         return None
     remake = f"remove it and run `tintype report {quote(str(out))}`: the looks of the last report are taken"
     try:
-        return [SeedSet.model_validate(one) for one in read_checked(file, remake)["looks"]]
+        return [MadeLook.model_validate(one) for one in read_checked(file, remake)["looks"]]
     except (ValidationError, KeyError, TypeError) as error:
         raise damaged(file, f"{type(error).__name__}: {' '.join(str(error).split())}", remake) from None
 
 
-def record_looks(read: Sequence[SeedSet], out: Path) -> None:
+def record_looks(read: Sequence[MadeLook], out: Path) -> None:
     write_checked(out / LOOKS_FILE, {"looks": [one.model_dump() for one in read]})

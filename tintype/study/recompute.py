@@ -19,11 +19,12 @@ from tintype.seams import ANY_VALUE
 from tintype.study.along import with_along
 from tintype.study.analysis import Method
 from tintype.study.compare import Metrics, Rows, is_read, metric_infos, read_at_looks
-from tintype.study.results import Earlier, EarlierVerdict, Run, SeedSet, StudyResults
+from tintype.study.looks import MadeLook
+from tintype.study.results import Earlier, EarlierVerdict, Run, StudyResults
 from tintype.study.study import ArmPlan, Study
 
 
-def recompute(study: Study, stored: StudyResults, made: Sequence[SeedSet]) -> StudyResults:
+def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> StudyResults:
     """Return the stored results with their comparisons made again. `made` are the looks that were made at the study.
 
     Sampling errors stay as they are stored: they may have been taken from single images, which results do not have.

@@ -13,7 +13,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study.adaptive import why_stop
 from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
 from tintype.study.looks import read_looks
-from tintype.study.results import Comparison, SeedSet, StudyResults, Verdict
+from tintype.study.results import Comparison, StudyResults, Verdict
 from tintype.study.runner import Task
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
@@ -227,9 +227,9 @@ def test_added_seeds_are_a_look_that_pays_and_verdicts_stay(tmp_path: Path) -> N
     out, writer = tmp_path / "out", Writer({"strong": -20.0})
     three = results_of(run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, writer))
     assert [look.share for look in three.looks] == [0.8]
-    assert read_looks(out) == [look_seeds(4)]
+    assert looked_at(out) == [4]
     report_study(out)
-    assert read_looks(out) == [look_seeds(4)], "the same seeds again are the same look"
+    assert looked_at(out) == [4], "the same seeds again are the same look"
     writer.effects["strong"] = 20.0  # fresh seeds contradict the first ones
     more = results_of(run(study_with(tmp_path, f"seeds={list(range(12))}"), out, writer))
     assert [look.share for look in more.looks] == pytest.approx([0.8, 0.1])
@@ -237,7 +237,56 @@ def test_added_seeds_are_a_look_that_pays_and_verdicts_stay(tmp_path: Path) -> N
     assert (strong.verdict, strong.look) == ("better", 1)
     nothing = next(arm for arm in more.arms if arm.name == "nothing").comparisons[METRIC]
     assert nothing.look == 2
-    assert read_looks(out) == [look_seeds(4), look_seeds(12)]
+    assert looked_at(out) == [4, 12]
+
+
+ARMS = ("strong", "weak", "nothing", "other")
+
+
+def arms_only(folder: Path, *names: str, seeds: str = "[0, 1, 2, 3]") -> Study:
+    arms = [f"{{name: {name}, set: [optimizer.lr=0.0{1 + ARMS.index(name)}]}}" for name in names]
+    return study_with(folder, f"seeds={seeds}", f"arms=[{', '.join(arms)}]")
+
+
+def row_of(results: StudyResults, name: str) -> Comparison:
+    return next(arm for arm in results.arms if arm.name == name).comparisons[METRIC]
+
+
+def test_arms_that_are_dropped_after_a_look_still_count(tmp_path: Path) -> None:
+    """Keeping the best of several arms and reading it by itself would be another chance for a false verdict."""
+    out, writer = tmp_path / "out", Writer({"weak": -2.2})
+    before = row_of(results_of(run(arms_only(tmp_path, *ARMS), out, writer)), "weak")
+    results = results_of(run(arms_only(tmp_path, "weak"), out, writer))
+    alone, never_read = row_of(results, "weak"), run(arms_only(tmp_path, "weak"), tmp_path / "alone", writer)
+    assert row_of(results_of(never_read), "weak").verdict == "better", "the test needs an arm that this would decide"
+    assert (before.verdict, alone.verdict, alone.level, alone.look) == ("undecided", "undecided", before.level, 1)
+    assert "were dropped after a look, and still count" in results.method
+    assert row_of(report_study(out).results, "weak").level == before.level
+    more = results_of(run(arms_only(tmp_path, "weak", seeds=str(list(range(8)))), out, writer))
+    level = row_of(more, "weak").level
+    assert level == pytest.approx(1 - 0.05 * 0.1 * 0.8 / len(ARMS)), "four arms share the tenth of the second look"
+
+
+def test_arms_that_are_added_after_a_look_are_another_look_and_change_no_verdict(tmp_path: Path) -> None:
+    out, writer = tmp_path / "out", Writer({"weak": -2.8})
+    before = results_of(run(arms_only(tmp_path, "weak", "nothing"), out, writer))
+    assert row_of(before, "weak").verdict == "better"
+    results = results_of(run(arms_only(tmp_path, *ARMS), out, writer))
+    assert [look.share for look in results.looks] == pytest.approx([0.8, 0.1])
+    for name in ("weak", "nothing"):
+        assert row_of(results, name) == row_of(before, name)
+    added = row_of(results, "other")
+    assert added.look == 2
+    assert added.level == pytest.approx(1 - 0.05 * 0.1 * 0.8 / 2), "two arms share the tenth"
+
+
+def test_planned_looks_have_nothing_left_for_arms_that_are_added(tmp_path: Path) -> None:
+    out, plan = tmp_path / "out", "{first: 4, most: 8}"
+    both = results_of(run(arms_only(tmp_path, "strong", "nothing", seeds=plan), out, Writer(EFFECTS)))
+    with pytest.raises(UserError, match="was looked at without weak, and its planned looks share all"):
+        run(arms_only(tmp_path, "strong", "weak", "nothing", seeds=plan), out, Writer(EFFECTS))
+    fewer = results_of(run(arms_only(tmp_path, "nothing", seeds=plan), out, Writer(EFFECTS)))
+    assert row_of(fewer, "nothing").level == row_of(both, "nothing").level
 
 
 def test_a_report_of_before_looks_were_recorded_counts_as_one(tmp_path: Path) -> None:
@@ -256,8 +305,9 @@ def test_a_half_done_study_is_no_look(tmp_path: Path) -> None:
     assert [(len(look.seeds), look.share) for look in results.looks] == [(2, 0.8)]
 
 
-def look_seeds(count: int) -> SeedSet:
-    return SeedSet(seeds=list(range(count)))
+def looked_at(out: Path) -> list[int]:
+    """Return the number of seeds of each look."""
+    return [len(look.seeds) for look in read_looks(out) or ()]
 
 
 def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:

@@ -10,6 +10,7 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import (
     LOOKS_FILE,
+    MadeLook,
     SeedPlan,
     listed_seeds,
     planned_looks,
@@ -24,8 +25,9 @@ from tintype.study.study import load_study
 from tools.calibration.looks import false_verdicts
 
 
-def seeds(count: int) -> SeedSet:
-    return SeedSet(seeds=list(range(count)), control_seeds=list(range(100, 100 + count)))
+def seeds(count: int, *arms: str) -> MadeLook:
+    found = SeedSet(seeds=list(range(count)), control_seeds=list(range(100, 100 + count)))
+    return MadeLook.of(found, [(arm, "m") for arm in arms])
 
 
 def row(verdict: Verdict, difference: float = 0.0) -> Comparison:
@@ -91,8 +93,27 @@ def test_looks_that_nobody_planned_never_spend_more_than_the_whole_error() -> No
 
 
 def test_the_same_seeds_again_are_the_same_look() -> None:
-    read = with_look(with_look([], seeds(3)), seeds(5))
-    assert with_look(read, seeds(3)) == read == [seeds(3), seeds(5)]
+    planned = [("a", "m"), ("b", "m")]
+    read = with_look(with_look([], seeds(3), planned), seeds(5), planned)
+    assert with_look(read, seeds(3), planned) == read == [seeds(3, "a", "b"), seeds(5, "a", "b")]
+
+
+def test_the_family_of_a_look_never_shrinks() -> None:
+    """Fewer arms at the same seeds are the same look; at other seeds, all that were read before still count."""
+    read = [seeds(3, "a", "b", "c")]
+    assert with_look(read, seeds(3), [("a", "m")]) == read
+    assert with_look(read, seeds(5), [("a", "m"), ("d", "m")])[1:] == [seeds(5, "a", "d", "b", "c")]
+
+
+def test_arms_that_are_added_to_seeds_that_were_read_are_a_look_of_their_own() -> None:
+    read = [seeds(3, "a", "b"), seeds(5, "a", "b")]
+    more = with_look(read, seeds(5), [("a", "m"), ("c", "m"), ("d", "m")])
+    assert more == [*read, seeds(5, "c", "d")]
+    assert with_look(more, seeds(5), [("a", "m"), ("d", "m")]) == more
+
+
+def test_a_look_of_an_older_file_has_the_family_of_today() -> None:
+    assert with_look([seeds(3)], seeds(3), [("a", "m")]) == [seeds(3, "a")]
 
 
 def test_the_first_decided_verdict_stands() -> None:
@@ -126,8 +147,8 @@ def test_a_decided_row_knows_the_runs_that_fell_after_its_look() -> None:
 
 def test_looks_are_read_as_they_were_recorded_and_an_edit_is_refused(tmp_path: Path) -> None:
     assert read_looks(tmp_path) is None
-    record_looks([seeds(3), seeds(5)], tmp_path)
-    assert read_looks(tmp_path) == [seeds(3), seeds(5)]
+    record_looks([seeds(3, "a"), seeds(5, "a", "b")], tmp_path)
+    assert read_looks(tmp_path) == [seeds(3, "a"), seeds(5, "a", "b")]
     text = (tmp_path / LOOKS_FILE).read_text()
     (tmp_path / LOOKS_FILE).write_text(text.replace("104", "105"))
     with pytest.raises(DamagedFileError, match="the looks of the last report are taken"):
