@@ -425,7 +425,7 @@ class Counted:
                 source, arithmetic = (getattr(loss.teacher, key, "") for key in ("source", "arithmetic"))
                 yield from self._tower(loss.kind, source or loss.teacher.kind, arithmetic)
             elif isinstance(loss, PerceptualDinoSettings):
-                yield from self._tower(loss.kind, loss.source, getattr(loss, "arithmetic", "fp32"))
+                yield from self._tower(loss.kind, loss.source, loss.compute)
             elif isinstance(loss, LpipsLossSettings):
                 with META:
                     network = Lpips(loss.net).eval().requires_grad_(False)

@@ -247,6 +247,10 @@ def test_frozen_networks_take_the_bytes_of_what_they_compute_in() -> None:
     assert {name: tower.bytes / tower.parameters for name, tower in towers.items()} == {"text": 2, "tokenizer": 2}
     fp32 = cost(read_plan("prx-256", ["tokenizer.compute=fp32"])).towers["tokenizer"]
     assert fp32.bytes == 4 * fp32.parameters
+    for compute, size in (("fp32", 4), ("bf16", 2)):
+        plan = apply_techniques(read_plan("prx-jit-1024"), [f"perceptual-dino:compute={compute}"])
+        tower = cost(plan).towers["perceptual-dino"]
+        assert tower.bytes == size * tower.parameters
 
 
 def test_sharded_weights_are_divided_and_replicated_ones_are_not() -> None:

@@ -79,10 +79,12 @@ def test_the_error_of_the_other_space_has_the_clamp_of_the_prediction() -> None:
     at = t[:, None, None, None]
 
     def noise_of(x: Tensor) -> Tensor:
-        return (z - (1 - at) * x) / at.clamp_min(CLAMP)
+        noise: Tensor = (z - (1 - at) * x) / at.clamp_min(CLAMP)
+        return noise
 
     def x_of(noise: Tensor) -> Tensor:
-        return (z - at * noise) / (1 - at).clamp_min(CLAMP)
+        x: Tensor = (z - at * noise) / (1 - at).clamp_min(CLAMP)
+        return x
 
     for predicts, space, derived in (("x", "epsilon", noise_of), ("epsilon", "x", x_of)):
         objective = objective_of(predicts)
