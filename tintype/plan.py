@@ -300,7 +300,7 @@ def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str]
     """Return the plan of a recipe's name or file. What the file names is looked for beside it first."""
     document = recipes.find("plans", name)
     if isinstance(document.data, dict) and document.data.keys() >= {"question", "arms"}:
-        raise UserError(f"{name} is a study, not a plan; `tintype ablate {name} --out DIR` runs it")
+        raise UserError(f"{name} is a study, not a plan; `tintype ablate {quote(name)} --out DIR` runs it")
     if name not in recipes.names("plans"):
         document.data = locate(document.data, [Plan], Path(name).parent)
     return plan_from_document(document, assignments, options)

@@ -268,8 +268,9 @@ def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> Non
     """
     with path.open("a+b") as file:
         number, end = _last_number(file)
+        size = file.seek(0, os.SEEK_END)
         file.seek(end)
-        rest = file.read()
+        rest = file.read(size - end)  # not all that there is: of a device that may be without end
         known = _read_line(rest)
         whole = known is not None and known[0] == number + 1
         fence.check()
