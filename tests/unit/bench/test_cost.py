@@ -242,6 +242,7 @@ def test_the_memory_of_weights_gradients_optimizer_and_averages_is_exact(techniq
     assert cost(plan).trained == sum(one.numel() for one in parameters)
 
 
+@pytest.mark.slow
 def test_frozen_networks_take_the_bytes_of_what_they_compute_in() -> None:
     towers = cost(read_plan("prx-256")).towers
     assert {name: tower.bytes / tower.parameters for name, tower in towers.items()} == {"text": 2, "tokenizer": 2}
@@ -323,6 +324,7 @@ def test_the_command_calls_estimates_by_their_name() -> None:
     assert "note: an h200 has 141 GB" in shown
 
 
+@pytest.mark.slow
 def test_a_study_prints_the_cost_of_its_arms_before_it_starts(tmp_path: Path) -> None:
     out = ["--dry-run", "--out", f"{tmp_path}/out"]
     shown = CliRunner().invoke(app, ["ablate", "routing-mini", "--arm", "tread", *out]).output

@@ -78,6 +78,7 @@ def test_a_study_ends_where_no_arm_has_anything_in_sight(study: Study, tmp_path:
     assert not outcome.interrupted
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_anywhere_ends_with_the_same_runs_and_verdicts(study: Study, tmp_path: Path) -> None:
     whole = Writer(EFFECTS)
     expected = results_of(run(study, tmp_path / "whole", whole))

@@ -156,6 +156,7 @@ def test_contrasts_count_among_the_planned_comparisons(factors: str) -> None:
     assert chosen.contrasts() == []
 
 
+@pytest.mark.slow
 def test_a_factorial_study_from_its_file_to_its_report(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(TINY)
     (tmp_path / "study.yaml").write_text(FACTORIAL.replace("PLAN", "plan.yaml"))

@@ -50,6 +50,7 @@ def test_false_verdicts_of_the_shared_method_too(seeds: int, shape: simulate.Sha
     assert rates.either <= 0.05 + tolerance(0.05, 60)
 
 
+@pytest.mark.slow
 def test_without_its_own_spread_an_arm_would_get_false_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with all weight on the shared variance, arms of another spread get verdicts by chance."""
     cell = Cell(8, "unequal", arms=5)
@@ -89,6 +90,7 @@ def test_a_difference_of_the_stated_size_is_found_at_the_stated_power(seeds: int
     assert found == pytest.approx(0.8, abs=tolerance(0.8, STUDIES))
 
 
+@pytest.mark.slow
 def test_the_permutation_test_finds_what_it_says_or_says_that_it_cannot() -> None:
     found = share_found(Cell(10), PERMUTATION, STUDIES)
     assert found == pytest.approx(0.8, abs=tolerance(0.8, STUDIES))

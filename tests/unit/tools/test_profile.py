@@ -21,6 +21,7 @@ def test_kernels_are_summed_by_what_they_compute() -> None:
     assert found["longest of the rest"] == {"void at::native::reduce_kernel<_norm>": 0.25}
 
 
+@pytest.mark.slow
 def test_a_step_is_profiled_on_any_device() -> None:
     found = profile.measure(tiny_plan())
     assert all(isinstance(found[key], float) and found[key] for key in ("wall", "all kernels"))

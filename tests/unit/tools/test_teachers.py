@@ -14,6 +14,7 @@ from tools.speed import teachers
 pytest.importorskip("transformers")
 
 
+@pytest.mark.slow
 def test_each_teacher_is_measured_in_each_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the smallest plan and teacher, and without the compiler's own passes."""
     compile_module = nn.Module.compile

@@ -30,6 +30,7 @@ def run(out: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_run_takes_real_steps_with_all_of_its_towers(tmp_path: Path) -> None:
     towers = ("--towers", str(tmp_path / "towers"))
     written = run(tmp_path / "towers.json", *towers, "--only-towers")
