@@ -17,6 +17,7 @@ from pathlib import Path
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, result_file, write_result
 from tintype.runtime.files import write_checked
+from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
 from tintype.serve.server import LiveServer, follow
 from tintype.study.folder import stored_study
@@ -67,7 +68,7 @@ def main() -> None:
             page = urllib.request.urlopen(f"{server.url}study/study").read()
             print(f"{words} page: {time.perf_counter() - began:.2f} s, {len(page) / 1e3:.0f} kB")
         server.shutdown()
-    live = LiveStudy((given.folder / "study").resolve(), "study")
+    live = live_study(given.folder / "study")
     began, cpu = time.perf_counter(), time.process_time()
     while live.step():
         pass
@@ -89,6 +90,12 @@ def main() -> None:
         size = len(json.dumps(sent)) / 1e3
         print(f"update with {RUNNING} runs: {look_ms:.0f} + {send_ms:.0f} ms of CPU time (look, send), {size:.0f} kB")
     measure_an_end(given.folder / "study")
+
+
+def live_study(folder: Path) -> LiveStudy:
+    """Return the study as the server follows it, with the search for links that lead out."""
+    place = folder.resolve()
+    return LiveStudy(place, "study", Links(place.parent))
 
 
 def score(task: Task, protocol: Protocol) -> Path:
@@ -125,7 +132,7 @@ def measure_an_end(folder: Path) -> None:
     tasks, protocol = tasks_of(study, folder), study.settings.evaluation
     for task in tasks[:-1]:
         score(task, protocol)
-    live = LiveStudy(folder.resolve(), "study")
+    live = live_study(folder)
     while live.step():
         pass
     live.settle()
