@@ -5,6 +5,7 @@ Files alone are read, and nothing in the served folder is written.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -45,6 +46,8 @@ class Live(ABC):
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         self.folder, self.path = folder, path
         self._links = links
+        self._behind = False
+        """Whether the last look left more to read."""
         self.curves = Curves([])
         self.fragments: Fragments = {}
         self.problem = ""
@@ -130,6 +133,9 @@ class Live(ABC):
             with self.changed:
                 self.version += 1
                 self.changed.notify_all()
+        if self._behind and not more:
+            gc.collect()  # after much was read, so that no later look has to
+        self._behind = more
         return more
 
     def _check_links(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tintype.serve.server import LiveServer
+from tintype.serve.server import LiveServer, without_pauses
 from tintype.terminal.answers import put_now
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import say
@@ -19,7 +19,7 @@ def serve_until_stopped(server: LiveServer, folder: Path, console: Console) -> N
     say(console, f"{folder}: open {server.url} (stop with Ctrl-C)")
     begin_work()
     try:
-        with Heartbeat(Console(quiet=True), lambda: ""):
+        with Heartbeat(Console(quiet=True), lambda: ""), without_pauses():
             server.serve_forever()
     except Interrupted as stopped:
         stopped.kept = f"{folder} is as it was; run the same command again"

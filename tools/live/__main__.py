@@ -19,7 +19,7 @@ from tintype.evaluation.results import EvaluationResult, result_file, write_resu
 from tintype.runtime.files import write_checked
 from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
-from tintype.serve.server import LiveServer, follow
+from tintype.serve.server import LiveServer, follow, without_pauses
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study
 from tintype.study.runner import Task, tasks_of
@@ -61,14 +61,20 @@ def main() -> None:
     given = parser.parse_args()
     logs = write(given.folder / "study", given.lines)
     print(f"{len(logs)} runs of {given.lines:,} lines, {logs[0].stat().st_size * len(logs) / 1e9:.1f} GB")
-    with LiveServer(given.folder, port=0) as server:
+    with without_pauses():  # as `tintype serve` does
+        measure(given.folder, given.lines, logs)
+
+
+def measure(folder: Path, lines: int, logs: list[Path]) -> None:
+    """Print how long the first page and the updates take."""
+    with LiveServer(folder, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for words in ("first", "second"):
             began = time.perf_counter()
             page = urllib.request.urlopen(f"{server.url}study/study").read()
             print(f"{words} page: {time.perf_counter() - began:.2f} s, {len(page) / 1e3:.0f} kB")
         server.shutdown()
-    live = live_study(given.folder / "study")
+    live = live_study(folder / "study")
     began, cpu = time.perf_counter(), time.process_time()
     while live.step():
         pass
@@ -81,7 +87,7 @@ def main() -> None:
     for turn in range(5):
         for log in logs[:RUNNING]:
             with log.open("ab") as file:
-                file.writelines(line(given.lines, given.lines + 5 * turn + number) for number in range(1, 6))
+                file.writelines(line(lines, lines + 5 * turn + number) for number in range(1, 6))
         cpu = time.process_time()
         live.step()
         looked = time.process_time()
@@ -89,7 +95,7 @@ def main() -> None:
         look_ms, send_ms = 1e3 * (looked - cpu), 1e3 * (time.process_time() - looked)
         size = len(json.dumps(sent)) / 1e3
         print(f"update with {RUNNING} runs: {look_ms:.0f} + {send_ms:.0f} ms of CPU time (look, send), {size:.0f} kB")
-    measure_an_end(given.folder / "study")
+    measure_an_end(folder / "study")
 
 
 def live_study(folder: Path) -> LiveStudy:
