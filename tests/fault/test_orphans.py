@@ -104,7 +104,8 @@ def test_without_it_a_process_outlives_its_parent(promise: Promise) -> None:
 RANK = """
 import os, sys, time, types
 sys.modules["tintype.cli"] = types.ModuleType("tintype.cli")  # before torch is imported
-sys.modules["tintype.cli"].main = lambda: (print(os.getpid(), flush=True), time.sleep(60))
+line = f"{os.getpid()}\\n".encode()  # in one write: two ranks share the pipe
+sys.modules["tintype.cli"].main = lambda: (os.write(1, line), time.sleep(60))
 from tintype.__main__ import main
 main()
 """
