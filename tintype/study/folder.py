@@ -1,7 +1,7 @@
 """The folder of a study: whose it is, and the study as it stands there.
 
 A folder is one study's. It may get more arms, seeds and resolutions, but no other baseline, and once its results were
-seen no other question, nor arms that planned looks left no error for.
+seen no other question, no other settings of an arm, nor arms that planned looks left no error for.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
             _refuse_another_baseline(study, stored, out)
             _refuse_other_looks(study, stored, out)
             _refuse_added_arms(study, out)
+            _refuse_changed_arms(study, stored, out)
             _refuse_other_questions(study, stored, out)
         except DamagedFileError as error:
             known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
@@ -104,6 +105,18 @@ def _refuse_added_arms(study: Study, out: Path) -> None:
         raise UserError(
             f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
             "error among the arms that it had. Leave the new arms out, or choose another --out"
+        )
+
+
+def _refuse_changed_arms(study: Study, there: Study, out: Path) -> None:
+    """Refuse other settings under the name of an arm that was looked at: each try of them is another chance."""
+    known = {label for look in made_looks(out) for label in look.family}
+    before = {arm.label: arm.changes for arm in there.arms if arm.label in known}
+    changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
+    if changed:
+        raise UserError(
+            f"arms: {out} was looked at with other settings of {', '.join(changed)}, and the study's error counts "
+            "what was tried by its name. Give the arm with the new settings another name, or choose another --out"
         )
 
 

@@ -281,6 +281,18 @@ def test_arms_that_are_added_after_a_look_are_another_look_and_change_no_verdict
     assert added.level == pytest.approx(1 - 0.05 * 0.1 * 0.8 / 2), "two arms share the tenth"
 
 
+def test_an_arm_that_was_looked_at_keeps_its_settings(tmp_path: Path) -> None:
+    """Other settings under the same name would be tried without being counted."""
+    out, changed = tmp_path / "out", "arms=[{name: weak, set: [optimizer.lr=0.5]}]"
+    run(arms_only(tmp_path, "weak", "nothing"), out, Writer(stop_after=2))
+    run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", changed), out, Writer())  # nothing had been read
+    with pytest.raises(UserError, match="was looked at with other settings of weak, and .* another name"):
+        run(arms_only(tmp_path, "weak", "nothing"), out, Writer())
+    renamed = changed.replace("weak", "weaker")
+    results = results_of(run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", renamed), out, Writer()))
+    assert row_of(results, "weaker").look == 2, "another name is another arm, which pays"
+
+
 def test_planned_looks_have_nothing_left_for_arms_that_are_added(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", "{first: 4, most: 8}"
     both = results_of(run(arms_only(tmp_path, "strong", "nothing", seeds=plan), out, Writer(EFFECTS)))
