@@ -78,6 +78,8 @@ class LiveServer(ThreadingHTTPServer):
             raise UserError(f"{root} is no folder; give the folder of runs and studies")
         self.root = root.resolve()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
+        self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -90,8 +92,13 @@ class LiveServer(ThreadingHTTPServer):
         self.picking = threading.Lock()
         """Held while an image is kept for a report."""
         self.names, self.links = RunNames(), Links(self.root)
-        self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
-        self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
+
+    def server_close(self) -> None:
+        """Listen no more, and read no more for pages."""
+        super().server_close()
+        with self._lock:
+            for live in self._lives.values():
+                live.rest()
 
     @property
     def url(self) -> str:

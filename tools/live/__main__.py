@@ -74,6 +74,9 @@ def measure(folder: Path, lines: int, logs: list[Path]) -> None:
             page = urllib.request.urlopen(f"{server.url}study/study").read()
             print(f"{words} page: {time.perf_counter() - began:.2f} s, {len(page) / 1e3:.0f} kB")
         server.shutdown()
+    for thread in threading.enumerate():
+        if thread.name.startswith("live "):  # the server's own: all CPU time from here on is of the updates
+            thread.join()
     live = live_study(folder / "study")
     began, cpu = time.perf_counter(), time.process_time()
     while live.step():
@@ -136,6 +139,7 @@ def measure_an_end(folder: Path) -> None:
     """Score all runs but one, look, score the last, and print the CPU time of the look and of the verdicts."""
     study = stored_study(folder)
     tasks, protocol = tasks_of(study, folder), study.settings.evaluation
+    result_file(tasks[-1].folder, protocol, tasks[-1].plan.train.steps).unlink(missing_ok=True)
     for task in tasks[:-1]:
         score(task, protocol)
     live = live_study(folder)

@@ -316,6 +316,26 @@ def test_pages_that_are_put_away_are_read_no_more_unless_somebody_waits(
         reader.join()
 
 
+def test_a_closed_server_reads_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "EVERY_S", 0.01)
+    with serving(tmp_path) as client:
+        page = client.server.live(LiveRun, tmp_path / "closed")
+        page.ask(5.0)
+        (reading,) = (thread for thread in threading.enumerate() if thread.name == "live closed")
+    reading.join(5.0)
+    assert not reading.is_alive()
+
+
+def test_after_much_was_read_the_garbage_collector_runs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise run in the middle of a later update."""
+    live, more, collected = LiveRun(tmp_path / "run", "run"), iter([True, True, False, False]), list[str]()
+    monkeypatch.setattr(live, "look", lambda: next(more))
+    monkeypatch.setattr("tintype.serve.live.gc.collect", lambda: collected.append("whole"))
+    assert [(live.step(), len(collected)) for _ in range(4)] == [(True, 0), (True, 0), (False, 1), (False, 1)]
+
+
 def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:
     train(tiny_plan("train.steps=2"), tmp_path / "run", Interrupt())
     live = LiveRun(tmp_path / "run", "run")
