@@ -84,7 +84,7 @@ def measurements(out: Path, work: Work) -> dict[str, Measurement]:
         "mini": Measurement((*bench, *work.mini, *inexact), 90),
         "mini-deterministic": Measurement((*bench, *work.mini, *exact), 90),
         "mini-again": Measurement((*bench, *work.mini, *inexact), 90),
-        "training": Measurement(("tools.speed.kernels", "training", "{out}", *work.kernels), 150),
+        "training": Measurement(("tools.speed.kernels", "training", "{out}", *work.kernels), 330),
         "optimizer": Measurement(("tools.speed.kernels", "optimizer", "{out}", *work.kernels), 90),
         "sampling": Measurement(("tools.speed.kernels", "sampling", "{out}", *work.kernels), 120),
         "study": Measurement((*bench, "--study", *work.study), 420),

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what scales of FP8 cost."""
+"""Where the time of a step goes, and what products take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_plan
-from tools.speed import profile, scales
+from tools.speed import products, profile
 
 
 def test_kernels_are_summed_by_what_they_compute() -> None:
@@ -33,7 +33,7 @@ def test_the_large_model_takes_one_micro_batch_a_step() -> None:
         assert plan.train.accumulate == 1 and plan.train.batch == work.batch, name
 
 
-def test_scales_are_measured_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.argv", ["scales", str(tmp_path / "out.json"), "--tiny"])
-    scales.main()
+def test_products_are_measured_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.argv", ["products", str(tmp_path / "out.json"), "--tiny"])
+    products.main()
     assert json.loads((tmp_path / "out.json").read_text())["bf16, ms"] > 0

@@ -170,9 +170,9 @@ def speed_by_part() -> Iterator[Claim]:
     yield Quote(f"Its products alone take {small['products']:.1f} ms of a step of 256 images")
 
 
-def speed_of_scales() -> Iterator[Claim]:
+def speed_of_products() -> Iterator[Claim]:
     """The products of a step, half of them forward with sums in fewer bits, half for gradients with sums in fp32."""
-    found = data("docs/speed/h200/scales.json")
+    found = data("docs/speed/h200/products.json")
     rows, tensors = (
         fmean(found[f"FP8, a scale for each {kind}, sums in {sums}, ms"] for sums in ("fewer bits", "fp32"))
         for kind in ("row", "tensor")

@@ -1,13 +1,16 @@
-"""`python -m tools.speed.scales FILE`: time FP8 products with a scale for each row, and with one for each tensor.
+"""`python -m tools.speed.products FILE`: time the matrix products of a step in bf16 and in FP8.
 
-The products are those of the image tokens in a step of the 1.17B model at micro-batch 128, forward and for the
-gradients of their inputs. Finding the scales is left out: the kernels that write the rows find them in passing.
+The products are those of the image tokens in a step of the 1.17B model at micro-batch 128: forward and for the
+gradients of their inputs, with a scale for each row and with one for each tensor, and for the gradients of the weights,
+where FP8 needs both operands transposed. Finding the scales is left out: the kernels that write the rows find them in
+passing.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from tintype.bench.clock import StepClock
 from tintype.model.fp8 import runs_on
+from tintype.model.fused.products import E4M3, E5M2, Operand, quantised, weight_gradient
 from tintype.runtime.files import Json, write_json
 from tintype.runtime.machine import choose_device, environment
 
@@ -33,11 +37,10 @@ class Sizes:
     inner: int = 6272
 
     @property
-    def products(self) -> list[tuple[int, int]]:
-        """Sizes in and out of a block's products: those of its layers, and turned round those of the gradients."""
+    def layers(self) -> list[tuple[int, int]]:
+        """Sizes in and out of a block's layers."""
         width, inner = self.width, self.inner
-        layers = [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
-        return [*layers, *((size_out, size_in) for size_in, size_out in layers)]
+        return [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
 
 
 TINY = Sizes(rows=16, depth=1, width=16, inner=32)
@@ -46,18 +49,23 @@ Product = Callable[[], Tensor]
 
 def measure(sizes: Sizes, device: torch.device) -> dict[str, Json]:
     """Return the milliseconds that the products of all blocks take, by their arithmetic."""
-    totals_ms: dict[str, float] = {}
-    for size_in, size_out in sizes.products:
-        for name, product in _products(sizes.rows, size_in, size_out, device).items():
-            totals_ms[name] = totals_ms.get(name, 0.0) + 1000 * sizes.depth * _median_s(product, device)
+    totals_ms: dict[str, float] = defaultdict(float)
+    for size_in, size_out in sizes.layers:
+        products = [
+            *_products(sizes.rows, size_in, size_out, device),
+            *_products(sizes.rows, size_out, size_in, device),
+        ]
+        for name, product in [*products, *_weight_gradients(sizes.rows, size_in, size_out, device)]:
+            totals_ms[name] += 1000 * sizes.depth * _median_s(product, device)
     return {f"{name}, ms": total for name, total in totals_ms.items()}
 
 
-def _products(rows: int, size_in: int, size_out: int, device: torch.device) -> dict[str, Product]:
+def _products(rows: int, size_in: int, size_out: int, device: torch.device) -> Iterator[tuple[str, Product]]:
+    """Yield the ways to multiply rows of one size by a weight; the gradient of its input is one of the sizes turned."""
     left_RK, right_NK = (torch.randn(side, size_in, device=device).bfloat16() for side in (rows, size_out))
-    products: dict[str, Product] = {"bf16": lambda: left_RK @ right_NK.t()}
+    yield "bf16", lambda: left_RK @ right_NK.t()
     if not runs_on(device):
-        return products
+        return
     left_8, right_8 = (one.to(torch.float8_e4m3fn) for one in (left_RK, right_NK))
     for fast in (True, False):
         sums = "fewer bits" if fast else "fp32"
@@ -67,8 +75,17 @@ def _products(rows: int, size_in: int, size_out: int, device: torch.device) -> d
             def product(left: Tensor = left_scale, right: Tensor = right_scale, fast: bool = fast) -> Tensor:
                 return torch._scaled_mm(left_8, right_8.t(), left, right, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
-            products[f"FP8, a scale for each {name}, sums in {sums}"] = product
-    return products
+            yield f"FP8, a scale for each {name}, sums in {sums}", product
+
+
+def _weight_gradients(rows: int, size_in: int, size_out: int, device: torch.device) -> Iterator[tuple[str, Product]]:
+    """Yield the ways to compute the gradient of a weight, as fused blocks do."""
+    d_RN, x_RK = (torch.randn(rows, size, device=device).bfloat16() for size in (size_out, size_in))
+    none = torch.empty(0, device=device)
+    yield "weights' gradients, bf16", lambda: weight_gradient(Operand(d_RN, none), Operand(x_RK, none), torch.float32)
+    if runs_on(device):
+        d, x = quantised(d_RN, E5M2), quantised(x_RK, E4M3)
+        yield "weights' gradients, FP8 with its transposes", lambda: weight_gradient(d, x, torch.float32)
 
 
 def _median_s(product: Product, device: torch.device) -> float:
@@ -82,7 +99,7 @@ def _median_s(product: Product, device: torch.device) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.speed.scales", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.speed.products", description=__doc__)
     parser.add_argument("out", type=Path, help="the JSON file to write")
     parser.add_argument("--tiny", action="store_true", help="measure next to nothing, on any device: for tests")
     options = parser.parse_args()
