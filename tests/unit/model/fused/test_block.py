@@ -38,10 +38,10 @@ def fp32_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def model(kernels: str) -> Transformer:
+def model(kernels: str, depth: int = 2) -> Transformer:
     torch.manual_seed(0)
     settings = ModelSettings.model_validate(
-        {"depth": 2, "width": 32, "heads": 2, "mlp_ratio": 2.0, "patch": 2, "kernels": kernels}
+        {"depth": depth, "width": 32, "heads": 2, "mlp_ratio": 2.0, "patch": 2, "kernels": kernels}
     )
     found = Transformer(settings, 4, 12, PrecisionSettings(compute="fp32"))
     for parameter in found.parameters():
@@ -81,7 +81,7 @@ def test_output_and_gradients_are_those_of_the_plain_block(with_lengths: bool, k
 
 @torch.no_grad()
 def test_keys_and_values_of_the_text_are_read_once_and_joined() -> None:
-    denoiser, words = model("fused"), text(with_lengths=True)
+    denoiser, words = model("fused", depth=1), text(with_lengths=True)
     x, t_B = torch.randn(3, 4, 6, 4), torch.rand(3)
     first = TextTokens(words.tokens_BLC[:2], words.mask_BL[:2], LENGTHS[:2])
     last = TextTokens(words.tokens_BLC[2:], words.mask_BL[2:], LENGTHS[2:])
@@ -90,7 +90,7 @@ def test_keys_and_values_of_the_text_are_read_once_and_joined() -> None:
 
 
 def test_a_changed_weight_is_cast_again() -> None:
-    denoiser, words = model("fused"), text(with_lengths=True)
+    denoiser, words = model("fused", depth=1), text(with_lengths=True)
     x, t_B = torch.randn(3, 4, 6, 4), torch.rand(3)
     before = denoiser(x, t_B, words).prediction_BCHW
     with torch.no_grad():
