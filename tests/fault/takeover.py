@@ -98,14 +98,15 @@ CONTROLS = {"no check": 14, "nothing removed": 38}
 """The safeguard that is left out, and a check at which that shows: before a line of the log, before the score."""
 
 
-def main(root: Path) -> None:
-    """Print a row for every check, and one for each control."""
+def main(root: Path, every: int) -> None:
+    """Print a row for every so many checks and those at which the controls fail, and one for each control."""
 
     def count() -> None:
         (root / "count").write_text(str(count_checks(root / "counted")))
 
     assert in_child(count) == 0
     checks = int((root / "count").read_text())
-    rows = [pause_at(number, root, "on") for number in range(1, checks + 1)]
+    chosen = sorted({*range(1, checks + 1, every), *CONTROLS.values()})
+    rows = [pause_at(number, root, "on") for number in chosen]
     controls = [pause_at(number, root, fencing) for fencing, number in CONTROLS.items()]
     print(json.dumps({"checks": checks, "rows": rows, "controls": controls}))
