@@ -23,6 +23,10 @@ show_notes()
 pytest_plugins = ["tests.fault.promises"]
 
 torch.set_num_threads(1)  # results are bit-exact for one thread count, and tests run side by side
+os.fsync = lambda fd: None  # what a killed process wrote is kept without: only a machine that fails needs it
+if not torch.accelerator.is_available():
+    for device in (torch.cuda, torch.mtia, torch.xpu):  # they would note each seed, with the stack, for later
+        setattr(device, "manual_seed_all", lambda seed: None)  # noqa: B010 (mypy does not know it of all)
 
 
 _CACHE = tempfile.mkdtemp(prefix="tintype-tests-")

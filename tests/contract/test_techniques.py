@@ -49,7 +49,7 @@ TOGETHER = [
 ]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))
-EVERY = 6
+EVERY = 12
 """`make test` trains one of so many pairs, `make test-slow` the others."""
 
 

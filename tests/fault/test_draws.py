@@ -112,6 +112,7 @@ def count_pairs(promise: Promise, found: dict[int, Drawn]) -> None:
         promise.count(held=apart, what=f"positions {first} and {second} got the same")
 
 
+@pytest.mark.slow
 @pytest.mark.promise(10)
 def test_draws_are_those_of_the_sample_in_every_layout(promise: Promise) -> None:
     """Compare noise, time, caption and kept tokens of each sample between layouts, and of all pairs of samples."""

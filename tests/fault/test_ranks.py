@@ -175,6 +175,7 @@ def sample_with_fault(run: str, out: str) -> None:
         sample.sample_run(Path(run), ["a red ball"], None, Path(out), settings, count=2, seed=0, size_px=None)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(15)
 def test_a_stopped_rank_ends_the_others_of_another_command(whole: Path, tmp_path: Path) -> None:
     """Stop one of two ranks that sample: there is no step whose time is known, but it does not answer."""

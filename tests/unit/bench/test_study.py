@@ -38,6 +38,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "study.yaml")
 
 
+@pytest.mark.slow
 def test_runs_of_a_study_are_trained_and_scored_in_a_worker_and_timed(file: str, tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     outcome = CliRunner().invoke(app, ["bench", "--study", file, "--runs", "2", "--out", str(out), "--json"])

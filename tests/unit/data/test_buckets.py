@@ -150,6 +150,7 @@ def test_the_command_prints_shapes_that_a_plan_takes(store: Path) -> None:
     assert bucketed(store, printed).data.shapes == ((12, 20), (16, 16), (20, 12))
 
 
+@pytest.mark.slow
 def test_images_above_1024_px_are_cut_and_trained_on(tmp_path: Path) -> None:
     table = parquet_of(
         tmp_path / "a.parquet", [image_file(index, (1400, 1200)) for index in range(4)], caption=["a"] * 4

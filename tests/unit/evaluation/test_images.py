@@ -84,6 +84,7 @@ def test_a_saved_reference_gives_the_same_and_another_encoder_refuses_it(sets: P
         evaluate_images(sets / "a", file, ImageProtocol(encoders=(InceptionSettings(),)), CPU)
 
 
+@pytest.mark.slow
 def test_fids_of_the_two_resizes_are_different_metrics(sets: Path, tmp_path: Path) -> None:
     file = tmp_path / "reference.safetensors"
     clean = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd",), limit=3)

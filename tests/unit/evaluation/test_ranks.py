@@ -133,6 +133,7 @@ def _evaluate(folder: Path, text: str, cache: Path) -> tuple[dict[str, Any], dic
     return result.dump(), {name: one.calls for name, one in counted.items()}
 
 
+@pytest.mark.slow
 def test_a_result_of_two_ranks_is_that_of_one_and_both_worked(trained: Path, tmp_path: Path) -> None:
     results, shares = [], []
     for size in (1, 2):

@@ -185,6 +185,7 @@ def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:
     return tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", slow_unless(lambda cache: cache == "disk", ["memory", "disk"]))
 def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def _gradients() -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
     return _gradient(world, detach=False), detached, _first_step()
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_gradients_of_one_process_with_the_whole_batch() -> None:
     """The control: where the rows of the other rank are cut off, they differ."""
     ((alone, _, first),) = run_ranks(1, _gradients)

@@ -46,6 +46,7 @@ def measure(fake_NF: Tensor, trained_on: int = TRAIN) -> Measured:
     return METRIC.measure(Seen(FeaturePair(fake_NF, held_out_HF), Reference(train_MF), trained_on))
 
 
+@pytest.mark.slow
 def test_a_model_that_returns_training_images_gets_one() -> None:
     assert measure(sets()[0][:200]).value == 1.0
     nearly = scenes("train", 200)

@@ -174,6 +174,7 @@ def test_a_figure_has_the_best_over_the_other_keys() -> None:
     assert report.lines(results, tuning, "word") == []
 
 
+@pytest.mark.slow
 def test_a_tuned_study_from_its_sweep_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison waits for the whole sweep, a restart chooses the same, and the tuning seeds stay out of it."""
     small = ("tune={optimizer.lr: [1e-3, 1e-2]}", "seeds=[0]", "control_seeds=[]")

@@ -99,6 +99,7 @@ def dies(task: Task) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_each_time_fails_after_its_retries(tmp_path: Path) -> None:
     good, bad = tasks_in(tmp_path, 2, retries=2)
     bad.folder.mkdir(parents=True)
@@ -111,6 +112,7 @@ def test_a_run_whose_process_dies_each_time_fails_after_its_retries(tmp_path: Pa
     assert [one.state for one in work([bad], "asked", done)] == ["done"], "a command asks for it anew"
 
 
+@pytest.mark.slow
 def test_deaths_after_which_a_run_got_further_do_not_count(tmp_path: Path) -> None:
     (task,) = tasks_in(tmp_path, 1, retries=1)
     for step in range(4):
@@ -151,6 +153,7 @@ def test_a_worker_waits_for_the_runs_of_others_or_leaves_them(tmp_path: Path) ->
         assert [one.key[1] for one in work(tasks, "round", done)] == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [True, False])
 def test_scores_of_another_machine_that_are_seen_late_are_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool

@@ -90,6 +90,7 @@ def test_the_loss_falls_and_latents_of_training_images_have_mean_0_and_deviation
     assert (z_C.std(dim=1, correction=0) - 1).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     settings = tiny()
     whole = run(settings, tmp_path / "whole")

@@ -120,7 +120,7 @@ class Launch:
     averaged: list[tuple[list[Tensor | None], list[int]]]
 
 
-@pytest.fixture(scope="module", params=slow_unless(lambda name: LAYOUTS[name][0] == 2, LAYOUTS))
+@pytest.fixture(scope="module", params=slow_unless("ddp of two".__eq__, LAYOUTS))
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     size, settings = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp("ranks")
