@@ -110,5 +110,5 @@ class NoText:
 class Line:
     line: Tensor
 
-    def __call__(self, x_t_BCHW: Tensor, t_B: Tensor, text: Any, route: Any = None, taps: Any = ()) -> Output:
+    def __call__(self, x_t_BCHW: Tensor, t_B: Tensor, text: Any, route: Any = None, **others: Any) -> Output:
         return Output(self.line[0] * x_t_BCHW + self.line[1], {}, route)

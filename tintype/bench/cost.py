@@ -231,7 +231,6 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
     counted = Counted(plan)
     networks = counted.networks
     bytes_of = {name: parameter.numel() * parameter.element_size() for name, parameter in networks.named.items()}
-    share = plan.train.accumulate * gpus
     optimizer = build_optimizer(plan.optimizer, networks.named, Storage(plan.precision.rounding), ONE, {})
     slots = [form for one in networks.named.values() for form in optimizer.slots(one).values()]  # type: ignore[attr-defined]
     averages = plan.ema.build(separate(networks.named)).tensors() if plan.ema else {}
@@ -245,7 +244,10 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
         averages=sum(one.numel() * one.element_size() for one in averages.values()) // shards,
         towers=sum(tower.bytes for tower in towers.values()),
         copies=_copied_bytes(plan, networks.named) // shards,
-        activations=max(activation_bytes(plan, phase.batch // share, phase.first) for phase in counted.phases),
+        activations=max(
+            activation_bytes(plan, phase.batch // plan.train.accumulate // gpus, phase.first)
+            for phase in counted.phases
+        ),
     )
     products = plan.optimizer.matrix_products(networks.named)
     return PlanCost(
@@ -388,7 +390,7 @@ class Counted:
         return width
 
     def _terms(self) -> Iterator[tuple[str, tuple[LossPart, LossTerm]]]:
-        """Yield the loss terms, but those whose teacher is not known here."""
+        """Yield the loss terms. One whose teacher is not known here is left out."""
         plan, source = self.plan, None
         context = LossContext(plan.model.width, plan.token_grid, META, source, "")  # type: ignore[arg-type]
         for loss in plan.losses:
@@ -469,9 +471,9 @@ class Counted:
         route = networks.router.whole()
 
         def tap(block: int) -> Tapped:
-            more = _class_token(plan, 1, META)
+            class_BT = _class_tokens(plan, 1, META)
             inputs = _latents(plan, step), torch.empty(1, device=META), _text(plan, networks, given=True)
-            tapped: Tapped = networks.denoiser(*inputs, route=route, taps=(block,), only_taps=True, **more)
+            tapped: Tapped = networks.denoiser(*inputs, route=route, taps=(block,), only_taps=True, class_BT=class_BT)
             return tapped
 
         losses = [one for one in plan.losses if isinstance(one, SelfAlignmentSettings) and one.weight_at(step)]
@@ -555,9 +557,8 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
 
     def work() -> None:
         text = _text(plan, networks, alone)
-        more = _class_token(plan, 1, META)
         inputs = x_t_BCHW, torch.empty(1, device=META), text
-        output: Output = networks.denoiser(*inputs, route=route, taps=taps, **more)
+        output: Output = networks.denoiser(*inputs, route=route, taps=taps, class_BT=_class_tokens(plan, 1, META))
         total = output.prediction_BCHW.sum()
         if output.class_BT is not None:
             total = total + output.class_BT.sum()
@@ -586,10 +587,10 @@ _known: dict[str, float] = {}
 """Counts of this process, by all that decides them: many arms of a study have one denoiser."""
 
 
-def _class_token(plan: Plan, images: int, device: torch.device) -> dict[str, Tensor]:
-    """Return what a denoiser with a class token gets besides; {} for any other."""
+def _class_tokens(plan: Plan, images: int, device: torch.device) -> Tensor | None:
+    """Return class tokens of zeros; None for a denoiser without one."""
     width = plan.model.class_token
-    return {"class_BT": torch.zeros(images, width, device=device)} if width else {}
+    return torch.zeros(images, width, device=device) if width else None
 
 
 def _teacher_width(term: AlignmentTerm) -> int:
@@ -676,8 +677,8 @@ def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: in
     def step() -> None:
         text = TextTokens(tokens_BSC, mask_BS, (length,) * images)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision.compute == "bf16"):
-            more = _class_token(plan, images, device)
-            prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route, **more).prediction_BCHW
+            class_BT = _class_tokens(plan, images, device)
+            prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route, class_BT=class_BT).prediction_BCHW
         prediction_BCHW.float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

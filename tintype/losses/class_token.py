@@ -95,7 +95,7 @@ class ClassTokenTerm(LossTerm):
 
     def loss(self, inputs: LossInputs) -> Tensor:
         if inputs.seen is None or inputs.output.class_BT is None:
-            raise RuntimeError("class-token: look() and a denoiser with a class token come before loss()")
+            raise RuntimeError("class-token: look() comes before loss(), and the denoiser needs a class token")
         target_BT = velocity(inputs.seen, class_noise(inputs.draws, inputs.seen.shape[1]))
         return mean_square(inputs.output.class_BT, target_BT)
 
@@ -105,17 +105,17 @@ def class_noise(draws: Draws, width: int) -> Tensor:
     return draws.normal(CLASS_TOKEN, (width,))
 
 
-def class_input(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> dict[str, Tensor]:
-    """Return what the denoiser gets besides the image at t: the noised class token where the plan has one.
+def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> Tensor | None:
+    """Return the class tokens at t: [B, T]; None for a denoiser without one, whose `width` is 0.
 
     `seen` has the class tokens of the clean images, by the name of their loss.
     """
     if not width:
-        return {}
+        return None
     class_BT = seen.get(CLASS_TOKEN)
     if class_BT is None or class_BT.shape[1] != width:
         found = "none" if class_BT is None else f"one of {class_BT.shape[1]} numbers"
         raise UserError(
             f"model.class_token is {width}, but the teacher gives {found}; set model.class_token to the teacher's width"
         )
-    return {"class_BT": interpolate(class_BT, class_noise(draws, width), t_B)}
+    return interpolate(class_BT, class_noise(draws, width), t_B)

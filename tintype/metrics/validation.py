@@ -19,7 +19,7 @@ from torch import Tensor
 from tintype.data.sources import ids_by_shape
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, scaled, velocity
-from tintype.losses.class_token import CLASS_TOKEN, class_input
+from tintype.losses.class_token import CLASS_TOKEN, noised_class_tokens
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.sampling.generate import spans
@@ -80,8 +80,8 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
         for t in TIMES:
             t_B = x_BCHW.new_full((len(ids),), t)
             x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
-            more = class_input(parts.plan.model.class_token, seen, draws, t_B)
-            predicted = parts.velocity(x_t_BCHW, t_B, text, class_BT=more.get("class_BT"))
+            class_BT = noised_class_tokens(parts.plan.model.class_token, seen, draws, t_B)
+            predicted = parts.velocity(x_t_BCHW, t_B, text, class_BT=class_BT)
             unbiased = predicted if bias is None else bias.undo(predicted)
             at_time.append(mean_square(unbiased, velocity(x_BCHW, noise_BCHW)).double().cpu())
     return torch.stack(at_time)

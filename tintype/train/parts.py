@@ -14,7 +14,7 @@ from tintype import seams
 from tintype.data.sources import open_order, open_source
 from tintype.flow.guidance import Guide
 from tintype.flow.routes import Unrouted
-from tintype.losses.class_token import ClassTokens, ClassTokenSettings, class_input
+from tintype.losses.class_token import ClassTokens, ClassTokenSettings, noised_class_tokens
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import seeded
@@ -79,8 +79,7 @@ class Model:
         class_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the velocity of the image, and that of the class token where there is one."""
-        more = {} if class_BT is None else {"class_BT": class_BT}
-        output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole(), **more)
+        output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole(), class_BT=class_BT)
         return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B), output.class_BT
 
     @cached_property
@@ -94,9 +93,9 @@ class Model:
         sample = self.objective.draw(x_BCHW, batch.draws)
         text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
-        more = class_input(self.plan.model.class_token, batch.seen, batch.draws, sample.t_B)
+        class_BT = noised_class_tokens(self.plan.model.class_token, batch.seen, batch.draws, sample.t_B)
         tapped: seams.Tapped = self.denoiser(
-            sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True, **more
+            sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True, class_BT=class_BT
         )
         return tapped
 

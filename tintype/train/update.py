@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate
-from tintype.losses.class_token import class_input
+from tintype.losses.class_token import noised_class_tokens
 from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.clock import Clock
@@ -175,10 +174,15 @@ def micro_batch_losses(
             sample = parts.draw(z_BCHW, batch.draws)
             route = parts.route(z_BCHW, step, batch.draws)
             taps = frozenset[int]().union(*(term.part.taps for term in batch.terms))
-            seen = frozenset[int]().union(*(term.part.attention_taps for term in batch.terms))
-            more: dict[str, Any] = {"attention_taps": seen} if seen else {}
-            more |= class_input(parts.plan.model.class_token, batch.seen, batch.draws, sample.t_B)
-            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps, **more)
+            output = parts.denoiser(
+                sample.x_t_BCHW,
+                sample.t_B,
+                batch.text,
+                route=route,
+                taps=taps,
+                attention_taps=frozenset[int]().union(*(term.part.attention_taps for term in batch.terms)),
+                class_BT=noised_class_tokens(parts.plan.model.class_token, batch.seen, batch.draws, sample.t_B),
+            )
         with clock.part("losses"):
             velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
             target_BCHW = parts.objective.target(sample)
@@ -207,9 +211,9 @@ def _tap_average(
     """Run the averaged denoiser up to the last tapped block, on the images and noise of a sample at other times."""
     network = parts.denoiser if teacher is None else teacher.network(parts.denoiser)
     x_t_BCHW = interpolate(sample.x_BCHW, sample.noise_BCHW, t_B)
-    more = class_input(parts.plan.model.class_token, batch.seen, batch.draws, t_B)
+    class_BT = noised_class_tokens(parts.plan.model.class_token, batch.seen, batch.draws, t_B)
     route = parts.router.whole()
-    tapped: Tapped = network(x_t_BCHW, t_B, batch.text, route=route, taps=taps, only_taps=True, **more)
+    tapped: Tapped = network(x_t_BCHW, t_B, batch.text, route=route, taps=taps, only_taps=True, class_BT=class_BT)
     return tapped
 
 

@@ -17,7 +17,7 @@ from tintype.data.captions import NULL_CAPTION
 from tintype.errors import UserError
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.path import sampling_times
-from tintype.losses.class_token import ClassTokens, class_input, class_noise
+from tintype.losses.class_token import ClassTokens, class_noise, noised_class_tokens
 from tintype.metrics.validation import TIMES, batch_errors
 from tintype.model import Transformer
 from tintype.model.fused import why_plain
@@ -57,15 +57,15 @@ def scrambled(model: Model) -> Model:
 def test_the_class_token_is_noised_at_the_images_t() -> None:
     draws, t_B = Draws(3, torch.arange(2)), torch.tensor([0.25, 0.9], dtype=torch.float64)
     clean_BT = torch.arange(8, dtype=torch.float64).view(2, 4)
-    found = class_input(4, {"class-token": clean_BT}, draws, t_B)["class_BT"]
+    found = noised_class_tokens(4, {"class-token": clean_BT}, draws, t_B)
     noise_BT = class_noise(draws, 4)
     for row in range(2):
         for column in range(4):
             t, c, n = float(t_B[row]), float(clean_BT[row, column]), float(noise_BT[row, column])
-            assert float(found[row, column]) == pytest.approx((1 - t) * c + t * n, rel=1e-12)
-    assert class_input(0, {}, draws, t_B) == {}
+            assert found is not None and float(found[row, column]) == pytest.approx((1 - t) * c + t * n, rel=1e-12)
+    assert noised_class_tokens(0, {}, draws, t_B) is None
     with pytest.raises(UserError, match=r"model\.class_token is 4, but the teacher gives one of 3 numbers"):
-        class_input(4, {"class-token": torch.zeros(2, 3)}, draws, t_B)
+        noised_class_tokens(4, {"class-token": torch.zeros(2, 3)}, draws, t_B)
 
 
 def test_the_loss_is_the_error_of_its_velocity_and_counts_by_its_weight() -> None:
