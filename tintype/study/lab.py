@@ -18,9 +18,7 @@ from tintype.evaluation.early import lost_steps
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.plan import Plan
-from tintype.runtime.files import (
-    write_checked,
-)
+from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import EXPIRY_S
 from tintype.runtime.locks import locked
@@ -65,7 +63,7 @@ from tintype.study.replicate import (
 )
 from tintype.study.report import write_report
 from tintype.study.results import Replication, StudyResults, read_results_file
-from tintype.study.runner import Message, Task, tasks_of
+from tintype.study.runner import Message, Task, task_of, tasks_of
 from tintype.study.settings import ArmSettings
 from tintype.study.study import ArmPlan, Study, check_study, resolve
 from tintype.study.tracking import track_verdicts
@@ -580,7 +578,7 @@ def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
     if seed is not None and seed not in seeds:
         raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {listed_seeds(seeds)}")
     plan = chosen.plans[0 if seed is None else seeds.index(seed)]
-    return Task(chosen.label, plan, folder / "runs" / plan.hash)
+    return task_of(study, chosen.label, plan, folder)
 
 
 def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:

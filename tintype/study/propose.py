@@ -46,7 +46,7 @@ from tintype.study.packing import Jobs, most_of
 from tintype.study.pairs import pair_runs, without_seeds
 from tintype.study.replicate import fresh_seeds, read_replication
 from tintype.study.results import Comparison, Role, Run
-from tintype.study.runner import Task
+from tintype.study.runner import Task, task_of
 from tintype.study.settings import ArmSettings
 from tintype.study.shared import shared_row
 from tintype.study.study import ArmPlan, Study
@@ -346,13 +346,7 @@ class _Work:
         """Return all runs that a look compares, and those of the arms that the arm starts from, seed by seed."""
         seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
         found = [
-            Task(
-                one.label,
-                plan,
-                self.chain.out / "runs" / plan.hash,
-                retries=self.study.settings.retries,
-                headline=self.study.settings.primary,
-            )
+            task_of(self.study, one.label, plan, self.chain.out)
             for one in self.study.arms
             for plan in one.plans
             if plan.seed in seeds[one.role]

@@ -79,7 +79,7 @@ class Task:
     retries: int = RETRIES
     """How often it is tried again where its process dies."""
     headline: tuple[str, ...] = PRIMARY
-    """The metrics that are told when it is done."""
+    """Metrics that are reported when it is done."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -100,16 +100,15 @@ class Task:
         return self.folder
 
 
+def task_of(study: Study, label: str, plan: Plan, out: Path, along: Along | None = None) -> Task:
+    """Return a run of a study, in its place in the study's folder."""
+    return Task(label, plan, out / "runs" / plan.hash, along, study.settings.retries, study.settings.primary)
+
+
 def tasks_of(study: Study, out: Path) -> list[Task]:
+    """Return the runs of all arms, seed by seed."""
     return [
-        Task(
-            arm.label,
-            arm.plans[index],
-            out / "runs" / arm.plans[index].hash,
-            study.along(arm.plans[index]),
-            study.settings.retries,
-            study.settings.primary,
-        )
+        task_of(study, arm.label, arm.plans[index], out, study.along(arm.plans[index]))
         for index in range(len(study.arms[0].plans))
         for arm in study.arms
     ]

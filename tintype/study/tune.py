@@ -21,7 +21,7 @@ from tintype.runtime.files import append_line, read_lines
 from tintype.runtime.locks import taking_turns
 from tintype.study import results
 from tintype.study.compare import read_run
-from tintype.study.runner import FAILURES, Task
+from tintype.study.runner import FAILURES, Task, task_of
 from tintype.study.search import optuna_package, range_edges, suggest
 from tintype.study.study import Candidate, Study, with_choices
 
@@ -37,13 +37,7 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
     """
     study = with_trials(study, out)
     tasks = [
-        Task(
-            label,
-            candidate.plans[index],
-            out / "runs" / candidate.plans[index].hash,
-            retries=study.settings.retries,
-            headline=study.settings.primary,
-        )
+        task_of(study, label, candidate.plans[index], out)
         for index in range(len(study.settings.tune_seeds))
         for label, candidate in _tried(study)
     ]
