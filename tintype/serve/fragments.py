@@ -234,8 +234,8 @@ def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
     for arm in view.everyone:
         cells = _images(path, arm, folder, study, count)
         steps |= {step for cell in cells for step in cell.at}
-        seed = next((run.seed for run in arm.runs if run.previews), None)
-        arms.append((arm.name, view.colours[arm.name], "no run yet" if seed is None else f"seed {seed}"))
+        run = arm.sampled_run
+        arms.append((arm.name, view.colours[arm.name], "no run yet" if run is None else f"seed {run.seed}"))
         columns.append(cells)
     if view.results.real_previews:
         real = [{max(steps, default=0): name} for name in view.results.real_previews[:count]]
@@ -250,7 +250,7 @@ def _images(path: str, arm: Arm, folder: Path, study: Study | None, count: int) 
     """Return the samples of an arm's first run that has any, one cell for each prompt."""
     found: list[dict[int, str]] = [{} for _ in range(count)]
     wrong: list[dict[int, list[WrongWords]]] = [{} for _ in range(count)]
-    run = next((run for run in arm.runs if run.previews), None)
+    run = arm.sampled_run
     if run is None:
         return [Cell({}) for _ in found]
     plans = {one.label: one.plans for one in study.arms}.get(arm.label, ()) if study else ()

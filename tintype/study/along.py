@@ -1,8 +1,8 @@
 """Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
 
 All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm
-and did not fall off.
-Intervals share the seed spread of all arms (`study.spread`), on logarithms for distances and losses.
+and did not fall off. Intervals share the seed spread of all arms (`study.spread`), on logarithms for distances and
+losses.
 Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
 here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
 steps (Bonferroni).
@@ -88,7 +88,7 @@ class _Curve:
 
 def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
     """Return an arm's curve; None where no run has two scores."""
-    healthy = [run for run in arm.runs if run.seed not in view.fallen(arm, metric)]
+    healthy = view.healthy(arm, metric)
     runs = [[one for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))] for run in healthy]
     steps = sorted({score.step for scores in runs for score in scores})
     whole: list[list[ScoreAt]] = [scores for scores in runs if len(scores) == len(steps)]

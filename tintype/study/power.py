@@ -139,14 +139,14 @@ class PowerPlan:
         return tried[bisect_left(tried, stats.POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
 
 
-ARMS = 3
+_ARMS = 3
 """Arms of the new study where nothing says how many."""
 
 
 def _past_design(files: Sequence[Path]) -> tuple[int, bool]:
     """Return the number of arms of a single past study, its control included, and whether it has one."""
     if len(files) != 1:
-        return ARMS, True
+        return _ARMS, True
     roles = {arm.name: arm.role for arm in read_results_file(files[0]).arms if arm.role != "baseline"}
     return max(1, len(roles)), "control" in roles.values()
 
@@ -165,7 +165,7 @@ def plan_power(
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
-    is left out. Without `arms` and `control` they are those of the past study, where it is one.
+    is left out. `arms` and `control` are by default those of the past study, where there is only one.
     """
     wanted = parse_effect(effect, "--effect")
     files = _files(paths)

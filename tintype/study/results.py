@@ -264,6 +264,11 @@ class Arm(_Data):
         """Return its name with its resolution, where the study has several."""
         return arm_label(self.name, self.resolution)
 
+    @property
+    def sampled_run(self) -> Run | None:
+        """Return the first run that has samples to show."""
+        return next((run for run in self.runs if run.previews), None)
+
 
 def arm_label(name: str, resolution: str) -> str:
     return f"{name} @ {resolution}" if resolution else name
@@ -672,6 +677,11 @@ class StudyResults(_Data):
             return {*row.fallen, *row.fallen_later} if row else set()
         rows = [one.comparisons.get(metric) for one in self.arms if one.resolution == arm.resolution]
         return {seed for row in rows if row for seed in (*row.baseline_fallen, *row.baseline_fallen_later)}
+
+    def healthy(self, arm: Arm, metric: str) -> list[Run]:
+        """Return an arm's runs that did not fall off in a metric."""
+        fallen = self.fallen(arm, metric)
+        return [run for run in arm.runs if run.seed not in fallen]
 
     def by_resolution(self) -> list[StudyResults]:
         """Return the results of each resolution, as if it were a study of its own."""

@@ -45,9 +45,7 @@ def trust(results: StudyResults) -> list[Trust]:
 
 
 def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
-    healthy = {
-        arm.name: [run for run in arm.runs if run.seed not in results.fallen(arm, metric.name)] for arm in results.arms
-    }
+    healthy = {arm.name: results.healthy(arm, metric.name) for arm in results.arms}
     alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in healthy[arm.name]]
     values, own = _values(alike, metric.name), [arm for arm in results.arms if arm.role == "baseline"]
     errors = [run.errors[metric.name] for run in alike if metric.name in run.errors]

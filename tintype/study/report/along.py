@@ -110,9 +110,9 @@ def band(view: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Ba
     Runs that fell off are left out.
     """
     by_step: dict[int, list[ScoreAt]] = {}
-    healthy = [run for run in arm.runs if run.seed not in view.fallen(arm, metric)]
-    for one in (one for run in healthy for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))):
-        by_step.setdefault(one.step, []).append(one)
+    for one in (one for run in view.healthy(arm, metric) for one in run.along):
+        if math.isfinite(one.metrics.get(metric, math.nan)):
+            by_step.setdefault(one.step, []).append(one)
     found: Band = []
     for step, scores in sorted(by_step.items()):
         values = [one.metrics[metric] for one in scores]

@@ -222,7 +222,7 @@ class HtmlView(View):
     @cached_property
     def samples(self) -> dict[str, tuple[str, list[_Image]]]:
         """Return (run, one image for each prompt) by arm."""
-        first = {arm.name: next((run for run in arm.runs if run.previews), None) for arm in self.results.arms}
+        first = {arm.name: arm.sampled_run for arm in self.results.arms}
         return {
             name: (f"seed {run.seed}" if run else "no run", self._samples(run) if run else self._images([]))
             for name, run in first.items()
@@ -230,8 +230,8 @@ class HtmlView(View):
 
     @cached_property
     def steps(self) -> list[int]:
-        """Return the steps that the slider goes through, the last one among them; empty where there is one alone."""
-        runs = [run for arm in self.results.arms if (run := next((run for run in arm.runs if run.previews), None))]
+        """Return the steps of the slider, with the last one; empty where no earlier step has images."""
+        runs = [run for arm in self.results.arms if (run := arm.sampled_run)]
         early = sorted({one.step for run in runs for one in run.along[:-1] if one.previews})
         if not early or not any(image.at for _, images in self.samples.values() for image in images):
             return []

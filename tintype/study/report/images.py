@@ -43,7 +43,7 @@ def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int
     Those at earlier steps are by the number of the prompt and by the step. Older pages say "real".
     """
     for arm in view.arms:
-        run = next((run for run in arm.runs if run.previews), None)
+        run = arm.sampled_run
         earlier: dict[int, dict[str, str]] = {}
         for one in run.along[:-1] if run else ():
             for number, path in enumerate(one.previews, 1):
