@@ -52,12 +52,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         try:
             recorded = _plugins(out)
             check_plugins(out, recorded)
-            stored = untuned_study(out)
-            _refuse_another_baseline(study, stored, out)
-            _refuse_other_looks(study, stored, out)
-            _refuse_added_arms(study, out)
-            _refuse_changed_arms(study, stored, out)
-            _refuse_other_questions(study, stored, out)
+            _refuse_another_study(study, untuned_study(out), out)
         except DamagedFileError as error:
             known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
             there = {folder.name for folder in (out / "runs").glob("*")}
@@ -77,6 +72,17 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
     _remove_leftovers(out, study.baselines)
 
 
+def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
+    """Refuse a study that the one in the folder cannot become; `there` is that one."""
+    _refuse_another_baseline(study, there, out)
+    if looks := made_looks(out):
+        seen = {label for look in looks for label in look.family}
+        _refuse_other_looks(study, there, out)
+        _refuse_added_arms(study, seen, out)
+        _refuse_changed_arms(study, there, seen, out)
+        _refuse_other_questions(study, there, out)
+
+
 def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
     """Refuse another baseline at a resolution of both studies, or studies that have no baseline in common."""
     mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
@@ -89,7 +95,7 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
 def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
     """Refuse to change planned looks once a study was looked at: the error is shared among those that were planned."""
     new, old = study.settings.seeds, there.settings.seeds
-    if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)) and made_looks(out):
+    if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
             f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
             "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
@@ -97,21 +103,22 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
         )
 
 
-def _refuse_added_arms(study: Study, out: Path) -> None:
-    """Refuse more arms once a study was looked at whose planned looks share all of its error: none is left for them."""
-    known = {label for look in made_looks(out) for label in look.family}
-    added = [arm.label for arm, _ in study.compared() if arm.label not in known]
-    if isinstance(study.settings.seeds, SeedPlan) and known and added:
+def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
+    """Refuse arms besides those that were `seen` where planned looks share all of the error: none is left for them.
+
+    Older files do not say what was seen, and refuse none.
+    """
+    added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
+    if isinstance(study.settings.seeds, SeedPlan) and seen and added:
         raise UserError(
             f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
             "error among the arms that it had. Leave the new arms out, or choose another --out"
         )
 
 
-def _refuse_changed_arms(study: Study, there: Study, out: Path) -> None:
-    """Refuse other settings under the name of an arm that was looked at: each try of them is another chance."""
-    known = {label for look in made_looks(out) for label in look.family}
-    before = {arm.label: arm.changes for arm in there.arms if arm.label in known}
+def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out: Path) -> None:
+    """Refuse other settings under the name of an arm that was `seen`: each try of them is another chance."""
+    before = {arm.label: arm.changes for arm in there.arms if arm.label in seen}
     changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
     if changed:
         raise UserError(
@@ -124,7 +131,7 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
     """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
     new, old = ({"primary": list(one.settings.primary), **plain(one.settings.analysis)} for one in (study, there))
     changed = [name for name in new if new[name] != old[name]]
-    if changed and made_looks(out):
+    if changed:
         was = ", ".join(f"{name} was {old[name]}" for name in changed)
         raise UserError(
             f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
@@ -133,7 +140,7 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
 
 
 def check_own_plugins(out: Path) -> None:
-    """Refuse to go on with other plugins than a study was made with."""
+    """Refuse to resume a study with other plugins than it was made with."""
     check_plugins(out, _plugins(out))
 
 
