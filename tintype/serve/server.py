@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import secrets
 import socket
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.plan import plan_from_folder
+from tintype.runtime.garbage import without_pauses as without_pauses
 from tintype.runtime.notes import note
 from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static
@@ -52,17 +52,6 @@ _LINKED_OUT = RefusedError(
     HTTPStatus.NOT_FOUND,
     "Not shown: a link in this study or run leads out of the served folder. Serve a folder that holds both.",
 )
-
-
-@contextmanager
-def without_pauses() -> Iterator[None]:
-    """Let the garbage collector pass over what is loaded: looking through all of it takes a quarter of a second."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class LiveServer(ThreadingHTTPServer):

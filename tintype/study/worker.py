@@ -10,8 +10,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.runtime.files import Json
+from tintype.runtime.garbage import without_pauses
 from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
@@ -83,7 +83,7 @@ class Worker:
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
         left, look_s = list(tasks), _LOOK_S
-        with _little_garbage():
+        with without_pauses():
             while self._interrupt.signal is None:
                 left = [task for task in left if not self._has_ended(task)]
                 if found := self._take_next(left):
@@ -252,17 +252,6 @@ def end_lease(task: Task, lease: Lease, message: Message) -> Message:
         message = Message(task.key, "lost", text=str(error))
     lease.end(_ended(message))
     return message
-
-
-@contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Leave what is there now out of the search for garbage after each run, which would go through all imports."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def ended_in(claim: Claim, round: str) -> bool:

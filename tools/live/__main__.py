@@ -17,9 +17,10 @@ from pathlib import Path
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, result_file, write_result
 from tintype.runtime.files import write_checked
+from tintype.runtime.garbage import without_pauses
 from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
-from tintype.serve.server import LiveServer, follow, without_pauses
+from tintype.serve.server import LiveServer, follow
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study
 from tintype.study.runner import Task, tasks_of
