@@ -53,7 +53,7 @@ def apply(plan: AnyPlan, *techniques: str) -> Plan:
 
 
 def check_texts(function: str, given: Sequence[object], example: str) -> None:
-    """Refuse what is no text, as a dictionary or a list of texts."""
+    """Refuse arguments that are no texts, for example a dictionary or a list."""
     for one in given:
         if not isinstance(one, str):
             raise UserError(f"{function}: give texts, each as {example}; {one!r} is of type {type(one).__name__}")

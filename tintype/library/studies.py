@@ -20,6 +20,7 @@ from tintype.study import lab
 from tintype.study.report import findings
 from tintype.study.results import Arm, StudyResults, read_results_file
 from tintype.study.runner import Message
+from tintype.study.settings import split_changes
 from tintype.study.side_by_side import SideBySide, compare_runs
 from tintype.study.study import Study, choose_arms, study_from_document
 from tintype.study.study import load_study as read_study
@@ -165,18 +166,13 @@ def make_study(
         raise UserError(f'make_study: give arms by name, as {{"bigger": "train.batch=64"}}; {arms!r} has no names')
     if not isinstance(seeds, Mapping | Sequence):
         raise UserError(f'make_study: give seeds as [0, 1, 2] or {{"first": 4, "most": 16}}; {seeds!r} is neither')
-    for arm, given in arms.items():
-        check_texts(f"make_study: arm '{arm}'", [given] if isinstance(given, str) else given, '"muon"')
-    listed = [{"name": arm, **_changes([given] if isinstance(given, str) else given)} for arm, given in arms.items()]
+    changes = {arm: [given] if isinstance(given, str) else given for arm, given in arms.items()}
+    for arm, specs in changes.items():
+        check_texts(f"make_study: arm '{arm}'", specs, '"muon"')
+    listed = [{"name": arm, **split_changes(specs)} for arm, specs in changes.items()]
     planned = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
     content = {"question": question, "recipe": _BASELINE, "seeds": planned, "arms": listed, **settings}
     return study_from_document(Document("the study", content), name, baselines={"": plan_of(baseline)})
-
-
-def _changes(given: Sequence[str]) -> dict[str, list[str]]:
-    """Return the overrides and the techniques of an arm."""
-    overrides = [one for one in given if "=" in one.partition(":")[0]]
-    return {"set": overrides, "techniques": [one for one in given if one not in overrides]}
 
 
 class _Calls(lab.StudyProgress):

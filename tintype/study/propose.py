@@ -47,7 +47,7 @@ from tintype.study.pairs import pair_runs, without_seeds
 from tintype.study.replicate import fresh_seeds, read_replication
 from tintype.study.results import Comparison, Role, Run
 from tintype.study.runner import Task, task_of
-from tintype.study.settings import ArmSettings
+from tintype.study.settings import ArmSettings, split_changes
 from tintype.study.shared import shared_row
 from tintype.study.study import ArmPlan, Study
 
@@ -72,11 +72,10 @@ def parse_arm(text: str) -> ArmSettings:
             f"--arm {text}: give a name and what it changes, as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
             "'both=repa + train.clip_norm=2.0'"
         )
-    overrides = [part for part in parts if "=" in part.partition(":")[0]]
-    if any(part.partition("=")[0].strip() == "seed" for part in overrides):
+    changes = split_changes(parts)
+    if any(part.partition("=")[0].strip() == "seed" for part in changes["set"]):
         raise UserError(f"--arm {text}: another seed is no change, and what it gains is luck; propose a setting")
-    techniques = [part for part in parts if part not in overrides]
-    return parse(ArmSettings, Document(f"--arm {name}", {"name": name, "set": overrides, "techniques": techniques}))
+    return parse(ArmSettings, Document(f"--arm {name}", {"name": name, **changes}))
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class ArmSettings(Settings):
 
 
 def _factor(given: object) -> object:
-    """Return a factor as the settings of an arm: of its list, `key=value` are overrides and the others techniques."""
+    """Return a factor as the settings of an arm."""
     if isinstance(given, str):
         raise ValueError(f"write each factor as a list, [{given}], so that a factor can have several techniques")
     if isinstance(given, Mapping):  # written like an arm, with a name; strict settings take no list for a tuple here
@@ -86,8 +86,13 @@ def _factor(given: object) -> object:
         return given
     if not given or not all(isinstance(spec, str) for spec in given):
         raise ValueError("a factor is a list of techniques and overrides, for example [repa] or [optimizer.lr=1e-3]")
-    overrides = tuple(spec for spec in given if "=" in spec.partition(":")[0])
-    return {"set": overrides, "techniques": tuple(spec for spec in given if spec not in overrides)}
+    return {key: tuple(specs) for key, specs in split_changes(given).items()}
+
+
+def split_changes(specs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the overrides `key.path=value` among the changes of an arm, as `set`, and its techniques."""
+    overrides = [spec for spec in specs if "=" in spec.partition(":")[0]]
+    return {"set": overrides, "techniques": [spec for spec in specs if spec not in overrides]}
 
 
 def combined(factors: Sequence[ArmSettings]) -> ArmSettings:
