@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -44,6 +45,17 @@ _WRITING = ".writing-"
 """Between the name of a file and that of the process that writes it."""
 _KEPT_DAMAGED = 2
 """Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
+
+
+def finite(value: object) -> float | None:
+    """Return a number of a file; None for anything else, and for one that is not finite or too large."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # of an integer
+        return None
+    return number if math.isfinite(number) else None
 
 
 @contextmanager
@@ -263,14 +275,13 @@ class Lines:
 def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
     """Append a JSON line with its number and checksum.
 
-    A last line that a kill cut short is removed first; one that lacks its end alone, which `read_lines` returns, gets
-    it.
+    A last line that a kill cut short is removed first. One that lacks only its newline stays, and gets it.
     """
     with path.open("a+b") as file:
         number, end = _last_number(file)
         size = file.seek(0, os.SEEK_END)
         file.seek(end)
-        rest = file.read(size - end)  # not all that there is: of a device that may be without end
+        rest = file.read(size - end)  # no further: a device such as /dev/zero has no end
         known = _read_line(rest)
         whole = known is not None and known[0] == number + 1
         fence.check()

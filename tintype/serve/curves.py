@@ -12,8 +12,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.runtime.files import finite
 from tintype.serve.flops import Flops
-from tintype.serve.tail import EventsLog, MetricsLog, Series, finite
+from tintype.serve.tail import EventsLog, MetricsLog, Series
 from tintype.study.results import Curve
 
 BINS = 120
@@ -138,6 +139,6 @@ def _band(rows: Iterable[_Bins], steps: float, flops_until: Callable[[float], fl
     with np.errstate(invalid="ignore", over="ignore"):
         means = np.nansum(seconds, 0) / count, np.nanmean(values, 0)
     columns = np.stack([middle, *means, np.nanmin(values, 0), np.nanmax(values, 0)])
-    columns = columns[:, np.isfinite(columns).all(0)]  # of large values, a sum may not be
+    columns = columns[:, np.isfinite(columns).all(0)]  # a sum of large values may not be
     points = [[float(f"{number:.6g}") for number in point] for point in columns.T]
     return [(*point, flops_until(point[0]) if flops_until else None) for point in points]

@@ -19,8 +19,8 @@ from tintype.evaluation.results import WrongWords, read_misread, result_file
 from tintype.page import numerals
 from tintype.page.template import template
 from tintype.plan import Plan
+from tintype.runtime.files import finite
 from tintype.serve.curves import Curves
-from tintype.serve.tail import finite
 from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link

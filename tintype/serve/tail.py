@@ -7,13 +7,14 @@ after that are read. A value that is kept is the mean of the lines that it stand
 from __future__ import annotations
 
 import json
-import math
 import os
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tintype.runtime.files import finite
 
 POINTS = 120
 """Points that a series has at least, once as many were logged; it has at most twice as many."""
@@ -22,17 +23,6 @@ _WHOLE_BYTES = 192 * 1024
 _LONGEST_LINE = 64 * 1024
 _NO_SERIES = ("step", "images", "line", "seconds", "format")
 """Numbers of a line that are places or lengths of time, and no curve."""
-
-
-def finite(value: object) -> float | None:
-    """Return a number of a log; None for what is none, not finite, or too large."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # of an integer
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

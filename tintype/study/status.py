@@ -5,7 +5,6 @@ The hours of a run are those of all its claims, also of workers that died in the
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Literal
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.runtime.files import Json, read_sealed, without_seal
+from tintype.runtime.files import finite, read_sealed, without_seal
 from tintype.runtime.leases import Claim, Leases
 from tintype.study.folder import stored_study
 from tintype.study.lab import next_runs
@@ -224,7 +223,7 @@ def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path
     lost = [one for one in claims if (one.ended or {"state": "died"})["state"] == "died"]
     state = _state(wanted, newest, protocol, out, perhaps)
     now, steps = dict(newest.now) if newest else {}, task.plan.train.steps
-    step = _number(now.get("step")) if held else _number((newest.ended or {}).get("step")) if newest else None
+    step = finite(now.get("step")) if held else finite((newest.ended or {}).get("step")) if newest else None
     return RunStatus(
         arm=task.arm,
         seed=task.plan.seed,
@@ -232,8 +231,8 @@ def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path
         state=state,
         step=int(steps if state == "done" else step or 0),
         steps=steps,
-        loss=_number(now.get("loss")) if held else None,
-        images_per_s=_number(now.get("images_per_s")) if held else None,
+        loss=finite(now.get("loss")) if held else None,
+        images_per_s=finite(now.get("images_per_s")) if held else None,
         worker=newest.worker if newest else "",
         machine=newest.host if newest else "",
         gpu=str(newest.about.get("gpu", "")) if newest else "",
@@ -258,14 +257,8 @@ def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path,
 
 def _pace(claim: Claim, steps: int) -> float | None:
     """Return the seconds that a run needs at the pace of its worker so far."""
-    share, began = _number(claim.now.get("share")) or 0.0, 0.8 * (_number(claim.about.get("step")) or 0.0) / steps
+    share, began = finite(claim.now.get("share")) or 0.0, 0.8 * (finite(claim.about.get("step")) or 0.0) / steps
     return claim.held_s * (1 - share) / (share - began) if share > began + 0.01 else None
-
-
-def _number(value: Json) -> float | None:
-    with suppress(OverflowError):  # of an integer that is too large
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-    return None
 
 
 def _error(task: Task, state: RunState, out: Path) -> str:
