@@ -301,13 +301,13 @@ class Objective(Protocol):
     def x_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of x and the loss, at each t.
 
-        Unless x itself is predicted, it is x_t - t v with the velocity v that the loss compares, clamped or not.
+        Where x is not predicted itself, x is x_t - t v. v is the velocity that the loss compares, clamped or not.
         """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of the noise and the loss, at each t.
 
-        Unless the noise itself is predicted, it is x_t + (1 - t) v likewise.
+        Where the noise is not predicted itself, it is x_t + (1 - t) v, with the same v.
         """
 
 

@@ -155,11 +155,11 @@ def _check_pairs(
 
 
 def _works_alone(ground: Ground, name: str) -> bool:
-    """Return whether a technique can be trained on the tiny plan without another, which would not be to blame."""
+    """Return whether a technique trains on the tiny plan alone. If it does not, no other is to blame for a pair."""
     try:
         if ground.can_step(name):
             losses(ground.with_techniques(name), 1)
-    except Exception:  # whatever it is, the check of that technique itself says it
+    except Exception:  # the check of that technique reports it
         return False
     return True
 

@@ -3,8 +3,8 @@
 All errors are the same up to a factor of t: the error of x is t times that of the velocity, and that of the noise
 1 - t times. So a space of the loss is a weight of the error of velocities. The objective knows the factor.
 
-Where an objective clamps its division, the error of what it predicts itself is exact. The other one is that of
-x = x_t - t v or noise = x_t + (1 - t) v with the clamped velocity: for x-prediction the noise's is
+Where an objective clamps its division, the error of its own prediction is exact. The other error is taken on
+x = x_t - t v, or on noise = x_t + (1 - t) v, with the clamped velocity v. For x-prediction, the error of the noise is
 ((1 - t) / max(t, clamp))² times that of x. Without the clamp it would grow without bound as t goes to 0.
 
 B: samples of a micro-batch.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class ClassToken(nn.Module):
-    """Layers between a class token and the denoiser. The last is zero at the start, as that of the image is."""
+    """Layers between a class token and the denoiser. The last layer starts at zero, as the image's does."""
 
     def __init__(self, class_width: int, width: int) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ def template(
 
 @cache
 def inline_script(*places: str) -> tuple[Markup, Markup]:
-    """Return scripts of the package as one, for a page, and the source by which a content policy lets it alone run."""
+    """Return scripts of the package joined into one, and the hash by which a content policy allows only this script."""
     content = "\n".join(files("tintype").joinpath(place).read_text(encoding="utf-8") for place in places)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
     return Markup(content), Markup(f"'sha256-{digest}'")

@@ -90,7 +90,7 @@ def added(group: str) -> dict[str, Added]:
 
 
 def _load_entries(group: str) -> None:
-    """Load the entry points of a group. Where one cannot be loaded none is, and the next call raises the same."""
+    """Load the entry points of a group. If one cannot be loaded, none is, and the next call raises the same error."""
     before = dict(registry.known(group))
     _searched.add(group)  # before they are loaded: a package may read the table that it adds to
     try:

@@ -35,8 +35,8 @@ REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     f"script-src {inline_script(*SCRIPTS)[1]}; frame-ancestors 'none'"
 )
-"""Policy of a stored report: it comes from a folder that others may have written, so no script runs in it but the
-report's own of this version, by its hash, and that one as if it came from another site."""
+"""Policy of a stored report, which others may have written. Only the report's own script of this version runs, known by
+its hash, and it runs as if it came from another site."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

@@ -10,9 +10,9 @@ from pathlib import Path
 _DEEPEST = 6
 _MOST_FOLDERS = 100_000
 _UNREAD = ("checkpoints", "snapshots", "kept", "samples")
-"""Folders of a run of which pages show nothing; large ones, which may be links to another disk."""
+"""Folders of a run that no page shows. They are large, and may be links to another disk."""
 _SETTLED_NS = 1_000_000_000
-"""A folder that changed more lately may change again without a later time."""
+"""The listing of a folder is cached once its last change is this old: a later change then has another time."""
 
 
 class Links:
@@ -21,7 +21,7 @@ class Links:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._listed: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {}
-        """Which folder it was and when it had changed last, and the folders and the links in it."""
+        """By folder: its inode and last change, and the folders and the links in it."""
 
     def stay_inside(self, folder: Path) -> bool:
         """Return whether no link in a study or a run leads out, nor one in the places that its links lead to."""
@@ -33,7 +33,7 @@ class Links:
                 return False
             inner = [one for one in (*folders, *targets) if one not in seen] if depth < _DEEPEST else []
             seen.update(inner)
-            waiting += [(one, depth + 1) for one in inner]  # and so the loop goes on
+            waiting += [(one, depth + 1) for one in inner]  # which this loop reaches later
         return True
 
     def _list(self, place: str) -> tuple[Sequence[str], Sequence[str]]:

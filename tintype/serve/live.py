@@ -34,7 +34,7 @@ _REST = 10.0
 _SHORT_S = 0.02
 """Pause between two looks while there is more to read: readers are answered in between."""
 _IDLE_S = 20.0
-"""Nothing is read any more once nobody has asked for so long."""
+"""Reading stops when no request came for this long."""
 
 UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """Errors of files that are not what tintype wrote."""
@@ -46,7 +46,7 @@ class Live(ABC):
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         self.folder, self.path = folder, path
         self._links = links
-        self._behind = False
+        self._has_more = False
         """Whether the last look left more to read."""
         self.curves = Curves([])
         self.fragments: Fragments = {}
@@ -102,21 +102,21 @@ class Live(ABC):
             return self.version
 
     def rest(self) -> None:
-        """Read no more until somebody asks again; who waits for news still gets them."""
+        """Stop reading until the next request. Where a request waits for news, go on."""
         with self.changed:
             if not self._waiting:
                 self._asked_s = -_IDLE_S
 
     def _read(self) -> None:
         try:
-            while self._goes_on():
+            while self._keep_reading():
                 time.sleep(_SHORT_S if self.step() else EVERY_S)
         except BaseException:
             self._reading = False
             raise
 
-    def _goes_on(self) -> bool:
-        """Return whether somebody has asked lately; who asks after that starts another thread."""
+    def _keep_reading(self) -> bool:
+        """Return whether a request came lately. If not, the next one starts another thread."""
         with self.changed:
             self._reading = time.monotonic() - self._asked_s < _IDLE_S
             return self._reading
@@ -133,9 +133,9 @@ class Live(ABC):
             with self.changed:
                 self.version += 1
                 self.changed.notify_all()
-        if self._behind and not more:
+        if self._has_more and not more:
             gc.collect()  # after much was read, so that no later look has to
-        self._behind = more
+        self._has_more = more
         return more
 
     def _check_links(self) -> None:
