@@ -273,7 +273,7 @@ class Transformer(nn.Module):
         denoiser that has one.
         """
         if (class_BT is None) != (self.class_token is None):
-            raise TypeError("a denoiser with model.class_token, and no other, is given class tokens")
+            raise TypeError("class_BT goes with model.class_token: give both or neither")
         given = self._pack(text) if isinstance(text, TextTokens) else text
         short = not only_taps and not attention_taps and self._waits_for_host(x_t_BCHW, route)
         if not isinstance(given, TextTokens) and short:
@@ -332,10 +332,10 @@ class Transformer(nn.Module):
         rotation = self._rotation(rows, columns, x_t_BCHW.device)
         if self.registers is not None:
             own_RD = self.registers.view(-1, token_BLD.shape[2]).to(token_BLD.dtype)
-            token_BLD, rotation = _with_registers(token_BLD, rotation, own_RD.expand(len(token_BLD), -1, -1))
+            token_BLD, rotation = _append(token_BLD, rotation, own_RD.expand(len(token_BLD), -1, -1))
         if self.class_token is not None and class_BT is not None:
             own_B1D = self.class_token.token(class_BT).to(token_BLD.dtype)
-            token_BLD, rotation = _with_registers(token_BLD, rotation, own_B1D)
+            token_BLD, rotation = _append(token_BLD, rotation, own_B1D)
         modulation_B = vector_BD if self.shared_modulation is None else self.shared_modulation(vector_BD)
         if isinstance(text, TextCache):
             text_of_block: Sequence[BlockText] = text.per_block
@@ -351,7 +351,7 @@ class Transformer(nn.Module):
         features: dict[int, Tensor] = {}
         attention: dict[int, Tensor] = {}
         first_value: Tensor | None = None
-        registers = self.settings.registers + (self.class_token is not None)
+        appended = self.settings.registers + (self.class_token is not None)
 
         def through(blocks: range, token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None = None) -> Tensor:
             nonlocal first_value
@@ -359,7 +359,7 @@ class Transformer(nn.Module):
             for index in blocks[: max(0, stop - blocks.start)] if token_BLD.shape[1] else ():
                 if index in attention_taps:
                     logits = self._blocks()[index].image_logits(token_BLD, modulation_B, rotation)
-                    attention[index] = logits[..., : logits.shape[-1] - registers, : logits.shape[-1] - registers]
+                    attention[index] = logits[..., : logits.shape[-1] - appended, : logits.shape[-1] - appended]
                 given = (text_of_block[index], modulation_B, mask, rotation)
                 out = self._run(self.blocks[index], token_BLD, *given, *(() if value is None else (value,)))
                 if isinstance(out, tuple):
@@ -368,14 +368,14 @@ class Transformer(nn.Module):
                 else:
                     token_BLD = out
                 if index in taps:
-                    features[index] = _without_registers(token_BLD, registers)
+                    features[index] = _without_appended(token_BLD, appended)
             return token_BLD
 
         if route is None:
             token_BLD = through(range(depth), token_BLD, rotation)
         else:
             token_BLD = through(range(route.start), token_BLD, rotation)
-            kept_BK = _keep_registers(route.kept_BK, token_BLD.shape[1], registers)
+            kept_BK = _keep_appended(route.kept_BK, token_BLD.shape[1], appended)
             kept_BKD, kept_rotation = _keep(token_BLD, rotation, kept_BK)
             kept_BKD = through(range(route.start, route.end), kept_BKD, kept_rotation, kept_BK)
             if only_taps and stop <= route.end:
@@ -385,7 +385,7 @@ class Transformer(nn.Module):
 
         if only_taps:
             return Tapped(features, route)
-        flat_BLP = self.final_layer(_without_registers(token_BLD, registers), vector_BD)
+        flat_BLP = self.final_layer(_without_appended(token_BLD, appended), vector_BD)
         prediction_BCHW = unpatchify(flat_BLP, self.settings.patch, rows, columns)
         class_velocity_BT = None
         if self.class_token is not None:
@@ -460,22 +460,22 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
     return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
 
 
-def _with_registers(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
+def _append(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
     """Append tokens that have no place and are not rotated: registers (arXiv 2309.16588), a class token."""
     still = rotation.new_zeros(*rotation.shape[:2], own_BRD.shape[1], *rotation.shape[3:])
     still[..., 0, :] = 1  # cosines
     return torch.cat([token_BLD, own_BRD], dim=1), torch.cat([rotation, still], dim=2)
 
 
-def _without_registers(token_BLD: Tensor, registers: int) -> Tensor:
-    return token_BLD[:, :-registers] if registers else token_BLD
+def _without_appended(token_BLD: Tensor, appended: int) -> Tensor:
+    return token_BLD[:, :-appended] if appended else token_BLD
 
 
-def _keep_registers(kept_BK: Tensor | None, tokens: int, registers: int) -> Tensor | None:
-    """Add the registers to the kept tokens; where no token is kept, none of them is."""
-    if kept_BK is None or not registers or not kept_BK.shape[1]:
+def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor | None:
+    """Add the appended tokens to the kept ones; where no token is kept, none of them is."""
+    if kept_BK is None or not appended or not kept_BK.shape[1]:
         return kept_BK
-    own_R = torch.arange(tokens - registers, tokens, device=kept_BK.device)
+    own_R = torch.arange(tokens - appended, tokens, device=kept_BK.device)
     return torch.cat([kept_BK, own_R.expand(len(kept_BK), -1)], dim=1)
 
 

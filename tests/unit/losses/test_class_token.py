@@ -122,9 +122,9 @@ def test_it_is_one_more_token_without_a_place() -> None:
         other = with_class(x + 1, t_B, text, class_BT=class_1T.expand(2, -1))
     torch.testing.assert_close(found.prediction_BCHW, wanted.prediction_BCHW, rtol=1e-4, atol=1e-5)
     assert found.class_BT.shape == (2, 6) and not torch.allclose(found.class_BT, other.class_BT)
-    with pytest.raises(TypeError, match="is given class tokens"):
+    with pytest.raises(TypeError, match="give both or neither"):
         with_class(x, t_B, text)
-    with pytest.raises(TypeError, match="is given class tokens"):
+    with pytest.raises(TypeError, match="give both or neither"):
         with_register(x, t_B, text, class_BT=class_1T)
 
 
