@@ -52,9 +52,9 @@ def readme() -> Iterator[Claim]:
     past = first.before("muon 3e-3", FRECHET)
     yield Quote(
         "Three seeds called `muon` at 3e-3 [better](studies/2026-11-15_optimizers-mini/README.md) in Fréchet distance "
-        f"({interval(past, 2)}). [{len(bank.results.seeds)} others](studies/2026-11-17_bank-mini/README.md) say better "
-        f"by less ({interval(later, 2)}), and that {len(fell.fallen)} of {len(bank.results.seeds)} runs collapse in "
-        "scene accuracy: unstable. At AdamW's 1e-3 Muon is worse in both primary metrics, on "
+        f"({interval(past, 2)}). [{len(bank.results.seeds)} others](studies/2026-11-17_bank-mini/README.md) call it "
+        f"better by less ({interval(later, 2)}), and unstable in scene accuracy, where {len(fell.fallen)} of "
+        f"{len(bank.results.seeds)} runs collapse. At AdamW's 1e-3 Muon is worse in both primary metrics, on "
         "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md) and on "
         "[eight more](studies/2026-11-17_adaptive-mini/README.md)",
         holds=past.verdict == later.verdict == "better"
