@@ -201,7 +201,7 @@ def test_the_words_that_an_image_got_wrong_are_marked(page: Any) -> None:
     assert fits(page)
 
 
-def test_a_stored_report_opens_without_scripts(page: Any) -> None:
+def test_a_stored_report_opens_from_the_page_of_its_study(page: Any) -> None:
     page.goto("/study/done")
     page.get_by_role("link", name="Report").click()
     page.wait_for_url("**/report/done")

@@ -334,6 +334,6 @@ def test_an_arm_that_starts_from_an_arm_of_the_study_has_its_runs(out: Path) -> 
 
 
 def test_a_misspelt_folder_is_refused_and_not_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="neverwas holds no study"):
         propose(tmp_path / "neverwas", parse_arm("a=ema"))
     assert not (tmp_path / "neverwas").exists()

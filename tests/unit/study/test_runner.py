@@ -84,7 +84,7 @@ def test_a_signal_ends_the_wait_for_another_process(tmp_path: Path) -> None:
     assert outcome == Outcome(0, finished=False)
 
 
-def test_a_run_that_is_done_tells_the_metrics_that_its_study_asks_for() -> None:
+def test_a_run_that_is_done_reports_the_primary_metrics_of_its_study() -> None:
     metrics = {"scene_accuracy": 0.5, "fd_scenes": 3.0, "validation_loss": 0.25}
     result = cast(EvaluationResult, SimpleNamespace(metrics=metrics))
     assert _headline(result, ("validation_loss",)) == "validation_loss 0.25"
