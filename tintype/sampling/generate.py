@@ -112,7 +112,7 @@ def sample_latents(
 
 @dataclass(frozen=True)
 class Joined:
-    """State of a sampler: the latents; or, flat, these and a class token that is denoised beside them (REG)."""
+    """State of a sampler: the latents, or a row of these and of a class token that is denoised beside them (REG)."""
 
     shape: tuple[int, ...]
     """Channels, rows and columns of the latents."""
@@ -131,10 +131,10 @@ class Joined:
 def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnEstimate) -> VelocityFn:
     """Return the same velocity; each value is also shown as the data that it points to, x_t - t v."""
 
-    def watched(x_t_BCHW: Tensor, t: float) -> Tensor:
-        v_BCHW = velocity(x_t_BCHW, t)
-        on_estimate(lambda: parts.tokenizer.decode(state.split(x_t_BCHW - t * v_BCHW)[0]).cpu())
-        return v_BCHW
+    def watched(state_t: Tensor, t: float) -> Tensor:
+        v = velocity(state_t, t)
+        on_estimate(lambda: parts.tokenizer.decode(state.split(state_t - t * v)[0]).cpu())
+        return v
 
     return watched
 
@@ -147,7 +147,10 @@ def first_noise(parts: Model, draws: Draws, size_px: Size) -> Tensor:
 
 @dataclass(frozen=True)
 class TextBranches:
-    """The velocities of a batch of images with their captions and with the null caption."""
+    """The velocities of a batch of images with their captions and with the null caption.
+
+    With a class token, `x_t_BCHW` is the sampler's `Joined` state.
+    """
 
     parts: Model
     draws: Draws
@@ -182,11 +185,11 @@ class TextBranches:
         return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, text, model=model)
 
     def _velocity(
-        self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None, model: Model | None = None
+        self, state_t: Tensor, t: float, text: TextCache, route: Route | None = None, model: Model | None = None
     ) -> Tensor:
-        x_BCHW, class_BT = self.state.split(x_t_BCHW)
-        t_B = x_BCHW.new_full((len(x_BCHW),), t)
-        return self.state.join(*(model or self.parts).velocities(x_BCHW, t_B, text, route, class_BT))
+        x_t_BCHW, class_BT = self.state.split(state_t)
+        t_B = x_t_BCHW.new_full((len(x_t_BCHW),), t)
+        return self.state.join(*(model or self.parts).velocities(x_t_BCHW, t_B, text, route, class_BT))
 
     @cached_property
     def _both(self) -> TextCache:

@@ -73,8 +73,8 @@ def _with_term(pair: Pair, contrast: Contrast, groups: MetricGroups, labels: Map
     level = math.fsum(share * fmean(healthy[label].values()) for label, share in shares.items())
     arms = [label for label in weights if label not in groups.baselines]
     fallen, of_baseline = (
-        tuple(dict.fromkeys(seed for label in labels_of for seed in groups.fallen.get(label, ())))
-        for labels_of in (arms, groups.baselines)
+        tuple(dict.fromkeys(seed for label in some for seed in groups.fallen.get(label, ())))
+        for some in (arms, groups.baselines)
     )
     term = Term(groups.healthy, weights)
     return replace(pair, terms=(term,), log=groups.log, level=level, fallen=fallen, baseline_fallen=of_baseline)

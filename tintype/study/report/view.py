@@ -132,14 +132,13 @@ class View:
         """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together."""
         found: dict[str, list[str]] = {}
         for column in self.primary:
-            cell = column.cells.get(arm.name)
-            verdict = (
-                cell.verdict if cell else "not comparable" if column.info.name in arm.incomparable else "incomplete"
-            )
-            size = (
-                f" ({column.written(cell.difference, signed=True)})" if cell and verdict in ("better", "worse") else ""
-            )
-            found.setdefault(verdict, []).append(column.info.label + size)
+            cell, words = column.cells.get(arm.name), column.info.label
+            if cell is None:
+                verdict = findings.NOT_COMPARABLE if column.info.name in arm.incomparable else "incomplete"
+            else:
+                verdict = cell.verdict
+                words += f" ({column.written(cell.difference, signed=True)})" if verdict in ("better", "worse") else ""
+            found.setdefault(verdict, []).append(words)
         return [(one, f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}") for one, of in found.items()]
 
     def column(self, metric: str) -> Column:
