@@ -215,9 +215,13 @@ def power(
     metric: Annotated[str | None, Option(help="Only this metric")] = None,
     arms: Annotated[
         int | None,
-        Option(min=1, help="Arms of the new study, its control included; as many as a single given study has, else 3"),
+        Option(
+            min=1, help="Arms of the new study, its control included; by default those of a single given study, else 3"
+        ),
     ] = None,
-    control: Annotated[bool | None, Option(help="Whether one of the arms is the control")] = None,
+    control: Annotated[
+        bool | None, Option(help="Whether one of the arms is the control; by default as in a single given study")
+    ] = None,
     resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
     method: Annotated[Literal["shared", "paired"], Option(help="The new study's analysis.method")] = "shared",
