@@ -177,7 +177,7 @@ def is_study(folder: Path) -> bool:
 
 def load_plugins(files: list[Path]) -> None:
     """Load the files of `--plugin`, and those that the environment names."""
-    if files or os.environ.get("TINTYPE_PLUGINS"):
+    if files or os.environ.get("TINTYPE_PLUGINS"):  # `plugins.load.VARIABLE`: most commands need no import of it
         from tintype.plugins.load import load_environment, load_files
 
         load_files(files)
