@@ -167,7 +167,8 @@ def read_file(path: Path) -> Document:
 
 def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
     line = f"{document.name}, line {node.start_mark.line + 1}"
-    document.places[path] = line
+    if path:  # the whole document has no line of its own
+        document.places[path] = line
     if node.tag not in _KNOWN_TAGS:
         raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported; write a plain value")
     if isinstance(node, yaml.SequenceNode):
@@ -240,7 +241,8 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     ends_with_key = problem["type"] in ("missing", "extra_forbidden")
     path = _path_in_data(problem["loc"], document.data, ends_with_key)
     shown_path = ".".join(map(str, path))
-    parts = [_cause(problem, model, document, resolve) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
+    place = _cause(problem, model, document, resolve) or document.place(_named_path(problem, path, document))
+    parts = [place, f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
@@ -257,6 +259,22 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     found = problem["input"]
     shown = "" if isinstance(found, Mapping) else f" (found {type(found).__name__} {found!r:.80})"
     return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+_FIRST_KEY = re.compile(r"([\w.-]+)(: )?")
+"""The key that a message begins with; after a colon and a space, one inside it can follow."""
+
+
+def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> KeyPath:
+    """Return the path of the wrong key. A check of several settings names it first, as `tune: optimizer.lr: …`."""
+    words = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
+    while found := _FIRST_KEY.match(words):
+        dotted = (int(key) if key.isdigit() else key for key in found[1].split("."))
+        deeper = [one for one in ((*path, found[1]), (*path, *dotted)) if one in document.places]
+        if not deeper:
+            break
+        path, words = deeper[0], words[found.end() :] if found[2] else ""
+    return path
 
 
 def _cause(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:

@@ -106,21 +106,24 @@ class Protocol(Settings):
     @model_validator(mode="after")
     def _known(self) -> Protocol:
         refuse_unknown(self.metrics, self.encoders, ON_FEATURES)
-        _refuse_twice("conditions", [condition.name for condition in self.also])
+        _refuse_twice("also", "conditions", [condition.name for condition in self.also])
         if not is_caption(self.prompts):
             raise ValueError(
                 f"prompts: {self.prompts} is a file; the main sampling reads captions, which have real images to "
                 "compare with. Put the file into `also`"
             )
-        for condition in self.conditions:
+        for index, condition in enumerate(self.conditions):
+            key = f"also.{index - 1}" if index else "count"
             if not is_caption(condition.prompts) and not any(encoder.reads_text for encoder in self.encoders):
                 raise ValueError(
-                    f"the prompts of {condition.prompts} have no reference: scoring them needs an encoder that reads "
-                    "text, for example encoders: [scenes, clip]"
+                    f"{key}: the prompts of {condition.prompts} have no reference: scoring them needs an encoder that "
+                    "reads text, for example encoders: [scenes, clip]"
                 )
             few = condition.count is not None and condition.count < FEWEST
             if self.encoders and condition.distances and few:
-                raise ValueError(f"{condition.count} images are too few for the distances: take at least {FEWEST}")
+                raise ValueError(
+                    f"{key}: {condition.count} images are too few for the distances: take at least {FEWEST}"
+                )
         if self.encoders and self.reference_count < FEWEST:
             raise ValueError(f"reference_count: {self.reference_count} images are too few: take at least {FEWEST}")
         return self
@@ -327,11 +330,11 @@ def nonfinite(measured: Mapping[str, Measured]) -> list[str]:
 def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart], known: Mapping[str, AnyMetric]) -> None:
     for kind in metrics:
         if kind not in known:
-            raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(known)}")
-    _refuse_twice("encoders", [encoder.title for encoder in encoders])
+            raise ValueError(f"metrics: unknown metric '{kind}'; valid: {', '.join(known)}")
+    _refuse_twice("encoders", "encoders", [encoder.title for encoder in encoders])
 
 
-def _refuse_twice(what: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two {what} are called {', '.join(twice)}; give one of them another name")
+def _refuse_twice(key: str, what: str, names: list[str]) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ValueError(f"{key}.{index}: two {what} are called {name}; give one of them another name")

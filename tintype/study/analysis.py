@@ -41,9 +41,10 @@ class AnalysisSettings(Settings):
     def _consistent(self) -> AnalysisSettings:
         if self.method == "shared" and (self.test, self.interval) != ("student", "student"):
             raise ValueError("test and interval belong to the paired method; set method: paired, or leave them out")
-        for text in (self.margin, *self.margins.values()):
+        margins = {"margin": self.margin, **{f"margins: {metric}:": text for metric, text in self.margins.items()}}
+        for key, text in margins.items():
             try:
-                parse_effect(text, "margin")
+                parse_effect(text, key)
             except UserError as error:
                 raise ValueError(str(error)) from None
         return self

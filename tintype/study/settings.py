@@ -122,6 +122,11 @@ def _repeated(names: Sequence[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
+def _first_repeat(names: Sequence[str]) -> int | None:
+    """Return the index of the first name that was given before; None where all differ."""
+    return next((index for index, name in enumerate(names) if name in names[:index]), None)
+
+
 def _check_score_at(score_at: Sequence[int | float]) -> None:
     """Refuse what is neither a share of training nor a step."""
     for one in score_at:
@@ -193,11 +198,12 @@ class StudySettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
-        all_seeds = (*self.every_seed.seeds, *self.every_seed.control_seeds)
         if isinstance(self.seeds, SeedPlan) and self.control_seeds:
             raise ValueError("control_seeds: with seeds {first, most} the control's seeds are chosen; leave them out")
-        if len(set(all_seeds)) != len(all_seeds):
-            raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
+        all_seeds = (*self.every_seed.seeds, *self.every_seed.control_seeds)
+        if (index := _first_repeat([str(seed) for seed in all_seeds])) is not None:
+            key = "seeds" if index < len(self.every_seed.seeds) else "control_seeds"
+            raise ValueError(f"{key}: {all_seeds[index]} is given twice; seeds and control_seeds must all differ")
         if isinstance(self.seeds, tuple) and self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
         if again := _repeated(self.primary):
@@ -208,10 +214,16 @@ class StudySettings(Settings):
         names = [resolution.name for resolution in self.resolutions]
         if len(names) == 1:
             raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
-        if again := _repeated(names):
-            raise ValueError(f"two resolutions are called {again}; give one of them another name")
-        if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
-            raise ValueError(f"two arms are called {again}; give one of them another name")
+        if (index := _first_repeat(names)) is not None:
+            raise ValueError(
+                f"resolutions.{index}: two resolutions are called {names[index]}; give one of them another name"
+            )
+        own = [BASELINE, CONTROL]
+        labels = [*own, *(arm.label for arm in self.arms)]
+        if (index := _first_repeat(labels)) is not None:
+            raise ValueError(
+                f"arms.{index - len(own)}: two arms are called {labels[index]}; give one of them another name"
+            )
         self._check_factors()
         self._check_tune()
         return self
