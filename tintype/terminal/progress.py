@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from threading import Event, Thread
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Task, TaskID
 from rich.progress import Progress as RichProgress
-from rich.table import Column
+from rich.table import Table
+from rich.text import Text
 
 from tintype.runtime.printable import visible
 from tintype.runtime.streams import prepare_streams
@@ -30,6 +33,9 @@ _SURE_S = 60.0
 _MOST_TIMES = 30.0
 """The time left is shown once there was progress for `_SURE_S`, or where it is at most so many times what has passed:
 in the first minute start-up and compilation take longer than all steps."""
+_PERCENT_COLUMNS = 4
+_NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
+"""Columns of the terminal that a long name keeps while other words can be left out, and to keep the time left."""
 _ROUNDING = 1e-6
 """Fifty fiftieths of an image are one."""
 
@@ -153,8 +159,9 @@ class Bar:
         return " · ".join(filter(None, [self.count, self.note, self.speed]))
 
     @property
-    def state(self) -> str:
-        return self.stopping or self.words
+    def state(self) -> list[str]:
+        """Parts of what is shown after the bar, the most important first."""
+        return [self.stopping] if self.stopping else self.words.split(" · ")
 
 
 class Progress:
@@ -179,7 +186,7 @@ class Progress:
     ) -> None:
         self._console, self._kept, self._interrupt = console, kept, interrupt
         self._began_s = time.monotonic()
-        self._drawn = _bars_on(console)
+        self._drawn = _DrawnBars(console)
         self._rows: dict[str, tuple[Bar, TaskID]] = {}
         self._heartbeat = Heartbeat(console, self._line)
         self._add("", Bar(doing, total, unit, interrupt))
@@ -253,19 +260,66 @@ def stoppable(doing: str, total: float | None = None, unit: str = "images") -> I
         yield bars, interrupt
 
 
-def _bars_on(console: Console) -> RichProgress:
-    words = [
-        TextColumn(f"{{task.fields[bar].{name}}}", markup=False, table_column=Column(no_wrap=True))
-        for name in ("doing", "percent:>4", "state", "left")
+class _DrawnBars(RichProgress):
+    """Bars that fit the width of the terminal: what matters least is left out, in all rows alike."""
+
+    def __init__(self, console: Console) -> None:
+        self._terminal = console
+        super().__init__(console=console, transient=True, redirect_stdout=False)  # it would end up on stderr
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        shown = list(tasks)
+        bars: list[Bar] = [task.fields["bar"] for task in shown]
+        layout = _fitting(bars, self._terminal.width)
+        draw = BarColumn(bar_width=layout.bar)
+        table = Table.grid(padding=(0, 1))
+        for task, bar in zip(shown, bars, strict=True):
+            words = [f"{bar.percent:>{_PERCENT_COLUMNS}}"]
+            words += [" · ".join(bar.state[: layout.parts])] if layout.parts else []
+            words += [bar.left] if layout.left else []
+            cells = [Text(one, no_wrap=True) for one in (_shortened(bar.doing, layout.name), *words)]
+            table.add_row(cells[0], *([draw(task)] if layout.bar else []), *cells[1:])
+        return table
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Columns of names and bars, how many parts of the state are shown, and whether the time left is."""
+
+    name: int
+    bar: int
+    parts: int
+    left: bool
+
+
+def _fitting(bars: Sequence[Bar], width: int) -> _Layout:
+    """Choose what fits. The bar goes first, then the last parts of the state, the time left, the rest of the state."""
+    longest, left = _widest(bar.doing for bar in bars), _widest(bar.left for bar in bars)
+    most = max((len(bar.state) for bar in bars), default=0)
+    layouts = [
+        *(_Layout(_NAME_COLUMNS, bar, most, True) for bar in (16, 8)),
+        *(_Layout(_NAME_COLUMNS, 0, parts, True) for parts in range(most, 0, -1)),
+        *(_Layout(_FEWEST_COLUMNS, 0, 1, with_left) for with_left in (True, False)),
     ]
-    return RichProgress(
-        words[0],
-        BarColumn(bar_width=16),
-        *words[1:],
-        console=console,
-        transient=True,
-        redirect_stdout=False,  # it would end up on stderr
-    )
+    for one in layouts:
+        state = _widest(" · ".join(bar.state[: one.parts]) for bar in bars)
+        taken = [_PERCENT_COLUMNS, state, *([one.bar] if one.bar else []), *([left] if one.left and left else [])]
+        space = width - sum(taken) - len(taken)  # a column between two cells
+        if space >= min(longest, one.name):
+            return replace(one, name=space, left=one.left and left > 0)
+    return _Layout(width - _PERCENT_COLUMNS - 1, 0, 0, False)
+
+
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
+
+
+def _shortened(name: str, columns: int) -> str:
+    """Return a name with its middle left out where it is too long: its end tells arms and seeds apart."""
+    if cell_len(name) <= columns:
+        return name
+    kept = max(columns - 1, 1)
+    return f"{name[: (kept + 1) // 2]}…{name[len(name) - kept // 2 :]}"
 
 
 def speed_note(loss: float | None, images_per_s: float | None) -> str:

@@ -188,6 +188,32 @@ def test_a_terminal_gets_a_bar_with_the_same_words(monkeypatch: pytest.MonkeyPat
     assert "\x1b[?25h" in shown, "the cursor is shown again"
 
 
+@pytest.mark.parametrize(
+    ("width", "first", "second"),
+    [
+        (98, "study ━━━━ 25% 1 of 4 runs are done 5 min 00 s left", "25% step 9 · loss 0.5 · 12 images/s"),
+        (68, "study 25% 1 of 4 runs are done 5 min 00 s left", "x-prediction:…0.05, seed 1 25% step 9 · loss 0.5"),
+        (60, "study 25% 1 of 4 runs are done 5 min 00 s left", "x-predict…, seed 1 25% step 9"),
+        (44, "study 25% 1 of 4 runs are done", "x-predict…, seed 1 25% step 9"),
+        (30, "study 25%", "x-prediction…0.05, seed 1 25%"),
+    ],
+)
+def test_bars_leave_out_what_matters_least_in_a_narrow_terminal(
+    clock: list[float], log: io.StringIO, width: int, first: str, second: str
+) -> None:
+    console = Console(file=log, width=width)
+    bars = Progress("study", 4, "", console=console)
+    bars.show(None, 0)
+    clock[0] += 100
+    bars.show(None, 1, note="1 of 4 runs are done")
+    bars.show(None, 0.25, 1, "step 9 · loss 0.5 · 12 images/s", row="x-prediction:clamp=0.05, seed 1")
+    console.print(bars._drawn.get_renderable())
+    shown = log.getvalue().splitlines()
+    assert len(shown) == 2 and all(len(line) <= width for line in shown)
+    words = [" ".join(line.split()) for line in shown]
+    assert words[0] == first and words[1].endswith(second)
+
+
 def test_what_is_kept_travels_with_the_signal(console: Console) -> None:
     done = 0
     with pytest.raises(Interrupted) as stopped, Progress("x", kept=lambda: f"{done} are kept", console=console):
