@@ -194,8 +194,9 @@ class Progress:
     def __enter__(self) -> Self:
         begin_work()
         if shows_bars(self._console):
-            self._drawn.start()
+            self._drawn.live.start()
             prepare_streams()  # while bars are drawn stderr is another stream, which reads escape codes
+            self._drawn.refresh()  # not before: the first bar would show its colours as codes
         self._heartbeat.__enter__()
         self._heartbeat.write()
         return self

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.streams import prepare_streams
 from tintype.study.runner import Message
 from tintype.terminal import progress as progress_module
 from tintype.terminal.interrupts import Interrupted
@@ -168,11 +170,14 @@ def test_a_file_gets_no_control_codes(name: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("often")
 def test_a_terminal_gets_a_bar_with_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", "xterm-256color")
     mine, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
-        interrupt = Interrupt()
-        bars = Progress("a [red] arm", 4, "steps", console=Console(file=terminal, width=120), interrupt=interrupt)
+        monkeypatch.setattr(sys, "stdout", sys.stdout)  # restored after the test
+        monkeypatch.setattr(sys, "stderr", terminal)
+        prepare_streams()
+        interrupt, console = Interrupt(), Console(stderr=True, width=120)
+        bars = Progress("a [red] arm", 4, "steps", console=console, interrupt=interrupt)
         with bars:
             bars.show(None, 2, note="loss 0.5")
             bars._drawn.refresh()
@@ -186,6 +191,7 @@ def test_a_terminal_gets_a_bar_with_the_same_words(monkeypatch: pytest.MonkeyPat
     assert "a [red] arm" in plain and "50%" in plain and "2 of 4 steps · loss 0.5" in plain and "stopping" in plain
     assert "━" in plain and "arm: 2 of 4" not in plain
     assert "\x1b[?25h" in shown, "the cursor is shown again"
+    assert "\\x1b" not in shown, "colours are no text"
 
 
 @pytest.mark.parametrize(
