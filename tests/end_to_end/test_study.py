@@ -117,8 +117,16 @@ def test_running_it_again_trains_nothing(study: tuple[Path, Path, subprocess.Com
 
 def test_another_baseline_may_not_move_in(study: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     file, out, _ = study
-    with pytest.raises(UserError, match="study of another baseline"):
-        ask("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    for options in ([], ["--dry-run"]):
+        with pytest.raises(UserError, match="study of another baseline"):
+            ask("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]", *options)
+    with pytest.raises(UserError, match="looked at with other settings of x-prediction"):
+        arms = "arms=[{name: x-prediction, techniques: ['x-prediction:clamp=0.1']}]"
+        ask("ablate", str(file), "--out", str(out), "--dry-run", "--set", arms)
+    assert "6 runs; 6 of them are done" in ask("ablate", str(file), "--out", str(out), "--dry-run")
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert {path for path in after if after[path] != before.get(path)} <= {out / ".lock"}
 
 
 def test_the_report_can_be_written_again_when_the_study_file_and_its_plan_are_gone(

@@ -49,6 +49,7 @@ def ablate(
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.library.studies import load_study
     from tintype.study.costs import cost_of, parse_duration
+    from tintype.study.folder import check_folder
     from tintype.study.packing import choose_jobs
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
@@ -58,6 +59,7 @@ def ablate(
     show_arms(resolved, console)
     show_study_cost(resolved, console, gpu)
     if dry_run:
+        check_folder(resolved, out)
         show_cost(cost_of(resolved, out, like), console)
         return
     if prepare:

@@ -45,22 +45,32 @@ STUDY, RESULTS = "study.yaml", "results.json"
 _BASELINE = "baseline.yaml"
 
 
+def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
+    """Refuse a folder that holds other files, or that this study may not move into. Writes nothing."""
+    if not (out / STUDY).exists() and not (out / "runs").exists():
+        if out.is_dir():
+            refuse_foreign(out, STUDY)
+        elif out.exists():
+            raise UserError(f"cannot write to {out}: it is a file; choose another --out")
+        return
+    try:
+        check_own_plugins(out)
+        _refuse_another_study(study, untuned_study(out), out)
+    except DamagedFileError as error:
+        known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
+        there = {folder.name for folder in (out / "runs").glob("*")}
+        if there and not there & known:
+            raise  # the names of the runs do not show that it is this study
+        note(f"{error}: its runs are of this study, and its files are written again")
+
+
 def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
     """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
-    recorded: dict[str, Any] = {}
-    if (out / STUDY).exists() or (out / "runs").exists():
-        try:
-            recorded = _plugins(out)
-            check_plugins(out, recorded)
-            _refuse_another_study(study, untuned_study(out), out)
-        except DamagedFileError as error:
-            known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
-            there = {folder.name for folder in (out / "runs").glob("*")}
-            if there and not there & known:
-                raise  # the names of the runs do not show that it is this study
-            note(f"{error}: its runs are of this study, and its files are written again")
-    else:
-        refuse_foreign(out, STUDY)
+    check_folder(study, out, note)
+    try:
+        recorded = _plugins(out)
+    except DamagedFileError:  # noted above
+        recorded = {}
     for resolution, plan in study.baselines.items():
         file = _baseline_file(out, resolution)
         file.parent.mkdir(exist_ok=True)
