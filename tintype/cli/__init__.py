@@ -22,7 +22,7 @@ from tintype.cli import runs, studies, serve, plans, plugins, measure, data, tok
 
 # isort: on
 from tintype.cli.options import Plugins
-from tintype.cli.shared import LAUNCHED, app, console
+from tintype.cli.shared import LAUNCHED, app, console, named_command
 from tintype.errors import UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
@@ -75,8 +75,12 @@ def _run_as_rank() -> None:
 
 def _run(say_error: Callable[[str], None]) -> None:
     began_s = time.monotonic()
+
+    def line() -> str:
+        return f"{named_command(sys.argv[1:])}: after {duration(time.monotonic() - began_s)}"
+
     try:
-        with Heartbeat(progress_console, lambda: f"working: after {duration(time.monotonic() - began_s)}"):
+        with Heartbeat(progress_console, line):
             app()
     except UserError as error:
         say_error(str(error))

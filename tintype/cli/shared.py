@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -201,6 +204,12 @@ def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
         else:
             others.append(word)
     return files, others
+
+
+def named_command(words: Sequence[str]) -> str:
+    """Return the command and what it works on, up to its first option, by which a log names it."""
+    _, others = _take_plugins(list(words))
+    return textwrap.shorten(shlex.join(["tintype", *takewhile(lambda word: not word.startswith("-"), others)]), 100)
 
 
 def print_json(value: object) -> None:

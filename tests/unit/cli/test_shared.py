@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.tiny import TINY
 from tests.unit.cli.test_help import ALL
 from tintype.cli import app
+from tintype.cli.shared import named_command
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.folder import claim_folder
@@ -68,6 +69,12 @@ def test_a_run_is_chosen_by_arm_and_seed(study: tuple[Path, Study]) -> None:
         choose_run(out, "ema", 5)
     with pytest.raises(UserError, match=r"arm 'short \[s\]', seed 4 is not trained yet"):
         choose_run(out, "short [s]", 4).trained_folder()
+
+
+def test_a_log_names_the_command_and_what_it_works_on() -> None:
+    words = ["--plugin", "mine.py", "ablate", "my study.yaml", "--out", "out"]
+    assert named_command(words) == "tintype ablate 'my study.yaml'"
+    assert len(named_command(["sample", "run", "a red ball " * 99])) <= 100
 
 
 def test_every_command_that_takes_a_run_can_choose_it() -> None:
