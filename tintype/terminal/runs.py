@@ -78,10 +78,9 @@ def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], secon
     return ", ".join(filter(None, [f"trained {steps:,} steps in {out}: {loss}", duration(seconds), speed]))
 
 
-def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
-    """Print the warnings of a plan, with the name of its arm."""
+def show_warnings(plan: Plan, console: Console) -> None:
     for text in plan.warnings:
-        say(console, f"warning: {f'{arm}: ' if arm else ''}{text}", "yellow")
+        say(console, f"warning: {text}", "yellow")
 
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:

@@ -47,7 +47,6 @@ from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
-from tintype.terminal.runs import show_warnings
 
 _VERDICT_STYLE = {
     **dict.fromkeys(("better", "reinforces"), "green"),
@@ -207,10 +206,20 @@ def show_arms(study: Study, console: Console) -> None:
     protocol = study.settings.evaluation
     if note := findings.one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         say_note(console, note)
-    for arm in study.arms:
-        show_warnings(arm.plans[0], console, arm.label)
+    _show_warnings(study, console)
     for note in study.notes:
         say_note(console, note)
+
+
+def _show_warnings(study: Study, console: Console) -> None:
+    """Print each warning of the arms' plans once, after the names of its arms."""
+    about: dict[str, list[str]] = {}
+    for arm in study.arms:
+        for text in arm.plans[0].warnings:
+            about.setdefault(text, []).append(arm.label)
+    for text, arms in about.items():
+        names = ", ".join(arms) if len(arms) < len(study.arms) else "all arms"
+        say(console, f"warning: {names}: {text}", "yellow")
 
 
 def _tuning_words(study: Study) -> str:

@@ -218,14 +218,16 @@ def test_the_start_of_a_run_prints_and_logs_the_warning_once(tmp_path: Path) -> 
     assert warnings_of(tmp_path / "control") == []
 
 
-def test_a_study_prints_the_warning_of_an_arm_before_the_first_step() -> None:
-    baseline = plan_from_yaml(TINY, "tiny")
+def test_a_study_prints_each_warning_once_with_its_arms_before_the_first_step() -> None:
+    baseline = plan_from_yaml(TINY, "tiny", ["time.shift=3.0"])
     arms = [{"techniques": ["ema:ramp=false"], "name": "fixed"}, {"techniques": ["ema"], "name": "ramped"}]
+    arms.append({"techniques": ["ema:ramp=false", "x-prediction"], "name": "two"})
     text = f"question: q\nrecipe: pocket\nseeds: [0, 1]\narms: {arms}\n"
     console = Console(width=400, file=io.StringIO())
     show_arms(resolve("s", parse(StudySettings, read_yaml(text, "study")), {"": baseline}), console)
     shown = text_of(console)
-    assert shown.count("warning:") == 1 and "warning: fixed: after 6 steps 99%" in shown
+    assert shown.count("warning:") == 2 and "warning: fixed, two: after 6 steps 99%" in shown
+    assert "warning: all arms: time.shift is 3, and sampling.shift is 1" in shown
 
 
 @pytest.mark.parametrize(("technique", "found"), [("ema:ramp=false", True), ("ema", False), ("power-ema", False)])
