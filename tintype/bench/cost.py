@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tintype.errors import UserError
+from tintype.errors import UserError, as_user_error
 from tintype.flow.routes import Unrouted
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm
 from tintype.losses.attention import AttentionSettings
@@ -37,10 +37,10 @@ from tintype.pretrained.published import PUBLISHED
 from tintype.runtime.clock import synchronized_s
 from tintype.runtime.layout import ONE
 from tintype.schedule import Schedule
-from tintype.seams import LossContext, LossTerm, Output, Route, Router, Tapped, TextTokens
+from tintype.seams import LossContext, LossTerm, Output, Route, Router, Tapped, TextEncoder, TextTokens
 from tintype.settings import PrecisionSettings
 from tintype.text.frozen import FrozenTextPart
-from tintype.text.words import WordsEncoder, WordsSettings
+from tintype.text.words import WordsEncoder
 from tintype.tokenizers.latent import LatentPart
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.parts import LOSSES, register, storage_dtype
@@ -306,8 +306,13 @@ def _tokens(plan: Plan, step: int) -> int:
 
 def _text_tokens(plan: Plan) -> int:
     """Return the most tokens of a caption, for which all are taken."""
-    assert isinstance(plan.text, FrozenTextPart | WordsSettings)
-    return plan.text.max_tokens
+    count = getattr(plan.text, "max_tokens", None)
+    if not isinstance(count, int):
+        raise UserError(
+            f"text: the settings of the encoder '{plan.text.kind}' have no max_tokens, so the cost cannot be counted; "
+            "give its class such a field"
+        )
+    return count
 
 
 def _grid(plan: Plan, step: int) -> tuple[int, int]:
@@ -331,6 +336,7 @@ class Networks:
 
     denoiser: Transformer
     text: WordsEncoder | None
+    """The built-in encoder that is trained; that of a plugin has its parameters in `named` alone."""
     router: Router
     terms: Mapping[str, tuple[LossPart, LossTerm]]
     text_width: int
@@ -343,6 +349,10 @@ class Networks:
             owner = name.split(".")[0]
             found[owner] = found.get(owner, 0) + parameter.numel()
         return found
+
+    @property
+    def trains_text(self) -> bool:
+        return "text" in self.parameters
 
 
 class Counted:
@@ -363,7 +373,7 @@ class Counted:
     def _networks(self) -> Networks:
         plan = self.plan
         with META:
-            text = None if isinstance(plan.text, FrozenTextPart) else plan.text.build(META)
+            text = None if isinstance(plan.text, FrozenTextPart) else self._text_encoder()
             width = self._text_width() if text is None else text.dim
             model = plan.model.model_copy(update={"compile": False, "kernels": "plain"})
             plain = PrecisionSettings(storage=plan.precision.storage)
@@ -375,8 +385,21 @@ class Counted:
         modules = register({**owners, **trained})
         for name, parameter in modules.named_parameters():
             parameter.data = parameter.data.to(storage_dtype(plan, name))
-        assert text is None or isinstance(text, WordsEncoder)
-        return Networks(denoiser, text, router, terms, width, dict(modules.named_parameters()))
+        words = text if isinstance(text, WordsEncoder) else None
+        if words is not text:
+            self.missing.append(f"text: the operations of '{plan.text.kind}', which is of a plugin")
+        return Networks(denoiser, words, router, terms, width, dict(modules.named_parameters()))
+
+    def _text_encoder(self) -> TextEncoder:
+        """Build an encoder that is trained; refuse one that cannot be built without its weights."""
+        text, instead = self.plan.text, "count it with another encoder, for example --set text.kind=words"
+        if text.is_frozen:
+            raise UserError(
+                f"text: '{text.kind}' is a frozen encoder of a plugin, whose size is known only with its weights; "
+                f"{instead}"
+            )
+        with as_user_error(RuntimeError, f"text: '{text.kind}' cannot be built without numbers", instead):
+            return text.build(META)
 
     def _text_width(self) -> int:
         text = self.plan.text
@@ -601,7 +624,9 @@ def _text(plan: Plan, networks: Networks, given: bool) -> TextTokens:
     count = _text_tokens(plan)
     mask_BS = torch.ones(1, count, dtype=torch.bool, device=META)
     if given or networks.text is None:
-        return TextTokens(torch.empty(1, count, networks.text_width, device=META), mask_BS)
+        trained = networks.trains_text and not given
+        shape = (1, count, networks.text_width)
+        return TextTokens(torch.empty(shape, device=META, requires_grad=trained), mask_BS)
     return TextTokens(networks.text(torch.zeros(1, count, dtype=torch.long, device=META)), mask_BS)
 
 

@@ -115,7 +115,7 @@ def _days(days: float) -> str:
 def show_study_cost(study: Study, console: Console, gpu: str) -> None:
     """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
 
-    A study that is not meant for a GPU has one line, without time.
+    A study that is not meant for a GPU has one line, without time, and notes on what is not counted.
     """
     speed = estimated_speed(gpu)
     baseline = study.arms[0].plans[0]
@@ -124,23 +124,29 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
         if isinstance(found, PlanCost):
             count, step = numerals.count(found.trained), _flop(found.step_flops)
             say(console, f"a run of the baseline: {count} trained parameters, {step} a step")
+        for text in (found,) if isinstance(found, str) else found.missing:
+            say_note(console, f"not counted: {text}")
         return
     heads = ("trained", "a step", "a run", "GiB", "GPU time")
     numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
     table = Table("arm", *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
-    hours, missing = 0.0, list[str]()
+    runs, hours, missing = 0, 0.0, list[str]()
+    uncounted: dict[str, list[str]] = {}
     for arm in study.arms:
         cost = _cost_or_reason(arm.plans[0], speed)
         if isinstance(cost, str):
-            missing.append(f"{arm.label}: {cost}")
+            uncounted.setdefault(cost, []).append(arm.label)
             continue
         missing += cost.missing
+        runs += len(arm.plans)
         hours += len(arm.plans) * cost.gpu_hours
         row = (numerals.count(cost.trained), _flop(cost.step_flops), _flop(cost.run_flops))
         table.add_row(escape(arm.label), *row, f"{cost.memory.total / _GIB:,.1f}", _days(cost.gpu_hours / 24))
-    console.print(table)
-    runs = sum(len(arm.plans) for arm in study.arms)
-    say(console, f"all {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
+    if runs:
+        console.print(table)
+        which = "these" if uncounted else "all"
+        say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
+    missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")
 

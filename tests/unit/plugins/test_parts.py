@@ -12,6 +12,7 @@ from PIL import Image
 from tests.plugin_files import EVERY_PART, only_these_plugins, write_plugin
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
+from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.data.importers import open_importer
 from tintype.errors import UserError
 from tintype.evaluation.protocol import ImageProtocol, Protocol
@@ -54,6 +55,20 @@ def test_its_parts_train_resume_and_sample_together(tmp_path: Path) -> None:
     written = sample_run(tmp_path / "whole", asked, None, tmp_path / "out", settings, count=1, seed=0, size_px=None)
     with Image.open(written[0]) as image:
         assert image.size == (16, 16)
+
+
+def test_its_parts_are_named_where_the_cost_does_not_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tiny_plan("text={kind: letters, width: 16, max_tokens: 24}", "tokenizer=unshuffle", "model.patch=2")
+    speed = estimated_speed("h200")
+    found = cost_of_plan(plan, speed)
+    assert found.parameters["text"] == (258 + 24) * 16 and found.step_flops > 0
+    assert [one.split(":")[0] for one in found.missing] == ["text", "tokenizer"] and "'letters'" in found.missing[0]
+    with monkeypatch.context() as changed, pytest.raises(UserError, match="'letters' is a frozen encoder of a plugin"):
+        changed.setattr(type(plan.text), "is_frozen", True)
+        cost_of_plan(plan, speed)
+    with monkeypatch.context() as changed, pytest.raises(UserError, match="'letters' cannot be built without numbers"):
+        changed.setattr(type(plan.text), "build", lambda self, device: torch.zeros(1, device=device).item())
+        cost_of_plan(plan, speed)
 
 
 def test_its_metric_is_one_of_the_protocols_and_counts_in_their_hash() -> None:
