@@ -9,7 +9,7 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
@@ -207,7 +207,7 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
     try:
         return _validated(model, resolve(document.data))
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = _without_followers(error.errors(include_url=False))
         lines = [_explain(problem, model, document, resolve) for problem in problems[:_MOST_PROBLEMS]]
         more = len(problems) - len(lines)
         raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
@@ -216,7 +216,69 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
 def first_problem(error: ValidationError, whole: str = "(top level)") -> str:
     """Return what is wrong first, and at which key; `whole` names all of it."""
     first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {problem_words(first)}"
+
+
+_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    "finite_number": "must be a finite number",
+    "string_type": "must be text",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list, as [a, b]"),
+    **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "must be keys and values, as {{key: value}}"),
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "too_short": "must have {min_length} or more values",
+    "too_long": "must have {max_length} values at most",
+    "string_too_short": "must have {min_length} or more letters",
+    "string_pattern_mismatch": "must have {pattern}",
+    "missing": "this key is required and missing",
+    "extra_forbidden": "unknown key",
+}
+"""Pydantic's commonest mistakes by their type, in the words of this package."""
+_PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "small letters, digits and hyphens only, and no hyphen first"}
+
+
+def problem_words(problem: ErrorDetails) -> str:
+    """Return what is wrong with a value, and what to do where its form shows that."""
+    if problem["type"] not in _WORDS:
+        message = problem["msg"].removeprefix("Value error, ")
+        return f"{message[0].lower()}{message[1:]}"
+    limits = {key: _whole(value) for key, value in problem.get("ctx", {}).items()}
+    if pattern := str(limits.get("pattern", "")):
+        limits["pattern"] = _PATTERNS.get(pattern, f"the form {pattern}")
+    return _WORDS[problem["type"]].format(**limits) + _remedy(problem["type"], problem["input"])
+
+
+def _whole(limit: object) -> object:
+    """Return a limit without the .0 of a whole number."""
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _remedy(kind: str, found: object) -> str:
+    """Return how to write a value that is right but for its form; '' where that cannot be told."""
+    if kind == "string_type" and isinstance(found, int | float):
+        return "; put it in quotes"
+    if kind in ("int_type", "float_type") and isinstance(found, str) and _NUMBER.fullmatch(found):
+        return "; write it without quotes"
+    if kind == "int_type" and isinstance(found, float) and found.is_integer() and abs(found) < _MOST_SHOWN:
+        return f"; write {found:.0f}"
+    return ""
+
+
+_NUMBER = re.compile(_SCALARS["tag:yaml.org,2002:float"][0])
+_MOST_SHOWN = 1e15
+"""Whole numbers up to here are exact in a float."""
+
+
+def _without_followers(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the problems but those of lists that are too short because values in them are wrong."""
+    outer = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in outer]
 
 
 def _validated(model: type[S], data: object) -> S:
@@ -254,11 +316,14 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     if problem["type"] == "union_tag_not_found":
         return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
     if problem["type"] == "missing":
-        return f"{where}: this key is required and missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    found = problem["input"]
-    shown = "" if isinstance(found, Mapping) else f" (found {type(found).__name__} {found!r:.80})"
-    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+        return f"{where}: {problem_words(problem)}"
+    shown = "" if isinstance(problem["input"], Mapping) else f" (found {_as_written(problem['input']):.80})"
+    return f"{where}: {problem_words(problem)}{shown}"
+
+
+def _as_written(found: object) -> str:
+    """Return a value as a file has it."""
+    return {"None": "null", "True": "true", "False": "false"}.get(repr(found), repr(found))
 
 
 _FIRST_KEY = re.compile(r"([\w.-]+)(: )?")

@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from tintype.config.strict import problem_words
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.runtime.forms import Form, forms_of, misfits
@@ -93,7 +94,7 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
         key = first["loc"][0]
         if first["type"] == "extra_forbidden":
             raise UserError(f"{place} says {key}, which this version of tintype does not know") from None
-        raise UserError(f"{place} says {first['input']!r} for '{key}': {first['msg']}") from None
+        raise UserError(f"{place} says {first['input']!r} for '{key}': {problem_words(first)}") from None
     half = config.width // max(1, config.heads) // 2
     if config.axes != [half, half]:
         raise UserError(

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import ValidationError
 
+from tintype.config.strict import first_problem
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.plan import plan_from_folder
@@ -356,8 +357,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             request = Request.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UserError(first_problem(error)) from None
         paths = [request.run, *([request.beside] if request.beside else [])]
         runs = [(path, self._folder(quote(path), can_sample)) for path in paths]
         return self.server.playground.ask(request, runs).id

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from tintype.config.strict import read_yaml, write_yaml
+from tintype.config.strict import first_problem, read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import EncoderInfo, WrongWords
 from tintype.metrics import throughput
@@ -576,9 +576,8 @@ def read_results_file(path: Path) -> StudyResults:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path} is no study's results.json ({place}: {first['msg']}); {remake}") from None
+        problem = first_problem(error, "the file")
+        raise UserError(f"{path} is no study's results.json ({problem}); {remake}") from None
 
 
 class StudyResults(_Data):

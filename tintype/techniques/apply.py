@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tintype.config.strict import Document, assignments_in, nearest, parse, read_yaml
+from tintype.config.strict import Document, assignments_in, nearest, parse, problem_words, read_yaml
 from tintype.errors import UserError
 from tintype.plan import Change, Plan, diff, flat, settings_by_key
 from tintype.settings import Settings
@@ -115,7 +115,7 @@ def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
 def _reasons(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     keys = [".".join(map(str, problem["loc"])) for problem in problems]
-    reasons = [problem["msg"].removeprefix("Value error, ") for problem in problems]
+    reasons = [problem_words(problem) for problem in problems]
     return "; ".join(f"{key}: {reason}" if key else reason for key, reason in zip(keys, reasons, strict=True))
 
 

@@ -165,5 +165,5 @@ def test_images_above_1024_px_are_cut_and_trained_on(tmp_path: Path) -> None:
     parts.ready()
     assert parts.source.images([0]).shape == (1, 3, 1056, 1248)
     assert update(parts, new_state(parts), Clock(CPU)).finite
-    with pytest.raises(UserError, match="size_px: input should be less than or equal to 4096"):
+    with pytest.raises(UserError, match="size_px: must be at most 4096"):
         tiny_plan(f'data={{"kind":"store","path":"{tmp_path / "store"}","size_px":4128}}')

@@ -160,7 +160,7 @@ def test_a_bench_takes_few_images_of_each_source_at_its_size() -> None:
         (["data.evaluate=c"], "there is no source 'c'; there are b, a"),
         (["data.sources.b.data.size_px=32"], r"sources\.b: its size_px is 32 and the mixture's is 16"),
         (["data.sources.a.rest=0.1"], "a constant schedule has no such step"),
-        (["data.sources.a.share=-1"], "greater than or equal to 0"),
+        (["data.sources.a.share=-1"], "must be at least 0"),
         (["data.sources.a.data.kind=mixture"], "unknown kind 'mixture'"),
         (
             ["data.sources.a.schedule.kind=ramp", "data.sources.a.schedule.start=6", "data.sources.a.schedule.end=7"],

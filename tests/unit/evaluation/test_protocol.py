@@ -29,11 +29,11 @@ def protocol(text: str) -> Protocol:
         ("encoders: [scenes, scenes]", "two encoders are called scenes"),
         ("encoders: [dino]", "protocol.yaml, line 1: encoders.0: unknown kind 'dino'"),
         ("also: [{name: a}, {name: a}]", "two conditions are called a"),
-        ("also: [{name: 'a b'}]", "should match pattern"),
+        ("also: [{name: 'a b'}]", "also.0.name: must have small letters, digits and hyphens only"),
         ("also: [{name: parti, prompts: parti.tsv}]", "needs an encoder that reads text"),
         ("also: [{name: a, per_prompt: 4}]", "per_prompt is for a prompt file"),
         ("also: [{name: a, prompts: p.txt, count: 4}]", "count is for captions"),
-        ("also: [{name: a, guidance: {scale: -1}}]", "greater than or equal to 0"),
+        ("also: [{name: a, guidance: {scale: -1}}]", "must be at least 0"),
     ],
 )
 def test_a_mistake_is_named(text: str, message: str) -> None:

@@ -82,5 +82,5 @@ def test_a_training_draws_so() -> None:
 def test_plans_without_it_keep_their_hash_and_one_candidate_is_refused() -> None:
     assert tiny_plan().hash == tiny_plan("noise=null").hash
     assert tiny_plan(techniques=["immiscible"]).hash != tiny_plan().hash
-    with pytest.raises(UserError, match="greater than or equal to 2"):
+    with pytest.raises(UserError, match="must be at least 2"):
         apply_techniques(tiny_plan(), ["immiscible:candidates=1"])

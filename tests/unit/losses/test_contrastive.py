@@ -129,8 +129,8 @@ def test_the_bias_is_its_weight_at_the_last_step() -> None:
 @pytest.mark.parametrize(
     ("assignments", "spec", "message"),
     [
-        ([], "contrastive:weight=1", "less than 1"),
-        ([], "contrastive:weight=0", "greater than 0"),
+        ([], "contrastive:weight=1", "must be below 1"),
+        ([], "contrastive:weight=0", "must be above 0"),
         (["train.accumulate=4"], "contrastive", r"'contrastive'.* one sample in each"),
         ([], "contrastive:schedule.kind=ramp,schedule.start=6,schedule.end=9", "its weight is 0 at every step"),
     ],
@@ -142,6 +142,6 @@ def test_what_cannot_be_is_refused(assignments: list[str], spec: str, message: s
 
 
 def test_a_plan_is_held_to_the_same() -> None:
-    with pytest.raises(UserError, match="less than 1"):
+    with pytest.raises(UserError, match="must be below 1"):
         tiny_plan("losses=[{kind: contrastive, weight: 1.0}]")
     assert tiny_plan("losses=[{kind: contrastive}]") == tiny_plan(techniques=["contrastive"])

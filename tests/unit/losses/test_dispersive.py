@@ -128,7 +128,7 @@ def test_its_block_is_a_quarter_of_the_depth() -> None:
     [
         (["train.accumulate=4"], ["dispersive"], "one sample in each"),
         ([], ["dispersive:block=4"], "no block 4"),
-        ([], ["dispersive:temperature=0"], "greater than 0"),
+        ([], ["dispersive:temperature=0"], "must be above 0"),
         ([], ["tread", "dispersive:block=2"], r"block 2 sees a part of the tokens \(route.kind 'tread'\)"),
     ],
 )

@@ -57,8 +57,8 @@ def test_a_file_opens_the_tables(tmp_path: Path) -> None:
     [
         ("{kind: mein}", r"unknown kind 'mein'; did you mean 'mine'\?"),
         ("{kind: mine, wieght: 2}", r"losses\.0\.wieght: unknown key; did you mean 'weight'\?"),
-        ("{kind: mine, weight: -1}", r"losses\.0\.weight: input should be greater than 0"),
-        ("{kind: mine, sides: [x]}", r"losses\.0\.sides\.0: input should be a valid integer"),
+        ("{kind: mine, weight: -1}", r"losses\.0\.weight: must be above 0"),
+        ("{kind: mine, sides: [x]}", r"losses\.0\.sides\.0: must be a whole number"),
     ],
 )
 def test_a_mistake_in_its_settings_is_named_like_any_other(setting: str, error: str, tmp_path: Path) -> None:

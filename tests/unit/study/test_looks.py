@@ -63,7 +63,7 @@ def test_a_study_without_control_has_no_control_seeds() -> None:
         ("{first: 4, most: 2}", "seeds: first is 4 and most is 2"),
         ("{first: 4, most: 16, looks: [4, 8]}", r"seeds: looks must begin with first \(4\) and end with most \(16\)"),
         ("{first: 4, most: 16, looks: [4, 8, 8, 16]}", "seeds: looks must grow"),
-        ("{first: 1, most: 4}", r"seeds\.first: input should be greater than or equal to 2"),
+        ("{first: 1, most: 4}", r"seeds\.first: must be at least 2"),
         ("{first: 4, most: 16, look: [4]}", r"seeds\.look: unknown key; did you mean 'looks'"),
         ("3", r"seeds: give a list, as \[0, 1, 2\], or a plan of looks, as {first: 4, most: 16}"),
     ],

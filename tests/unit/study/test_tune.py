@@ -81,7 +81,7 @@ def test_the_baseline_and_each_arm_get_the_same_values_and_seeds(tmp_path: Path)
         ("tune_seeds=[5]", "tune_seeds: 5 is among seeds or control_seeds"),
         ("tune_seeds=[9, 9]", "tune_seeds: 9 is given twice"),
         ("tune={optimizer.lr: [1e-3, 1e-3]}", "tune: optimizer.lr: 0.001 is given twice"),
-        ("tune={optimizer.lr: [1e-3]}", "at least 2 items"),
+        ("tune={optimizer.lr: [1e-3]}", "must have 2 or more values"),
         ("tune={optimizer.rate: [1.0, 2.0]}", r"tune optimizer.rate=1.0: optimizer.rate: unknown key"),
         ("tune={data.count: [24, 48]}", "tune: data.count: seed, data, run are the same for all arms"),
         ("arms=[{techniques: ['muon:lr=1e-3']}]", "it sets optimizer.lr itself, to 0.001, .* leave it out of the arm"),

@@ -127,18 +127,18 @@ def _lines(folder: Path) -> list[str]:
     [
         ("caption-mix:weights.long=0,weights.short=0", "the weight of 'long' is 0"),
         ("caption-mix:weights.long=2,weights.short=-1", "the weight of 'short' is -1"),
-        ("caption-mix:weights.long=1e999,weights.short=1", "weights.long: input should be a finite number"),
+        ("caption-mix:weights.long=1e999,weights.short=1", "weights.long: must be a finite number"),
         ("caption-mix:weights.long=1", "a mix of 'long' alone is no mix"),
         ("caption-curriculum:weights.long=1", "from 'long' to 'long' changes nothing"),
         ("caption-curriculum:start=2,end=7", r"ends at step 7, but the run has 6 steps \(train\.steps\)"),
         ("caption-curriculum:start=4,end=3", r"must end \(step 3\) after it starts \(step 4\)"),
         ("caption-curriculum:start=0.9,end=0.5", r"must end \(step 3\) after it starts \(step 5\)"),
         ("caption-curriculum:end=1.5", "a whole number from 0 on, or as a share"),
-        ("caption-parts:keep=0", "greater than 0"),
-        ("caption-parts:keep=1.1", "less than or equal to 1"),
+        ("caption-parts:keep=0", "must be above 0"),
+        ("caption-parts:keep=1.1", "must be at most 1"),
         ("caption-parts:keep=1", "changes nothing"),
         ("caption-truncation", "words: this key is required"),
-        ("caption-truncation:words=0", "greater than or equal to 1"),
+        ("caption-truncation:words=0", "must be at least 1"),
         ("long-captions", "'long-captions' changes nothing"),
     ],
 )
@@ -171,8 +171,8 @@ def test_a_column_that_the_data_lacks_is_refused_before_the_first_step(technique
 def test_a_mistake_in_captions_names_its_key() -> None:
     """The kind `column` has a key `column`."""
     for text, message in (
-        ("captions: {column: 3}", "captions.column: input should be a valid string"),
-        ("captions: {column: short, dropout: 2}", "captions.dropout: input should be less"),
+        ("captions: {column: 3}", "captions.column: must be text; put it in quotes"),
+        ("captions: {column: short, dropout: 2}", "captions.dropout: must be"),
         ("captions: {column: short, droput: 0}", "captions.droput: unknown key; did you mean 'dropout'"),
         ("captions: {kind: mix, column: short}", "captions.weights: this key is required"),
     ):

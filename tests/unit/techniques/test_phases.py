@@ -86,7 +86,7 @@ def test_a_mixture_adds_sources_to_the_plans_own() -> None:
         ("mixture:add.b.data.kind=store", "path: this key is required"),
         ("mixture:add.b.schedule.kind=until,add.b.schedule.start=8,add.b.schedule.end=9", r"sources\.b is never read"),
         ("mixture:add.b.data.kind=mixture,add.b.data.sources.c.share=1", r"add\.b\.data: a source of a mixture is no"),
-        ("sft:from=base,data.style=[photo]", "data: style: input should be 'render', .* .found list"),
+        ("sft:from=base,data.style=[photo]", "data: style: must be 'render', .* .found .'photo'"),
         ("sft", "from: this key is required"),
         ("sft:form=x", "unknown key; did you mean 'from'"),
         ("sft:from=arm:x,sha256=0123456789abcdef", "sha256 is for a folder"),

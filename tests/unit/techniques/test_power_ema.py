@@ -130,12 +130,12 @@ def test_a_list_can_be_given_as_an_option() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("lengths=[]", "at least 1"),
-        ("lengths=[0]", "greater than 0"),
-        ("lengths=[0.05,-0.1]", "greater than 0"),
-        ("lengths=[0.3]", "less than 0.28"),
+        ("lengths=[]", "must have 1 or more values"),
+        ("lengths=[0]", "must be above 0"),
+        ("lengths=[0.05,-0.1]", "must be above 0"),
+        ("lengths=[0.3]", "must be below 0.28"),
         ("lengths=[0.1,0.05,0.1]", "given twice"),
-        ("snapshots=0", "greater than or equal to 1"),
+        ("snapshots=0", "must be at least 1"),
         ("length=[0.1]", "did you mean 'lengths'"),
     ],
 )
