@@ -682,6 +682,26 @@ class StudyResults(_Data):
         fallen = self.fallen(arm, metric)
         return [run for run in arm.runs if run.seed not in fallen]
 
+    def baseline_mean(self, metric: str) -> float | None:
+        """Return the mean that the arms' differences are from, at one resolution; None where nothing was compared.
+
+        Arms that stopped at an earlier look were compared with fewer runs: it is that of the last look, with most runs.
+        """
+        known = [row for row in self._rows(metric) if math.isfinite(row.baseline_mean)]
+        last = max(known, key=lambda row: (row.look or 0, len(row.differences)), default=None)
+        return last.baseline_mean if last else None
+
+    def like_baseline(self, metric: str) -> list[Arm]:
+        """Return the arms whose runs make the baseline's mean: the control too, where the spread is shared."""
+        shared = any(row.test == "shared spread" for row in self._rows(metric))
+        roles = ("baseline", "control") if shared else ("baseline",)
+        return [arm for arm in self.arms if arm.role in roles]
+
+    def _rows(self, metric: str) -> list[Comparison]:
+        """Return the comparisons of the arms on a metric; where there are none, of the control."""
+        rows = {role: [arm.comparisons.get(metric) for arm in self.arms if arm.role == role] for role in get_args(Role)}
+        return [row for row in rows["arm"] if row] or [row for row in rows["control"] if row]
+
     def by_resolution(self) -> list[StudyResults]:
         """Return the results of each resolution, as if it were a study of its own."""
         if not self.resolutions:

@@ -25,6 +25,7 @@ class Trust:
 
     metric: MetricInfo
     baseline_mean: float | None
+    """The mean that arms are compared with; the plain one of the baseline's runs where none was compared."""
     seed_spread: float | None
     seeds: int
     sampling_error: float | None
@@ -48,11 +49,12 @@ def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
     healthy = {arm.name: results.healthy(arm, metric.name) for arm in results.arms}
     alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in healthy[arm.name]]
     values, own = _values(alike, metric.name), [arm for arm in results.arms if arm.role == "baseline"]
+    mean, of_own = results.baseline_mean(metric.name), _values(healthy[own[0].name], metric.name)
     errors = [run.errors[metric.name] for run in alike if metric.name in run.errors]
     compared = [arm for arm in results.arms if arm.role != "control" and metric.name not in arm.incomparable]
     return Trust(
         metric,
-        baseline_mean=fmean(of_own) if (of_own := _values(healthy[own[0].name], metric.name)) else None,
+        baseline_mean=mean if mean is not None else fmean(of_own) if of_own else None,
         seed_spread=stdev(values) if len(values) > 1 else None,
         seeds=len(values),
         sampling_error=math.sqrt(fmean(error * error for error in errors)) if errors else None,

@@ -320,8 +320,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     others = [metric for metric in results.metrics if metric not in shown]
     for view in results.by_resolution():
         baseline, *arms = view.arms
-        values = [findings.metric_values(baseline, one.name, view.fallen(baseline, one.name)) for one in shown]
-        means = [number(findings.mean_of(of_one)) or "–" for of_one in values]
+        means = [number(findings.compared_mean(view, baseline, one.name)) or "–" for one in shown]
         table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
         for arm in arms:
             cells = [_verdict_text(view, arm, metric) for metric in shown]
@@ -331,7 +330,12 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     for arm in results.arms:
         for words in filter(None, (arm.stopped, findings.time_words(arm))):
             say_note(console, f"{arm.label}: {words}")
-    notes = [findings.few_seeds_note(results), *findings.look_notes(results), findings.replication_note(results)]
+    notes = [
+        findings.mean_note(results),
+        findings.few_seeds_note(results),
+        *findings.look_notes(results),
+        findings.replication_note(results),
+    ]
     notes += tuning.notes(results.tuning)
     for note in filter(None, notes):
         say_note(console, note)

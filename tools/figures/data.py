@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from tintype.page.numerals import fixed
+from tintype.study.report.findings import compared_mean
 from tintype.study.results import Arm, Comparison, EarlierVerdict, StudyResults
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,12 @@ class Study:
         return [run.metrics[metric] for run in self.arm(arm, tokens).runs]
 
     def mean(self, arm: str, metric: str, tokens: int | None = None) -> float:
-        return fmean(self.values(arm, metric, tokens))
+        """Return the mean as it was compared: geometric of a distance, the baseline's with the control's runs."""
+        one = self.arm(arm, tokens)
+        (view,) = (view for view in self.results.by_resolution() if view.arms[0].resolution == one.resolution)
+        found = compared_mean(view, one, metric)
+        assert found is not None
+        return found
 
     def compared(self, arm: str, metric: str, tokens: int | None = None) -> Comparison:
         """Return the comparison with the baseline, after checking that its numbers follow from the runs."""

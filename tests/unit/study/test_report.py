@@ -51,7 +51,6 @@ from tintype.study.results import (
     read_results_file,
 )
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
-from tintype.terminal.lines import number
 from tintype.terminal.studies import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -480,29 +479,37 @@ def test_the_baselines_mean_leaves_out_its_fallen_runs(results: StudyResults, tm
     """Its row is the head of the report, and a mean over fallen and healthy runs is never shown."""
     runs = [run.model_copy(update={"metrics": {**run.metrics, "recall": 7.0}}) for run in results.arms[0].runs[:1]]
     fallen = [results.arms[0].model_copy(update={"runs": [*runs, *results.arms[0].runs[1:]]})]
+    healthy = [run.metrics["recall"] for run in results.arms[0].runs[1:]]
     for arm in results.arms[1:]:
-        row = arm.comparisons["recall"].model_copy(update={"verdict": "unstable", "baseline_fallen": [runs[0].seed]})
+        fell = {"verdict": "unstable", "baseline_fallen": [runs[0].seed], "baseline_mean": fmean(healthy)}
+        row = arm.comparisons["recall"].model_copy(update=fell)
         fallen.append(arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": row}}))
     text = to_markdown(results.model_copy(update={"arms": fallen}))
-    (line,) = [line for line in text.splitlines() if "1 of 3 runs fell off, left out" in line]
-    healthy = [run.metrics["recall"] for run in results.arms[0].runs[1:]]
+    (line,) = [line for line in text.splitlines() if "1 of 6 runs fell off, left out" in line]
     assert line.startswith(f"| baseline | {sum(healthy) / 2:.2f}") and "7.00" in line.split("|")[-2]
     assert "unstable: runs of the baseline fell off" in text
 
 
-def test_the_terminals_mean_of_the_baseline_leaves_out_its_fallen_runs(results: StudyResults) -> None:
-    baseline, control, *arms = results.arms
-    metric = findings.primary_metrics(results)[0].name
-    worse = baseline.runs[0].model_copy(update={"metrics": {**baseline.runs[0].metrics, metric: 7777.0}})
-    row = control.comparisons[metric].model_copy(update={"baseline_fallen": [worse.seed]})
-    control = control.model_copy(update={"comparisons": {**control.comparisons, metric: row}})
-    baseline = baseline.model_copy(update={"runs": [worse, *baseline.runs[1:]]})
-    (line,) = [
-        line
-        for line in _shown(results.model_copy(update={"arms": [baseline, control, *arms]})).splitlines()
-        if line.startswith("│ baseline")
-    ]
-    assert number(fmean(run.metrics[metric] for run in baseline.runs[1:])) in line
+def test_the_baselines_mean_is_that_of_the_differences_everywhere(results: StudyResults, tmp_path: Path) -> None:
+    """It is no mean of its own runs where logarithms and the control's runs count; each page says so once."""
+    arms = list(results.arms)
+    for place, look, mean in ((2, 1, 98.76), (3, 2, 12.34)):  # the first was decided at an earlier look
+        update = {"scale": "log", "look": look, "baseline_mean": mean, "mean": mean + 1, "difference": 1.0}
+        row = arms[place].comparisons["fd_scenes"].model_copy(update=update)
+        arms[place] = arms[place].model_copy(update={"comparisons": {**arms[place].comparisons, "fd_scenes": row}})
+    found = results.model_copy(update={"arms": arms})
+    (shown,) = [line for line in _shown(found).splitlines() if line.startswith("│ baseline")]
+    html = write_report(found, tmp_path).read_text()
+    markdown = (tmp_path / "report.md").read_text()
+    (trusted,) = [line for line in markdown.splitlines() if "FD (scenes) | 12.3" in line]
+    table = markdown[markdown.index("### FD (scenes)") :]
+    assert "12.34" in shown and trusted and "| baseline | 12.3" in table[: table.index("###", 9)]
+    assert "<strong>12.3" in html and "<td>98.7" in html, "an arm's own table has what the arm was compared with"
+    for page in (_shown(found), html, markdown):
+        assert page.count("Means of distances and losses are geometric") == 1
+        assert page.count("is over its own runs and the control") == 1
+    raw = [arm.model_copy(update={"role": "arm"}) if arm.role == "control" else arm for arm in results.arms]
+    assert findings.mean_note(results.model_copy(update={"arms": raw})) == ""
 
 
 def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_healthy_ones() -> None:

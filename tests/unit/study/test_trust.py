@@ -57,11 +57,12 @@ def test_runs_that_fell_off_count_nowhere() -> None:
         return [run.metrics["recall"] for run in arm.runs if run.seed not in without]
 
     baseline, control, first, second = results.arms
+    healthy = recall(baseline, baseline.runs[0].seed)
     fell = {"baseline_fallen": [baseline.runs[0].seed], "fallen": [first.runs[1].seed]}
-    row = first.comparisons["recall"].model_copy(update={"verdict": "unstable", **fell})
+    update = {"verdict": "unstable", "baseline_mean": fmean(healthy), **fell}
+    row = first.comparisons["recall"].model_copy(update=update)
     first = first.model_copy(update={"comparisons": {**first.comparisons, "recall": row}})
     (found,) = trust(results.model_copy(update={"arms": [baseline, control, first, second], "metrics": [metric]}))
-    healthy = recall(baseline, baseline.runs[0].seed)
     assert found.baseline_mean == pytest.approx(fmean(healthy)) and found.seeds == len(baseline.runs) * 2 - 1
     assert found.seed_spread == pytest.approx(stdev([*healthy, *recall(control)]))
     arms = [healthy, recall(first, first.runs[1].seed), recall(second)]

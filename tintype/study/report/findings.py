@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 from typing import Literal, get_args
 
 from pydantic import BaseModel
@@ -311,9 +311,42 @@ def metric_values(arm: Arm, metric: str, without: Collection[int] = ()) -> list[
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def mean_of(values: Iterable[float]) -> float | None:
+def mean_of(values: Iterable[float], log: bool = False) -> float | None:
+    """Return the mean, the geometric one where values are compared as logarithms; None of no values."""
     known = list(values)
+    if log and all(value > 0 for value in known):
+        return geometric_mean(known) if known else None
     return fmean(known) if known else None
+
+
+def is_log(results: StudyResults, metric: str) -> bool:
+    """Return whether values of a metric are compared as logarithms."""
+    rows = [arm.comparisons[metric] for arm in results.arms if metric in arm.comparisons]
+    return any(row.scale == "log" for row in rows)
+
+
+def compared_mean(results: StudyResults, arm: Arm, metric: str) -> float | None:
+    """Return an arm's mean as it was compared, at one resolution; where it was not, a mean of the same kind."""
+    row = arm.comparisons.get(metric)
+    if row is not None:
+        return row.mean
+    if arm.role == "baseline" and (mean := results.baseline_mean(metric)) is not None:
+        return mean
+    return mean_of(metric_values(arm, metric, results.fallen(arm, metric)), is_log(results, metric))
+
+
+def mean_note(results: StudyResults) -> str:
+    """Say which mean is shown where it is not the plain one of an arm's runs; empty where all are plain."""
+    views = results.by_resolution()
+    log = any(is_log(view, metric.name) for view in views for metric in results.metrics)
+    both = any(len(view.like_baseline(metric.name)) > 1 for view in views for metric in results.metrics)
+    said = [
+        "Means of distances and losses are geometric, as they are compared as logarithms." if log else "",
+        "The baseline's mean is over its own runs and the control's, as the arms are compared with both."
+        if both
+        else "",
+    ]
+    return " ".join(filter(None, said))
 
 
 def spread_of(values: list[float]) -> float | None:

@@ -45,15 +45,16 @@ class Column:
         return self.results.fallen(arm, self.info.name)
 
     def mean(self, arm: Arm) -> str:
-        """Return the mean; of a compared arm, over the seeds that the baseline has too."""
-        values = findings.metric_values(arm, self.info.name, self.fallen(arm))
-        return self.written(self.cells[arm.name].mean if arm.name in self.cells else findings.mean_of(values))
+        """Return the mean as it is compared; of an arm that is not compared, that of the same kind."""
+        return self.written(findings.compared_mean(self.results, arm, self.info.name))
 
     def spread(self, arm: Arm) -> str:
-        """Return the seed spread; of the baseline, also how many of its runs fell off."""
-        spread = findings.spread_of(findings.metric_values(arm, self.info.name, self.fallen(arm)))
-        fell = sum(run.seed in self.fallen(arm) for run in arm.runs) if arm.role == "baseline" else 0
-        words = f"({fell} of {len(arm.runs)} runs fell off, left out)" if fell else ""
+        """Return the seed spread; of the baseline that of the runs of its mean, and how many of them fell off."""
+        alike = self.results.like_baseline(self.info.name) if arm.role == "baseline" else [arm]
+        values = [value for one in alike for value in findings.metric_values(one, self.info.name, self.fallen(one))]
+        spread, runs = findings.spread_of(values), [(one, run) for one in alike for run in one.runs]
+        fell = sum(run.seed in self.fallen(one) for one, run in runs) if arm.role == "baseline" else 0
+        words = f"({fell} of {len(runs)} runs fell off, left out)" if fell else ""
         return " ".join(filter(None, ["" if spread is None else f"± {self.written(spread)}", words]))
 
     def values(self, arm: Arm) -> str:
