@@ -33,6 +33,7 @@ from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
 from tintype.study import report
 from tintype.study.report import charts, findings, to_csv, write_report
+from tintype.study.report.html import HtmlView
 from tintype.study.report.markdown import escaped, to_markdown
 from tintype.study.report.view import View, columns_of
 from tintype.study.results import (
@@ -510,6 +511,32 @@ def test_the_baselines_mean_is_that_of_the_differences_everywhere(results: Study
         assert page.count("is over its own runs and the control") == 1
     raw = [arm.model_copy(update={"role": "arm"}) if arm.role == "control" else arm for arm in results.arms]
     assert findings.mean_note(results.model_copy(update={"arms": raw})) == ""
+
+
+def test_no_figure_has_a_mean_over_fallen_and_healthy_runs(results: StudyResults, tmp_path: Path) -> None:
+    """Neither that of the parts of a metric nor that of the runs against speed; both name or mark what fell."""
+    arm = results.arms[2]
+    worse = {
+        "metrics": {**arm.runs[0].metrics, "scene_accuracy": 0.01},
+        "details": {"scene_accuracy": {"colour": 0.01}},
+    }
+    row = arm.comparisons["scene_accuracy"].model_copy(update={"verdict": "unstable", "fallen": [arm.runs[0].seed]})
+    update = {
+        "runs": [arm.runs[0].model_copy(update=worse), *arm.runs[1:]],
+        "comparisons": {**arm.comparisons, "scene_accuracy": row},
+    }
+    fallen = results.model_copy(update={"arms": [*results.arms[:2], arm.model_copy(update=update), *results.arms[3:]]})
+    html = write_report(fallen, tmp_path).read_text()
+    parts = html[html.index('<div id="parts">') :]
+    colours = [run.details["scene_accuracy"]["colour"] for run in arm.runs[1:]]
+    assert f"<td>{fmean(colours):.3f}<" in parts[parts.index('<th scope="row">colour<') :][:400]
+    assert "Runs that fell off, which no mean here counts: short_captions (seed 0)." in parts
+    speed = html[html.index('<div id="speed">') :]
+    assert "× fell off, in no mean" in speed[: speed.index("</svg>")]
+    view = HtmlView(fallen, [], tmp_path, {}, dict.fromkeys((one.name for one in fallen.arms), "arm-0"))
+    quality, pace = fallen.metrics[0], fallen.metrics[-1]
+    (cloud,) = [one for one in view._clouds(pace, quality) if one.name == "short_captions"]
+    assert len(cloud.data) == 2 and [len(of) for of in view._fallen_points(pace, quality).values()] == [0, 0, 1, 0]
 
 
 def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_healthy_ones() -> None:

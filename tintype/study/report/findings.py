@@ -504,6 +504,19 @@ def left_out(results: StudyResults, metric: str) -> str:
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
+def fallen_left_out(results: StudyResults, *metrics: str) -> str:
+    """Name the runs that fell off in any of the metrics, which a figure's means leave out; empty where none did."""
+    fell = {arm.name: seeds for arm in results.arms if (seeds := fallen_in(results, arm, *metrics))}
+    said = [f"{name} (seed {_listed(list(map(str, sorted(seeds))))})" for name, seeds in fell.items()]
+    return f"Runs that fell off, which no mean here counts: {', '.join(said)}." if said else ""
+
+
+def fallen_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
+    """Return the seeds of an arm's own runs that fell off in any of the metrics."""
+    fell = {seed for metric in metrics for seed in results.fallen(arm, metric)}
+    return fell & {run.seed for run in arm.runs}
+
+
 def apart_notes(results: StudyResults) -> list[str]:
     """Return a sentence for each metric and reason for which arms are not compared."""
     arms: dict[tuple[str, str], list[Arm]] = {}
@@ -955,10 +968,10 @@ def event_details(event: dict[str, object]) -> str:
     return ", ".join(f"{key}: {plain(value)}" for key, value in event.items() if key not in shown_elsewhere)
 
 
-def part_means(arm: Arm, metric: str) -> dict[str, float]:
-    """Return each part of a metric, averaged over seeds."""
+def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, float]:
+    """Return each part of a metric, averaged over the seeds but for those `without`."""
     values: dict[str, list[float]] = {}
-    for run in arm.runs:
+    for run in (run for run in arm.runs if run.seed not in without):
         for part, value in run.details.get(metric, {}).items():
             if math.isfinite(value):
                 values.setdefault(part, []).append(value)

@@ -13,7 +13,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,7 +104,7 @@ class _Parts(NamedTuple):
     names: list[str]
     decimals: int
     left_out: str
-    """Arms that are not shown, and why; empty where all are."""
+    """Arms that are not shown, and why, and runs that no mean counts; empty where all are shown."""
 
 
 @dataclass(frozen=True)
@@ -144,25 +144,32 @@ class HtmlView(View):
         quality = next((metric for metric in findings.primary_metrics(self.results) if metric != speed), None)
         if speed is None or quality is None or not (clouds := self._clouds(speed, quality)):
             return None
-        lower = quality.direction == "lower"
-        return charts.scatter(clouds, speed.label, quality.label, lower, possible=quality.range)
+        lower, fallen = quality.direction == "lower", self._fallen_points(speed, quality)
+        return charts.scatter(clouds, speed.label, quality.label, lower, possible=quality.range, fallen=fallen)
 
     def prompts_figure(self, group: list[tuple[str, Column]]) -> Markup | None:
         """Draw the first two kinds of prompts against each other, for a primary metric."""
         (first, x), (second, y) = ((prompts, column.info) for prompts, column in group[:2])
         if not (x.primary or y.primary) or not (clouds := self._clouds(x, y)):
             return None
-        labels = (f"{x.label} on {first}", f"on {second}")
-        return charts.scatter(clouds, *labels, x.direction == "lower", same_across=True, possible=x.range)
+        labels, lower, fallen = (
+            (f"{x.label} on {first}", f"on {second}"),
+            x.direction == "lower",
+            self._fallen_points(x, y),
+        )
+        return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, fallen=fallen)
 
     def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[charts.Point]]]:
+        """Return the runs of each arm without those that fell off."""
         compared = [arm for arm in self.results.arms if not {x.name, y.name} & set(arm.incomparable)]
-        points = [
-            [(run.metrics.get(x.name, math.nan), run.metrics.get(y.name, math.nan)) for run in arm.runs]
-            for arm in compared
-        ]
-        known = [[point for point in of_arm if all(map(math.isfinite, point))] for of_arm in points]
+        known = [_points(arm, x, y, {run.seed for run in arm.runs} - self._fallen(arm, x, y)) for arm in compared]
         return [self._series(arm, points) for arm, points in zip(compared, known, strict=True) if points]
+
+    def _fallen(self, arm: Arm, x: MetricInfo, y: MetricInfo) -> set[int]:
+        return findings.fallen_in(self.results, arm, x.name, y.name)
+
+    def _fallen_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[charts.Point]]:
+        return {arm.name: _points(arm, x, y, self._fallen(arm, x, y)) for arm in self.results.arms}
 
     def _series(self, arm: Arm, data: charts.Data) -> Series[charts.Data]:
         return Series(arm.name, self.colours[arm.name], data)
@@ -199,7 +206,8 @@ class HtmlView(View):
 
     def _parts(self, name: str) -> _Parts | None:
         compared = [arm for arm in self.results.arms if name not in arm.incomparable]
-        arms = [self._series(arm, findings.part_means(arm, name)) for arm in compared]
+        fallen = {arm.name: self.results.fallen(arm, name) for arm in compared}
+        arms = [self._series(arm, findings.part_means(arm, name, fallen[arm.name])) for arm in compared]
         parts = list(dict.fromkeys(part for arm in arms for part in arm.data))
         if not parts:
             return None
@@ -208,7 +216,8 @@ class HtmlView(View):
         label, possible = (info.label, info.range) if info else (name, ANY_VALUE)
         decimals = numerals.decimals_showing(max(abs(value) for arm in arms for value in arm.data.values()) / 10)
         figure = charts.parts(label, arms, reference, possible)
-        return _Parts(label, figure, arms, reference, parts, decimals, findings.left_out(self.results, name))
+        left_out = [findings.left_out(self.results, name), findings.fallen_left_out(self.results, name)]
+        return _Parts(label, figure, arms, reference, parts, decimals, " ".join(filter(None, left_out)))
 
     @cached_property
     def time_shares(self) -> list[tuple[Arm, dict[str, float]]]:
@@ -272,6 +281,13 @@ class HtmlView(View):
     @property
     def sampled(self) -> bool:
         return any(image.uri for _, images in self.samples.values() for image in images)
+
+
+def _points(arm: Arm, x: MetricInfo, y: MetricInfo, seeds: Collection[int]) -> list[charts.Point]:
+    """Return both values of each run of these seeds that has them."""
+    runs = [run.metrics for run in arm.runs if run.seed in seeds]
+    points = [(metrics.get(x.name, math.nan), metrics.get(y.name, math.nan)) for metrics in runs]
+    return [point for point in points if all(map(math.isfinite, point))]
 
 
 def arm_colours(results: StudyResults) -> dict[str, str]:
