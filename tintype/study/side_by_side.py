@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tintype.errors import UserError
+from tintype.evaluation.protocol import definitions
 from tintype.evaluation.results import EvaluationResult, read_result
+from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.plan import Change, Plan, plan_from_folder, short_diff
+from tintype.settings import Plain, plain
+from tintype.study.compare import another_space
 from tintype.study.folder import stored_study
 from tintype.study.lab import choose_run
 from tintype.study.results import SPEED, Curve
@@ -27,6 +31,8 @@ State = Literal["done", "unfinished", "diverged", "failed", "exported"]
 _STUDY = "study.yaml"
 _NO_CURVES = frozenset({"step", "images", "seconds"})
 """Numbers of a log line that say where it stands, not how well the run does."""
+_OF_LOSSES = ("objective", "weighting", "time", "noise", "tokenizer", "tuning")
+"""Sections of a plan that say what the error of the denoiser is taken of, and with which weights."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class SideBySide:
     """Settings in which each run differs from the first, the seed too; empty for the first itself."""
     scores: list[ScoreRow]
     curves: dict[str, SharedCurve]
+    """By name, without what is not of one thing in these runs: the total of other loss terms, for example."""
     notes: list[str]
     """Reasons why numbers of these runs should not be held against each other."""
 
@@ -154,8 +161,10 @@ def compare_runs(names: Sequence[str]) -> SideBySide:
 def side_by_side(runs: Sequence[RunData]) -> SideBySide:
     """Put runs side by side; the others are compared with the first."""
     _refuse_twins(runs)
-    changes = [_changes(runs[0].plan, run.plan) for run in runs]
-    return SideBySide(list(runs), changes, _scores(runs), _shared_curves(runs), _notes(runs, changes))
+    changes, apart = [_changes(runs[0].plan, run.plan) for run in runs], _incomparable(runs)
+    curves = {name: curve for name, curve in _shared_curves(runs).items() if name not in apart}
+    notes = [f"{name} is not compared: {reason}" for name, reason in apart.items()]
+    return SideBySide(list(runs), changes, _scores(runs), curves, [*_notes(runs, changes), *notes])
 
 
 def read_run_data(name: str) -> RunData:
@@ -249,10 +258,29 @@ def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
     for protocol in protocols:
         results = [found.get(protocol) for found in by_protocol]
         there = [result for result in results if result is not None]
+        meanings = definitions(there[0].protocol)
         for metric in dict.fromkeys(name for result in there for name in result.metrics if name != SPEED):
-            scores = [_score(result, metric) for result in results]
-            rows.append(ScoreRow(metric, protocol, there[0].protocol.count, scores))
+            in_latents = metric in meanings and meanings[metric].metric.in_latents
+            for together in _spaces(runs) if in_latents else [list(runs)]:
+                scores = [
+                    _score(result, metric) if run in together else None
+                    for run, result in zip(runs, results, strict=True)
+                ]
+                if any(scores):
+                    rows.append(ScoreRow(metric, protocol, there[0].protocol.count, scores))
     return rows
+
+
+def _spaces(runs: Sequence[RunData]) -> list[list[RunData]]:
+    """Return the runs by the space of their latents: errors in one say nothing of those in another."""
+    found: list[list[RunData]] = []
+    for run in runs:
+        same = next((some for some in found if not another_space(run.plan, some[0].plan)), None)
+        if same is None:
+            found.append([run])
+        else:
+            same.append(run)
+    return found
 
 
 def _score(result: EvaluationResult | None, metric: str) -> Score | None:
@@ -273,6 +301,40 @@ def _shared_curves(runs: Sequence[RunData]) -> dict[str, SharedCurve]:
     return shared
 
 
+def _incomparable(runs: Sequence[RunData]) -> dict[str, str]:
+    """Return why logged losses are not of one thing in these runs, by their name."""
+    first, others = runs[0].plan, runs[1:]
+    found: dict[str, str] = {}
+    if some := [run.name for run in others if _parts(run.plan, _OF_LOSSES) != _parts(first, _OF_LOSSES)]:
+        reason = (
+            f"objective, weighting, times, noise or tokenizer differ in {', '.join(some)}, so it is of another thing"
+        )
+        found = dict.fromkeys(("loss", "flow"), reason)
+    elif some := [run.name for run in others if _parts(run.plan, ("losses",)) != _parts(first, ("losses",))]:
+        found["loss"] = (
+            f"its terms or their weights differ in {', '.join(some)}, and totals of other terms do not compare"
+        )
+    for term in first.losses:
+        if some := [run.name for run in others if _term(run.plan, term.kind) not in (None, _term(first, term.kind))]:
+            found[term.kind] = f"the term has other settings in {', '.join(some)}"
+    spaces = {run.name: reason for run in others if (reason := another_space(run.plan, first))}
+    if spaces:
+        found[validation.METRIC.name] = f"{', '.join(spaces)}: {next(iter(spaces.values()))}"
+    return found
+
+
+def _parts(plan: Plan, sections: Sequence[str]) -> Plain:
+    """Return the sections of a plan that are named."""
+    whole = plain(plan)
+    return {name: whole.get(name) for name in sections}
+
+
+def _term(plan: Plan, kind: str) -> Plain | None:
+    """Return the settings of a loss term but for its weight; None where the plan does not have it."""
+    found = next((plain(term) for term in plan.losses if term.kind == kind), None)
+    return found and {key: value for key, value in found.items() if key not in ("weight", "schedule")}
+
+
 def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> list[str]:
     notes = []
     for run in runs:
@@ -286,8 +348,6 @@ def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> 
         )
     if any(key.partition(".")[0] == "data" for changed in changes for key in changed):
         notes.append("the runs have other data: losses, and scores against held-out images, are not of one thing")
-    if any(key.partition(".")[0] in ("tokenizer", "objective", "weighting") for one in changes for key in one):
-        notes.append("tokenizer, objective or weighting differ, so losses are not of one thing")
     machines = {str(run.environment.get("device", "")) for run in runs if run.environment}
     if len(machines) > 1:
         notes.append(f"the speeds are of different machines: {'; '.join(sorted(machines))}")

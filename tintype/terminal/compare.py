@@ -35,7 +35,7 @@ def show_side_by_side(compared: SideBySide, console: Console) -> None:
     if shown:
         console.print(_curves_table(shown, letters))
     else:
-        say(console, "no step was logged by all runs")
+        say(console, "no loss of one thing at a step that all runs logged")
     for text in compared.notes:
         say_note(console, text)
     say(console, "one run each: seeds alone make runs differ; `tintype ablate` tells an effect from that", "dim")

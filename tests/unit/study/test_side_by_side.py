@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.folder import claim_folder
 from tintype.study.runner import tasks_of
-from tintype.study.side_by_side import as_json, compare_runs
+from tintype.study.side_by_side import SideBySide, as_json, compare_runs, read_run_data, side_by_side
 from tintype.study.study import load_study
 from tintype.terminal.compare import _spread, show_side_by_side
 from tintype.train.folder import RunFolder
@@ -90,6 +92,32 @@ def test_two_runs_show_their_diff_scores_and_losses_at_shared_steps(place: Path)
     assert [run.images_per_s for run in found.runs] == [images_per_s(some) for some in lines]
     assert [run.training_s for run in found.runs] == [seconds_until(some, 6) for some in lines]
     assert found.notes == []
+
+
+def test_losses_of_other_things_are_not_compared(place: Path) -> None:
+    """A total of other terms says so, and the flow stays; another objective takes both, another space the rest."""
+    first, second = (read_run_data(str(place / name)) for name in ("a", "b"))
+    logged = replace(first, lines=[{**line, "validation_loss": 0.5} for line in first.lines])
+    scores = [one.model_copy(update={"metrics": {"validation_loss": 0.5}}) for one in first.results]
+
+    def compared(*assignments: str, techniques: Sequence[str] = ()) -> SideBySide:
+        plan = tiny_plan(*assignments, techniques=techniques)
+        other = replace(logged, name="other", folder=second.folder, plan=plan, results=scores)
+        return side_by_side([replace(logged, results=scores), other])
+
+    terms = compared(techniques=["contrastive"])
+    assert {"flow", "validation_loss"} < set(terms.curves) and "loss" not in terms.curves
+    assert "loss is not compared: its terms or their weights differ in other" in terms.notes[-1]
+    objective = compared(techniques=["x-prediction"])
+    assert not {"loss", "flow"} & set(objective.curves) and "validation_loss" in objective.curves
+    assert [note.partition(":")[0] for note in objective.notes] == ["loss is not compared", "flow is not compared"]
+    space = compared("objective.noise_scale=2.0")
+    assert not {"loss", "flow", "validation_loss"} & set(space.curves) and len(space.scores) == 2
+    assert "validation_loss is not compared" in space.notes[-1] and len(terms.scores) == 1
+    assert "loss" in compared().curves and compared().notes == []
+    out = io.StringIO()
+    show_side_by_side(objective, Console(file=out, width=200))
+    assert "│ flow" not in out.getvalue() and "│ validation_loss" in out.getvalue()
 
 
 def test_scores_of_two_protocols_are_never_in_one_row(place: Path) -> None:
