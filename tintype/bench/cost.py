@@ -454,7 +454,9 @@ class Counted:
             elif isinstance(loss, LpipsLossSettings):
                 with META:
                     network = Lpips(loss.net).eval().requires_grad_(False)
-                yield loss.kind, (_tower(network, "fp32"), network)
+                if loss.compute == "bf16":
+                    network.trunk.narrow()
+                yield loss.kind, (_stored(network), network)
 
     def _tower(self, name: str, source: str, arithmetic: str) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
         if source not in PUBLISHED:
@@ -543,9 +545,14 @@ def _teacher_flops(source: str, grid: tuple[int, int]) -> float:
 
 
 def _tower(network: nn.Module, arithmetic: str) -> Tower:
-    """Count the parameters; of LPIPS, whose weights are buffers, these."""
-    count = sum(one.numel() for one in [*network.parameters()] or network.buffers())
+    count = sum(one.numel() for one in network.parameters())
     return Tower(count, count * _BYTES.get(arithmetic, 4))
+
+
+def _stored(network: Lpips) -> Tower:
+    """Count the weights of LPIPS, which are buffers, each in its own type: with bf16 its last weights stay in fp32."""
+    weights = list(network.buffers())
+    return Tower(sum(one.numel() for one in weights), sum(one.numel() * one.element_size() for one in weights))
 
 
 def _image(side_px: int) -> Tensor:

@@ -331,3 +331,14 @@ def test_a_study_prints_the_cost_of_its_arms_before_it_starts(tmp_path: Path) ->
     assert "Estimated cost of a run on one h200" in shown and "all 20 runs" in shown
     small = CliRunner().invoke(app, ["ablate", "pocket", *out]).output
     assert "a run of the baseline: 686 k trained parameters" in small.replace("\u00a0", " ")
+
+
+def test_lpips_in_bf16_takes_half_of_the_bytes_but_for_its_last_weights() -> None:
+    plans = [
+        apply_techniques(tiny_plan("data.size_px=32"), ["x-prediction", f"lpips:compute={compute}"])
+        for compute in ("fp32", "bf16")
+    ]
+    fp32, bf16 = (cost(plan).towers["lpips"] for plan in plans)
+    heads = sum((64, 128, 256, 512, 512)) + 2 * 3
+    assert fp32.bytes == 4 * fp32.parameters and fp32.parameters == bf16.parameters
+    assert bf16.bytes == 2 * (bf16.parameters - heads) + 4 * heads
