@@ -278,15 +278,34 @@ def is_read(row: results.Comparison) -> bool:
 
 
 def made_looks(out: Path) -> list[MadeLook]:
-    """Return each look that was made at a study. An older report, of which none is recorded, was one."""
-    if (recorded := read_looks(out)) is not None:
+    """Return each look that was made at a study. An older report, of which none is recorded, was one.
+
+    A look of an older file has the comparisons of the last report: arms that the study has dropped since were read, and
+    arms that it has got since were not.
+    """
+    recorded = read_looks(out)
+    if recorded is not None and all(look.family for look in recorded):
         return recorded
     last = last_results(out)
+    looks = _reported_looks(last) if recorded is None else recorded
+    return [look if look.family or last is None else MadeLook.of(look, _reported_keys(last)) for look in looks]
+
+
+def _reported_looks(last: results.StudyResults | None) -> list[MadeLook]:
     if last is None or not any(is_read(row) for arm in last.arms for row in arm.comparisons.values()):
         return []
     control = [run.seed for run in next((arm.runs for arm in last.arms if arm.role == "control"), [])]
     looks = [MadeLook(seeds=one.seeds, control_seeds=one.control_seeds) for one in last.looks if one.made]
     return looks or [MadeLook(seeds=last.seeds, control_seeds=control)]
+
+
+def _reported_keys(last: results.StudyResults) -> list[Key]:
+    """Return the comparisons that a report planned."""
+    arms = [arm for arm in last.arms if arm.role != "baseline"]
+    planned = [(arm.label, one.name) for arm in arms for one in last.metrics if one.name not in arm.incomparable]
+    trends = [trend_key(trend.arm, trend.metric) for trend in last.trends if not trend.undefined]
+    factors = [factor_key(Contrast(tuple(one.parts), {}), one.resolution, one.metric) for one in last.factors]
+    return [*planned, *trends, *factors]
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:

@@ -115,7 +115,7 @@ class MadeLook(SeedSet):
     """A look at a study: the seeds that are read together, and the comparisons that share its error."""
 
     family: dict[str, list[str]] = Field(default_factory=dict)
-    """Metrics by the label of an arm, a trend or a contrast; empty in older files, where it is that of today."""
+    """Metrics by the label of an arm, a trend or a contrast; empty in older files: see `compare.made_looks`."""
 
     @property
     def keys(self) -> list[Key]:
