@@ -64,7 +64,14 @@ def share(ratio: float | None) -> str:
 def interval(low: float | None, high: float | None, decimals: int) -> str:
     if low is None or high is None:
         return ""
-    return f"[{fixed(low, decimals, signed=True)},{NO_BREAK}{fixed(high, decimals, signed=True)}]"
+    return f"[{_end(low, decimals)},{NO_BREAK}{_end(high, decimals)}]"
+
+
+def _end(value: float, decimals: int) -> str:
+    """Write an end of an interval: one that is rounded to zero keeps its sign, which says on which side it lies."""
+    text = fixed(value, decimals, signed=True)
+    rounded = math.isfinite(value) and value != 0 and round(value, decimals) == 0
+    return ("+" if value > 0 else MINUS) + text if rounded else text
 
 
 def probability(p: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tintype.page import numerals
 from tintype.page.numerals import fixed
 from tintype.study.report.findings import compared_mean
 from tintype.study.results import Arm, Comparison, EarlierVerdict, StudyResults
@@ -110,7 +111,8 @@ def signed(value: float, digits: int) -> str:
 def interval(one: Comparison | EarlierVerdict, digits: int) -> str:
     """`+0.139 [+0.121, +0.157]`."""
     assert one.low is not None and one.high is not None
-    return f"{signed(one.difference, digits)} [{signed(one.low, digits)}, {signed(one.high, digits)}]"
+    ends = numerals.interval(one.low, one.high, digits).replace(numerals.NO_BREAK, " ")
+    return f"{signed(one.difference, digits)} {ends}"
 
 
 def judged(one: Comparison | EarlierVerdict, digits: int) -> str:

@@ -821,6 +821,9 @@ def test_labels_keep_apart_and_in_order() -> None:
     [
         (numerals.fixed(-0.2134, 3), "−0.213"),
         (numerals.fixed(-0.0001, 3, signed=True), "0.000"),
+        (numerals.interval(0.004, 0.26, 2), "[+0.00,\u00a0+0.26]"),
+        (numerals.interval(-0.26, -0.004, 2), "[−0.26,\u00a0−0.00]"),
+        (numerals.interval(-0.26, 0.0, 2), "[−0.26,\u00a00.00]"),
         (numerals.fixed(None, 3), "–"),
         (numerals.fixed(math.nan, 3), "–"),
         (numerals.fixed(12345.6, 0), "12,346"),
