@@ -39,6 +39,7 @@ from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
+from tintype.study.analysis import Method
 from tintype.study.factorial import Contrast
 from tintype.study.groups import MetricGroups, metric_groups
 from tintype.study.interactions import expected_mean, factor_key, factor_pair, factor_verdict, means_of
@@ -202,7 +203,8 @@ class Reading:
             if row is not None and row.look is not None:
                 at_look = self.at_looks[row.look - 1]
                 groups = _groups(at_look, _runs_of(at_look, self.runs), {metric.name: metric})
-                found.append(_factor_effect(row, metric, arms, contrast, groups[arms[0].resolution, metric.name]))
+                of, method = groups[arms[0].resolution, metric.name], self.study.settings.analysis.method
+                found.append(_factor_effect(row, metric, arms, contrast, of, method))
         return found
 
 
@@ -645,20 +647,25 @@ def _by_name(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 
 def _factor_effect(
-    row: results.Comparison, metric: results.MetricInfo, arms: Sequence[ArmPlan], contrast: Contrast, of: MetricGroups
+    row: results.Comparison,
+    metric: results.MetricInfo,
+    arms: Sequence[ArmPlan],
+    contrast: Contrast,
+    of: MetricGroups,
+    method: Method,
 ) -> results.FactorEffect:
     """Describe a contrast by the runs of the look that its row is of."""
     fallen = [arm.name for arm in arms if arm.name in contrast.weights and of.fallen.get(arm.label)]
     if fallen:
         row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
-    means = means_of(contrast, of, _by_name(arms))
+    means, log = means_of(contrast, of, _by_name(arms), method), of.log and method == "shared"
     return results.FactorEffect(
         parts=list(contrast.parts),
         metric=metric.name,
         resolution=arms[0].resolution,
         comparison=row,
         means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
-        expected=expected_mean(contrast, means, of.log),
+        expected=expected_mean(contrast, means, log),
         verdict=factor_verdict(contrast, row, means, metric.direction),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from scipy import special
@@ -82,6 +83,23 @@ def test_distances_add_up_as_ratios() -> None:
     assert expected_mean(BOTH, means, groups.log) == pytest.approx(4.0)
     assert expected_mean(BOTH, means, log=False) == pytest.approx(3.0)
     assert expected_mean(A, means, log=True) is None
+
+
+def test_the_means_of_a_contrast_are_those_that_are_compared() -> None:
+    """With the control the baseline has six runs, so that its arms and its interaction give one number."""
+    metric, labels = info(NOT_NEGATIVE, "lower"), {**LABELS, "control": "control"}
+    spread = {name: [0.9 * value, 1.2 * value] for name, (value, _) in DISTANCES.items()}
+    values = {**spread, "control": [12.0, 16.0]}
+    runs = {name: runs_of(of) for name, of in values.items()}
+    roles: dict[str, Role] = {"baseline": "baseline", "a": "arm", "b": "arm", "a + b": "arm", "control": "control"}
+    groups = metric_groups(roles, {labels[name]: of for name, of in runs.items()}, "m", metric)
+    row = compare({("x", "m"): factor_pair(BOTH, runs, "m", groups, labels)}, {"m": metric}, ["m"])["x", "m"]
+    means = means_of(BOTH, groups, labels)
+    assert means[""] == pytest.approx(row.baseline_mean)
+    together, expected = means["a + b"], expected_mean(BOTH, means, log=True)
+    assert expected is not None and together / expected == pytest.approx(row.mean / row.baseline_mean)
+    plain = means_of(BOTH, groups, labels, "paired")
+    assert plain == pytest.approx({name: fmean(spread[name]) for name in BOTH.weights})
 
 
 def test_parts_add_up_where_the_interval_lies_within_the_margin() -> None:
