@@ -60,7 +60,7 @@ class MetricPower:
 
     metric: MetricInfo
     baseline: float
-    """Its mean, geometric where logarithms are compared."""
+    """Its mean as arms are compared with it: geometric where logarithms are compared, over the control's runs too."""
     log: bool
     """Whether logarithms are compared; `spread` is then one of logarithms too."""
     spread: Spread
@@ -300,7 +300,8 @@ def _metric_power(
         by_arm = _by_arm(changed, lambda arm: arm.comparisons[info.name].differences)
     else:
         spread, by_arm = pooled([[runs(arm)] for arm in (*unchanged, *changed)]), _by_arm(changed, runs)
-    known = [value for arm in baselines for value in runs(arm)]
+    compared_with = unchanged if plan.method == "shared" else baselines
+    known = [value for arm in compared_with for value in runs(arm)]
     if spread is None or not known or spread.deviation <= stats.rounding_of(known, 1.0 if log else 0.0):
         return None
     baseline = math.exp(fmean(known)) if log else fmean(known)

@@ -73,7 +73,7 @@ def test_the_spread_of_single_runs_is_pooled_over_the_baseline_and_all_arms(tmp_
     runs = [[run.metrics["fd_scenes"] for run in arm.runs] for arm in results.arms]
     assert found.spread.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in runs])))
     assert found.spread.freedom == 8 and not found.log
-    assert found.baseline == pytest.approx(np.mean(runs[0]))
+    assert found.baseline == pytest.approx(np.mean([*runs[0], *runs[1]])), "as arms are compared with it"
 
 
 def test_pairs_have_the_spread_of_their_differences(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_distances_are_planned_on_logarithms(tmp_path: Path) -> None:
     folder = stored(results.model_copy(update={"metrics": bounded}), tmp_path)
     found = row(plan_power([folder], "5%", 3, "fd_scenes", 3), "fd_scenes")
     logs = [np.log([run.metrics["fd_scenes"] for run in arm.runs]) for arm in results.arms]
-    assert found.log and found.baseline == pytest.approx(math.exp(np.mean(logs[0])))
+    assert found.log and found.baseline == pytest.approx(math.exp(np.mean([*logs[0], *logs[1]])))
     assert found.spread.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in logs])))
 
 
@@ -114,7 +114,8 @@ def test_runs_of_the_baseline_that_fell_off_are_no_spread(tmp_path: Path) -> Non
     changed = arms[0].model_copy(update={"comparisons": {**arms[0].comparisons, "recall": row_of}})
     folder = stored(results.model_copy(update={"arms": [first, control, changed, *arms[1:]]}), tmp_path)
     found = row(plan_power([folder], "5%", 3, "recall", 3), "recall")
-    assert found.spread.freedom == 7 and found.baseline == pytest.approx(np.mean(others))
+    healthy = [*others, *(run.metrics["recall"] for run in control.runs)]
+    assert found.spread.freedom == 7 and found.baseline == pytest.approx(np.mean(healthy))
 
 
 @pytest.mark.parametrize(("seeds", "control"), [(3, True), (5, False)])
@@ -276,7 +277,7 @@ def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
     third = stored(results.model_copy(update={"arms": [*results.arms[:2], new]}), tmp_path, "third")
     assert recall("paired", both, third).spread.freedom == pytest.approx(6 / (1 + 2 / 4))
     found = recall("shared", both, third)
-    assert found.spread.freedom == 10 and found.baseline == whole.baseline
+    assert found.spread.freedom == 10 and found.baseline == recall("shared", both).baseline
 
 
 def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
@@ -304,7 +305,7 @@ def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
         for run, value in zip(arm.runs, (-1.0, 0.0, 1.0), strict=True)
     ]
     changed = results.model_copy(update={"arms": [arm.model_copy(update={"runs": runs}), *results.arms[1:]]})
-    plan = plan_power([stored(changed, tmp_path)], "5%", 3, "recall", 3)
+    plan = plan_power([stored(changed, tmp_path)], "5%", 3, "recall", 3, method="paired")
     assert row(plan, "recall").power is None
     assert "give --effect as a difference" in shown(plan)
 
