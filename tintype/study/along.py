@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Literal
 
 from tintype.metrics.metric import NOT_NEGATIVE
@@ -135,8 +135,9 @@ class _Group:
     def _difference(self, step: int, arm: str, values: Mapping[str, list[float]], confidence: float) -> DifferenceAt:
         old = [name for name in self.baselines if name != arm and name in values]
         value, low, high = difference_at(arm, self.baselines, values, self.log, confidence)
-        mean = fmean(one for name in old for one in values[name])
-        return DifferenceAt(step=step, mean=fmean(values[arm]), baseline_mean=mean, value=value, low=low, high=high)
+        mean = geometric_mean if self.log else fmean
+        before = mean([one for name in old for one in values[name]])
+        return DifferenceAt(step=step, mean=mean(values[arm]), baseline_mean=before, value=value, low=low, high=high)
 
 
 def difference_at(

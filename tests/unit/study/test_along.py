@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.along import NO_CROSSING, difference_at, first_reached, with_along
 from tintype.study.results import AlongArm, Arm, Comparison, MetricInfo, Role, Run, ScoreAt, StudyResults
 
@@ -101,6 +102,11 @@ def test_distances_are_compared_on_logarithms_and_shown_in_their_unit() -> None:
     assert low is not None and high is not None and -2 < low < 4 < high
     value, _, _ = difference_at("control", ["baseline", "control"], values, True, 0.95)
     assert value == pytest.approx(0)
+    results = study(BASELINE, arm("new", around([7, 5, 2, 1], 0.9)))
+    metric = results.metrics[0].model_copy(update={"range": NOT_NEGATIVE})
+    (found,) = with_along(results.model_copy(update={"metrics": [metric]})).along
+    for one in found.differences:
+        assert one.mean - one.baseline_mean == pytest.approx(one.value), "the means are those of the difference"
 
 
 def test_a_reach_is_interpolated_between_scored_steps_and_seconds() -> None:
