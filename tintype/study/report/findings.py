@@ -593,11 +593,11 @@ def _study_notes(results: StudyResults) -> list[str]:
 
 def few_seeds_note(results: StudyResults) -> str:
     """Call verdicts from a few seeds a sketch, until they are replicated; empty where there are none such."""
-    verdicts = [one for arm in _with_role(results, "arm") for one in arm.comparisons.values()]
-    few = len(results.seeds) < _FEW_SEEDS and results.replication is None
-    if not few or not any(one.verdict in _DECIDED for one in verdicts):
+    rows = [one for arm in _with_role(results, "arm") for one in arm.comparisons.values() if one.verdict in _DECIDED]
+    few = sorted({seeds for one in rows if (seeds := len(one.differences)) < _FEW_SEEDS})
+    if not few or results.replication is not None:
         return ""
-    return f"Verdicts from {len(results.seeds)} seeds are a sketch: replicate them before you build on them."
+    return f"Verdicts from {_listed(list(map(str, few)))} seeds are a sketch: replicate them before you build on them."
 
 
 def failed_replication(results: StudyResults) -> bool:
