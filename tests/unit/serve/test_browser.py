@@ -227,6 +227,13 @@ def test_the_report_is_the_frozen_page(page: Any, root: Path, through: str) -> N
     page.keyboard.press("ArrowRight")
     assert image.get_attribute("src") == before
     assert sample.locator(".read mark").first.get_attribute("title") == "drawn red, asked blue"
+    sample.locator("img").evaluate(
+        "i => { const {1125: _, ...at} = JSON.parse(i.dataset.at); i.dataset.at = JSON.stringify(at) }"
+    )
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    words = sample.locator(".read mark").first.get_attribute("title")
+    assert words == "drawn red, asked blue", "the last image is shown, so its words are"
     chart = page.locator("#along svg").first
     chart.scroll_into_view_if_needed()
     chart.focus()
