@@ -22,7 +22,6 @@ from tintype.config.strict import first_problem
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.plan import plan_from_folder
-from tintype.runtime.garbage import without_pauses as without_pauses
 from tintype.runtime.notes import note
 from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static

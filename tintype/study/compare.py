@@ -29,6 +29,7 @@ from tintype.evaluation.results import (
 )
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
+from tintype.losses.class_token import CLASS_TOKEN
 from tintype.metrics import validation
 from tintype.metrics.resample import mean_error
 from tintype.metrics.throughput import images_per_s, seconds_until
@@ -580,6 +581,11 @@ _OF_NO_SPACE = ("compute", "sha256")
 """Settings of a tokenizer that change its latents by rounding, or not at all."""
 
 
+def _class_token(plan: Plan) -> object:
+    """Return the teacher whose class token of the clean image the denoiser reads, noised; None where it reads none."""
+    return next((plain(loss)["teacher"] for loss in plan.losses if loss.kind == CLASS_TOKEN), None)
+
+
 def another_space(new: Plan, old: Plan) -> str:
     """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
 
@@ -588,8 +594,8 @@ def another_space(new: Plan, old: Plan) -> str:
     p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise. It
     is known from the plans alone, so that a study knows before its first run what it will compare.
     """
-    if new.model.class_token != old.model.class_token:
-        return f"{ANOTHER_SPACE}: the denoiser of one of them sees a class token of the clean image, noised, beside it"
+    if _class_token(new) != _class_token(old):
+        return f"{ANOTHER_SPACE}: the denoisers do not read the same class token of the clean image beside the image"
     scales = [plan.objective.noise_scale for plan in (new, old)]
     if scales[0] != scales[1]:
         return (

@@ -85,15 +85,15 @@ def show_warnings(plan: Plan, console: Console) -> None:
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:
     """Name the commands that work on a trained run, and what its data is too small for."""
-    tintype = " ".join(["tintype", *(f"--plugin {shlex.quote(str(file))}" for file in given_files())])
-    run, evaluate = shlex.quote(str(out)), f", or {tintype} evaluate {shlex.quote(str(out))}"
+    command = " ".join(["tintype", *(f"--plugin {shlex.quote(str(file))}" for file in given_files())])
+    run, evaluate = shlex.quote(str(out)), f", or {command} evaluate {shlex.quote(str(out))}"
     if not plan.data.of_scenes and plan.data.at_hand:
         held_out = len(open_held_out(plan.data, 1, torch.device("cpu")))
         if note := held_out_note(held_out):
             say_note(console, note)
         evaluate = evaluate if held_out >= FEWEST_SAMPLES else ""
     prompt = _SCENE_PROMPT if plan.data.of_scenes else "PROMPT"
-    say(console, f'next: {tintype} sample {run} "{prompt}"{evaluate}')
+    say(console, f'next: {command} sample {run} "{prompt}"{evaluate}')
 
 
 def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Definition], console: Console) -> None:

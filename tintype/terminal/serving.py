@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tintype.serve.server import LiveServer, without_pauses
+from tintype.runtime.garbage import without_pauses
+from tintype.serve.server import LiveServer
 from tintype.terminal.answers import put_now
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import say

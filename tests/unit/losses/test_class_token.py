@@ -185,6 +185,9 @@ def test_plans_that_cannot_have_it_are_refused() -> None:
 def test_with_it_blocks_run_plain_and_validation_losses_are_not_compared() -> None:
     plan, baseline = reg_plan(), tiny_plan()
     assert "model.class_token" in str(why_plain(plan.model, plan.precision, torch.device("cuda")))
-    assert "sees a class token" in another_space(plan, baseline)
+    repa, denoised = plan.losses
+    other = plan.model_copy(update={"losses": (repa, denoised.model_copy(update={"teacher": Dinov2TeacherSettings()}))})
+    for one in (baseline, other):
+        assert "do not read the same class token" in another_space(plan, one)
     assert not another_space(plan, plan)
     assert tiny_plan("model.class_token=0").hash == baseline.hash

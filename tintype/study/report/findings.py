@@ -178,16 +178,16 @@ def _fallen_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> froze
 
 def _falls(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
     """Count and name the runs of an arm that fell off, out of the `whole`, in metrics of these labels."""
-    at = [_fall_words(arm, run) for run in arm.runs if run.seed in seeds]
+    fallen = {seed for metric in results.metrics for seed in results.fallen(arm, metric.name)}
+    healthy = [run for run in arm.runs if run.seed not in fallen and run.state == "done"]
+    at = [_fall_words(run, healthy) for run in arm.runs if run.seed in seeds]
     return f"{len(seeds)} of {whole} in {_some(labels, results)} ({_listed(at)})"
 
 
-def _fall_words(arm: Arm, run: Run) -> str:
+def _fall_words(run: Run, healthy: list[Run]) -> str:
     """Name a run that fell off, and the step from which its loss stays above that of the arm's healthy runs."""
-    fallen = {seed for row in arm.comparisons.values() for seed in row.fallen}
-    others = [one for one in arm.runs if one is not run and one.seed not in fallen and one.state == "done"]
     for name in (validation.METRIC.name, "flow"):
-        curves = [one.curves[name] for one in others if name in one.curves]
+        curves = [one.curves[name] for one in healthy if name in one.curves]
         if name in run.curves and curves and (step := fell_at(run.curves[name], curves)) is not None:
             return f"seed {run.seed} from step {step:,} on"
     return f"seed {run.seed}"
@@ -406,7 +406,7 @@ def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
 def differing_controls(results: StudyResults) -> list[tuple[Arm, list[MetricInfo]]]:
     """Return control arms that look better or worse than the baseline, though only the seeds differ."""
     controls = _with_role(results, "control")
-    found = [(arm, [metric for metric in results.metrics if _verdict(arm, metric) in _FOUND]) for arm in controls]
+    found = [(arm, [metric for metric in results.metrics if verdict_of(arm, metric) in _FOUND]) for arm in controls]
     return [(arm, metrics) for arm, metrics in found if metrics]
 
 
@@ -701,7 +701,7 @@ def control_note(results: StudyResults) -> str:
             "No control (the baseline with other seeds) was run, so this study cannot show how often it would find a "
             "difference where there is none."
         )
-    verdicts = [(metric, _verdict(arm, metric)) for arm in controls for metric in results.metrics]
+    verdicts = [(metric, verdict_of(arm, metric)) for arm in controls for metric in results.metrics]
     lost = {verdict for _, verdict in verdicts}.intersection(_LOST)
     if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
         what = "is incomplete" if worst == "incomplete" else f"has runs that {worst}"
@@ -721,7 +721,8 @@ def control_note(results: StudyResults) -> str:
     return f"The control (the baseline with other seeds) shows no difference, as it should.{beyond}"
 
 
-def _verdict(arm: Arm, metric: MetricInfo) -> str:
+def verdict_of(arm: Arm, metric: MetricInfo) -> str:
+    """Return an arm's verdict on a metric, also where there is no comparison."""
     if metric.name in arm.incomparable:
         return NOT_COMPARABLE
     comparison = arm.comparisons.get(metric.name)

@@ -133,12 +133,9 @@ class View:
         """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together."""
         found: dict[str, list[str]] = {}
         for column in self.primary:
-            cell, words = column.cells.get(arm.name), column.info.label
-            if cell is None:
-                verdict = findings.NOT_COMPARABLE if column.info.name in arm.incomparable else "incomplete"
-            else:
-                verdict = cell.verdict
-                words += f" ({column.written(cell.difference, signed=True)})" if verdict in ("better", "worse") else ""
+            cell, verdict, words = column.cells.get(arm.name), findings.verdict_of(arm, column.info), column.info.label
+            if cell is not None and verdict in ("better", "worse"):
+                words += f" ({column.written(cell.difference, signed=True)})"
             found.setdefault(verdict, []).append(words)
         return [(one, f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}") for one, of in found.items()]
 
