@@ -14,8 +14,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study.adaptive import why_stop
 from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
 from tintype.study.looks import read_looks
-from tintype.study.report import findings
-from tintype.study.results import Comparison, Curve, StudyResults, Verdict
+from tintype.study.results import Comparison, StudyResults, Verdict
 from tintype.study.runner import Task
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
@@ -162,17 +161,6 @@ def test_runs_that_fall_after_the_deciding_look_are_named_and_counted(tmp_path: 
     stored = json.loads((out / "results.json").read_text())
     kept = {arm["name"]: arm["comparisons"][METRIC].get("fallen_later") for arm in stored["arms"][1:]}
     assert kept == {"strong": [6], "weak": [5], "nothing": None}
-
-
-def test_the_step_of_a_fall_is_known_beside_worse_falls_after_the_deciding_look(tmp_path: Path) -> None:
-    results = read_twice(tmp_path, tmp_path / "out", {("weak", 5), ("weak", 6)})
-    weak = next(arm for arm in results.arms if arm.name == "weak")
-    losses = {5: [1.0, 1.0, 3.0, 3.0], 6: [1.0, 9.0, 9.0, 9.0]}
-    for run in weak.runs:
-        value = losses.get(run.seed, [1.0 + run.seed / 100] * 4)
-        run.curves["flow"] = Curve(step=[100, 200, 300, 400], value=value)
-    found = findings._falls(weak, {5, 6}, "all 8 runs", ["validation loss"], results)
-    assert found.endswith("(seed 5 from step 300 on and seed 6 from step 200 on)")
 
 
 def test_a_fall_of_the_baseline_after_the_deciding_look_is_named(tmp_path: Path) -> None:

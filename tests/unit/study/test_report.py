@@ -555,10 +555,12 @@ def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_hea
         )
         for seed, values in enumerate(losses)
     ]
-    row = example().arms[2].comparisons["recall"].model_copy(update={"fallen": [3, 2]})
-    arm = example().arms[2].model_copy(update={"runs": runs, "comparisons": {"recall": row}})
-    words = [findings._fall_words(arm, run) for run in runs[2:]]
-    assert words == ["seed 2 from step 300 on", "seed 3 from step 200 on"]
+    results = example()
+    for fallen, later in (([3, 2], []), ([2], [3])):
+        row = results.arms[2].comparisons["recall"].model_copy(update={"fallen": fallen, "fallen_later": later})
+        arm = results.arms[2].model_copy(update={"runs": runs, "comparisons": {"recall": row}})
+        words = findings._falls(arm, {2, 3}, "4 runs", ["recall"], results)
+        assert words.endswith("(seed 2 from step 300 on and seed 3 from step 200 on)")
 
 
 def test_lost_runs_are_named(tmp_path: Path) -> None:
