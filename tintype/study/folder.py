@@ -116,7 +116,7 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
 def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
     """Refuse arms besides those that were `seen` where planned looks share all of the error: none is left for them.
 
-    Older files do not say what was seen, and refuse none.
+    Looks of an older version whose report is gone do not say what was seen: then none is refused.
     """
     added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
     if isinstance(study.settings.seeds, SeedPlan) and seen and added:

@@ -152,11 +152,8 @@ class HtmlView(View):
         (first, x), (second, y) = ((prompts, column.info) for prompts, column in group[:2])
         if not (x.primary or y.primary) or not (clouds := self._clouds(x, y)):
             return None
-        labels, lower, fallen = (
-            (f"{x.label} on {first}", f"on {second}"),
-            x.direction == "lower",
-            self._fallen_points(x, y),
-        )
+        labels, fallen = (f"{x.label} on {first}", f"on {second}"), self._fallen_points(x, y)
+        lower = x.direction == "lower"
         return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, fallen=fallen)
 
     def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[charts.Point]]]:
