@@ -12,11 +12,11 @@ for (const control of document.querySelectorAll(".steps")) {
     const step = steps[Number(slider.value)];
     control.querySelector("output").textContent = step.toLocaleString("en-GB");
     for (const image of images) {
-      const at = JSON.parse(image.dataset.at);
-      image.src = at[step] ?? last.get(image);
+      const earlier = JSON.parse(image.dataset.at)[step];
+      image.src = earlier ?? last.get(image);
       if (!image.dataset.wrong) continue;
-      const shown = at[step] ? step : Math.max(...Object.keys(at));
-      const wrong = JSON.parse(image.dataset.wrong)[shown]; // none where the image was not read
+      const words = JSON.parse(image.dataset.wrong);
+      const wrong = words[earlier ? step : Math.max(...Object.keys(words))]; // none where the image was not read
       const sample = image.closest(".sample");
       sample.querySelector(".prompt").replaceChildren(...markedPrompt(image.dataset.prompt, wrong ?? []));
       sample.querySelector(".read").replaceWith(wrong ? read(image.dataset.prompt, wrong) : make("span", { class: "read" }));
