@@ -33,7 +33,7 @@ lock: .venv/ready
 test: .venv/weights
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/weights

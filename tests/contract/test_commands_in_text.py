@@ -79,11 +79,11 @@ def texts_in(source: str) -> Iterator[str]:
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inside |= {id(node.format_spec) for node in ast.walk(tree) if isinstance(node, ast.FormattedValue)}
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and "quote(" in ast.unparse(node.value)]
-    quoted = {ast.unparse(target) for node in assigned for target in node.targets}
+    quoted, hidden = {ast.unparse(target) for node in assigned for target in node.targets}, documents | inside
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and id(node) not in inside:
             yield "".join(shown(part, quoted) for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents | inside:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
             yield node.value
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, normalize
 
 from tests.bounds import distance, network_bound
+from tests.slow import third
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_dino import FOLDER, REGISTERS, dino_model, write_dino
@@ -248,7 +249,7 @@ def test_it_trains_on_every_bucket(name: str, store: Path) -> None:
     assert seen == {(height // stride, width // stride) for height, width in plan.data.shapes}
 
 
-@pytest.mark.parametrize("name", [name for name in TECHNIQUES if name != "lpips"])
+@pytest.mark.parametrize("name", third([name for name in TECHNIQUES if name != "lpips"]))
 def test_it_trains_across_stages_and_resumes_as_if_it_had_not_stopped(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, "data.size_px=32", stages=True)
     stride = 4 if name == "repa-e" else 1

@@ -19,6 +19,7 @@ import pytest
 
 from tests.caption_server import caption_server
 from tests.commands import COMMANDS as LISTED
+from tests.slow import third
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_export import pixel_plan, text_settings, write_run
 from tests.tiny_store import as_earlier, captioned, tiny_store
@@ -360,7 +361,7 @@ def test_each_command_answers_at_once_or_shows_progress() -> None:
     assert set(LISTED) == long | AT_ONCE
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", third(list(COMMANDS)))
 def test_a_log_says_how_far_a_command_is(
     name: str, things: Things, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def printed(arguments: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch
     return written.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow), "utf-8"])
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_commands_print_on_any_encoding(arguments: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(printed(arguments, encoding, monkeypatch)) > 20
