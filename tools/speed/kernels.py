@@ -26,7 +26,7 @@ from tintype.runtime.machine import choose_device, environment
 from tintype.seams import TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
 from tools.speed import training
-from tools.speed.training import CHANNELS, TEXT_DIM, TEXT_TOKENS, take_step
+from tools.speed.training import CHANNELS, TEXT_DIM, TEXT_TOKENS, prx_sizes, take_step
 
 REAL_TOKENS = 170
 _GUIDANCE = 3.5
@@ -137,17 +137,8 @@ def _diffusers_guided(tiny: bool, device: torch.device) -> Guided:
     """Return the velocity of diffusers' PRX with guidance."""
     import diffusers
 
-    own, text = ModelSettings(depth=1, width=32, heads=2) if tiny else ModelSettings(), _text(device)
-    model = getattr(diffusers, "PRXTransformer2DModel")(  # noqa: B009 (it has no types)
-        in_channels=CHANNELS,
-        patch_size=own.patch,
-        context_in_dim=TEXT_DIM,
-        hidden_size=own.width,
-        mlp_ratio=own.mlp_ratio,
-        num_heads=own.heads,
-        depth=own.depth,
-        axes_dim=[own.width // own.heads // 2] * 2,
-    )
+    text, sizes = _text(device), prx_sizes(tiny, CHANNELS, patch=2)
+    model = getattr(diffusers, "PRXTransformer2DModel")(**sizes)  # noqa: B009 (it has no types)
     model = model.to(device, torch.bfloat16).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)

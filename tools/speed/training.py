@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,23 +131,27 @@ def _own(shape: Shape, matmul: str, tiny: bool, device: torch.device) -> Trained
     return Trained(weights, predict, update)
 
 
+def prx_sizes(tiny: bool, channels: int, patch: int) -> dict[str, Any]:
+    """Return the sizes of PRX's module by its own names."""
+    own = ModelSettings(depth=1, width=32, heads=2) if tiny else ModelSettings()
+    return {
+        "in_channels": channels,
+        "patch_size": patch,
+        "context_in_dim": TEXT_DIM,
+        "hidden_size": own.width,
+        "mlp_ratio": own.mlp_ratio,
+        "num_heads": own.heads,
+        "depth": own.depth,
+        "axes_dim": [own.width // own.heads // 2] * 2,
+    }
+
+
 def _prx(shape: Shape, tiny: bool, device: torch.device) -> Trained:
     """Build PRX's module, compiled as a whole, with torch's fused AdamW, as its trainer does."""
     from prx.models.prx import PRX, PRXParams  # type: ignore[import-not-found]
 
-    own = ModelSettings(depth=1, width=32, heads=2) if tiny else ModelSettings()
-    parameters = PRXParams(
-        in_channels=shape.channels,
-        patch_size=shape.patch,
-        context_in_dim=TEXT_DIM,
-        hidden_size=own.width,
-        mlp_ratio=own.mlp_ratio,
-        num_heads=own.heads,
-        depth=own.depth,
-        axes_dim=[own.width // own.heads // 2] * 2,
-        theta=10_000,
-        bottleneck_size=shape.bottleneck,
-    )
+    sizes = prx_sizes(tiny, shape.channels, shape.patch)
+    parameters = PRXParams(**sizes, theta=10_000, bottleneck_size=shape.bottleneck)
     module = PRX(parameters).to(device)
     model = module if tiny else torch.compile(module)
     weights = list(module.parameters())
