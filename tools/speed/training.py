@@ -1,4 +1,4 @@
-"""Times a training step of the 1.17B denoiser, and in the same process one of PRX's own module where that is found.
+"""Training steps of the 1.17B denoiser and, where Python finds it, of PRX's own module in the same process.
 
 For PRX, put `prx/models/prx.py` and `prx_layers.py` of github.com/Photoroom/PRX where Python finds them.
 """
@@ -29,7 +29,6 @@ from tintype.seams import TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
 
 CHANNELS, TEXT_DIM, TEXT_TOKENS = 16, 2304, 256
-_PRX = "prx.models.prx"
 _CLIP = 1.0
 
 
@@ -70,7 +69,7 @@ def measure(tiny: bool, device: torch.device) -> dict[str, Json]:
 
 def has_prx() -> bool:
     """Return whether PRX's module can be imported."""
-    return find_spec(_PRX.partition(".")[0]) is not None
+    return find_spec("prx") is not None
 
 
 def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[str, Json]:

@@ -36,4 +36,5 @@ def test_the_large_model_takes_one_micro_batch_a_step() -> None:
 def test_products_are_measured_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.argv", ["products", str(tmp_path / "out.json"), "--tiny"])
     products.main()
-    assert json.loads((tmp_path / "out.json").read_text())["bf16, ms"] > 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["bf16, ms"] > 0 and found["weights' gradients, bf16, ms"] > 0

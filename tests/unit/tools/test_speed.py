@@ -15,7 +15,7 @@ def run(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> tuple[int,
 
 @pytest.mark.slow
 def test_every_measurement_ends_and_writes_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that run the same command in small are measured once."""
+    """Run each command once: some measurements differ only in their full size."""
     every = speed.measurements(tmp_path, speed.tiny_work(tmp_path))
     chosen = list({one.arguments: name for name, one in every.items()}.values())
     ended, summary = run(monkeypatch, tmp_path, "--only", *chosen)
