@@ -99,7 +99,10 @@ def test_workers_that_see_the_folder_late_do_every_run_once(
 def test_control_without_fencing_late_workers_write_into_the_run_of_another(
     study: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Pause workers on the two views, which check no lease and remove nothing of earlier holders."""
+    """Pause workers on the two views, which check no lease and remove nothing of earlier holders.
+
+    A pause does harm only where it falls into a write, so there are three tries, of which one must differ.
+    """
     file, whole = study
-    runs = on_two_views(file, tmp_path, 0, 2, "off")
-    assert {name: run["numbers"] for name, run in runs.items()} != {n: run["numbers"] for n, run in whole.items()}
+    tries = (on_two_views(file, tmp_path / str(number), 0, 2, "off") for number in range(3))
+    assert any(run["numbers"] != whole[name]["numbers"] for runs in tries for name, run in runs.items())
