@@ -15,10 +15,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 _READY_S = 60.0
+_SOON_S = 4
 _CONF = """ClusterName=tintype
 SlurmctldHost={host}
 SlurmUser=root
@@ -69,15 +71,17 @@ class Cluster:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    def waits(self) -> list[str]:
-        """Return the jobs that wait for the time at which they may begin again."""
-        return self.ask("squeue", "-h", "-t", "PD", "-o", "%F").split()
-
     def begin_again(self) -> None:
-        """Let jobs that were put back into the queue begin at once; Slurm lets them wait for two minutes."""
-        for job in set(self.waits()):
-            with suppress(subprocess.CalledProcessError):  # it has just begun
-                self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """Let jobs that were put back into the queue begin in a few seconds; Slurm lets them wait for two minutes.
+
+        In the second in which it was put back, a job is refused for good: its credential was just revoked.
+        """
+        late = datetime.now() + timedelta(seconds=2 * _SOON_S)
+        for line in set(self.ask("squeue", "-h", "-t", "PD", "-o", "%F %S").splitlines()):
+            job, start = line.split()
+            if start != "N/A" and datetime.fromisoformat(start) > late:
+                with suppress(subprocess.CalledProcessError):  # it has just begun
+                    self.ask("scontrol", "update", f"JobId={job}", f"StartTime=now+{_SOON_S}")
 
 
 @contextmanager
