@@ -802,7 +802,8 @@ def _method(study: Study, family: Sequence[Key], planned: Collection[Key]) -> st
     dropped = sum(key not in planned for key in tested)
     counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
-    text = describe_method(len(study.arms[0].plans), counts, control, settings.primary, settings.analysis, tokens)
+    most, fewest = len(study.arms[0].plans), min(len(arm.plans) for arm in study.arms if arm.role != "control")
+    text = describe_method(most, counts, control, settings.primary, settings.analysis, tokens, fewest)
     kept = [f"{dropped} of them were dropped after a look, and still count."] if dropped else []
     return " ".join([text, *kept, *_factor_words(study), *_not_compared(study)])
 

@@ -66,12 +66,17 @@ def describe_method(
     primary: Sequence[str],
     analysis: AnalysisSettings,
     tokens: Sequence[int] = (),
+    fewest: int | None = None,
 ) -> str:
-    """Return how intervals and verdicts were computed, for the report. `tokens` are those of several resolutions."""
+    """Return how intervals and verdicts were computed, for the report. `tokens` are those of several resolutions.
+
+    Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
+    """
     level = 1 - stats.CONFIDENCE
     reach = stats.smallest_permutation_p(seeds, counts.others / (1 - PRIMARY_SHARE)) if counts.others else 0.0
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
         seeds=seeds,
+        fewest=seeds if fewest is None else fewest,
         counts=counts,
         control=control,
         primary=primary,

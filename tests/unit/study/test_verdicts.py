@@ -55,6 +55,12 @@ def test_comparisons_between_resolutions_are_counted() -> None:
     assert "tokens" not in describe_method(3, Counts(3, 24), True, ["accuracy"], PAIRED)
 
 
+def test_the_method_says_that_planned_looks_stopped_an_arm_early() -> None:
+    said = [describe_method(12, Counts(3, 24), False, ["accuracy"], AnalysisSettings(), (), n) for n in (4, 12)]
+    assert said[0].startswith("Arms were trained with 4 to 12 seeds.")
+    assert said[1].startswith("Each arm was trained with 12 seeds.")
+
+
 def test_the_method_says_what_was_done() -> None:
     usual = describe_method(3, Counts(3, 24), True, ["accuracy"], PAIRED)
     for words in (
