@@ -52,6 +52,9 @@ FIRST_READ_SHARED = {
     "2026-11-17_bank-mini": "How far do seeds lie apart?",
     "2026-11-17_fp8-mini": "Does training with FP8 products cost quality?",
     "2026-11-17_adaptive-mini": "What do more seeds decide of the optimizers?",
+    "2026-11-17_muon-mini": "Does a member of Muon's family beat AdamW at its learning rate?",
+    "2026-11-17_dispersive-mini": "Does keeping the samples of a batch apart help?",
+    "2026-11-17_prediction-mini": "Which prediction, and which loss?",
 }
 """The studies that were never read by the paired method."""
 REPLICATED = {"2026-11-15_optimizers-mini": "2026-11-16_muon-replication-mini"}
@@ -842,6 +845,9 @@ def adaptive_page() -> Iterator[Claim]:
     one, before = study("2026-11-17_adaptive-mini"), optimizers()
     runs = sum(len(arm.runs) for arm in one.results.arms)
     yield Quote(f"{runs} runs of `mini`, {one.setup()}")
+    first = sum(run.seed < 208 for arm in one.results.arms for run in arm.runs)
+    yield Quote(f"One command made {first} of them and two looks")
+    yield Quote(f"the {runs - first} of the third look")
     rows, decided = [], {"before": 0, "now": 0}
     for arm in (arm for arm in one.results.arms if arm.role == "arm"):
         cells = [before.compared(arm.name, metric) for metric in one.primary]
@@ -867,11 +873,20 @@ def adaptive_page() -> Iterator[Claim]:
     looks = one.results.looks
     most = (len(one.arms) + 1) * len(looks[-1].seeds)
     yield Quote(f"Twelve seeds for every arm would be {most} runs", holds=len(looks[-1].seeds) == 12)
-    yield Quote("two of three looks were made", holds=[look.made for look in looks] == [True, True, False])
+    yield Quote("all three looks were made", holds=[look.made for look in looks] == [True, True, True])
     fast = one.compared("muon 3e-3", FRECHET)
     yield Quote(f"better in Fréchet distance ({interval(fast, 2)})", holds=fast.verdict == "better")
     bank = study("2026-11-17_bank-mini").compared("muon 3e-3", FRECHET)
-    yield Quote(f"the bank's 29 other seeds say so too ({interval(bank, 2)})", holds=bank.verdict == "better")
+    yield Quote(
+        f"the bank's {len(study('2026-11-17_bank-mini').results.seeds)} other seeds say so too ({interval(bank, 2)})",
+        holds=bank.verdict == "better",
+    )
+    stored = one.compared("bf16-storage", ACCURACY)
+    yield Quote(
+        f"**Weights and moments in bf16** are worse in scene accuracy ({interval(stored, 3)}), at the last look and by "
+        f"little: corrected for selection, {signed(stored.corrected, 3)} is left",
+        holds=stored.verdict == "worse" and stored.corrected is not None,
+    )
     slow = one.verdicts(["muon 1e-3"], one.primary)
     yield Quote(
         "worse in both primary metrics, as on ten seeds before",
@@ -899,6 +914,103 @@ def fp8_page() -> Iterator[Claim]:
     yield Quote("No metric shows a difference", holds=not everything & {"better", "worse", "unstable"})
     loss = one.compared("fp8", LOSS)
     yield Quote(f"validation loss differs by {interval(loss, 4)}")
+
+
+def muon_family_page() -> Iterator[Claim]:
+    one = study("2026-11-17_muon-mini")
+    yield _five_seeds(one)
+    yield Block("muon-verdicts", _verdict_table(one, {ACCURACY: 3, FRECHET: 2, LOSS: 4}))
+    distances = {arm: one.compared(arm, FRECHET).verdict for arm in one.arms}
+    yield Quote(
+        "Every member of the family is worse in scene accuracy, `normuon` in Fréchet distance too",
+        holds=one.verdicts(one.arms, [ACCURACY]) == {"worse"}
+        and [arm for arm, verdict in distances.items() if verdict == "worse"] == ["normuon"],
+    )
+    others = [muon_replication(), study("2026-11-17_adaptive-mini")]
+    yield Quote(
+        "it is worse [on ten](../2026-11-16_muon-replication-mini/README.md) and "
+        "[on eight](../2026-11-17_adaptive-mini/README.md) other seeds",
+        holds={other.compared("muon 1e-3", ACCURACY).verdict for other in others} == {"worse"}
+        and [len(other.arm("muon 1e-3").runs) for other in others] == [10, 8],
+    )
+    bank = study("2026-11-17_bank-mini")
+    yield Quote(
+        "At 3e-3 `muon` is better in Fréchet distance on the [bank's](../2026-11-17_bank-mini/README.md) seeds",
+        holds=bank.compared("muon 3e-3", FRECHET).verdict == "better",
+    )
+    gains = above(one, "muon, polar express", "muon", ACCURACY)
+    yield Quote(
+        "higher scene accuracy than `muon`'s own coefficients at every seed, by "
+        f"{spread(gains, '{:.2f}'.format)} (not tested)",
+        holds=min(gains) > 0,
+    )
+    moved = [one.mean(arm, ACCURACY) - one.mean("muon", ACCURACY) for arm in ("muon, decay", "muon, cautious decay")]
+    yield Quote("moves the mean accuracy by 0.01 at most (not tested)", holds=max(map(abs, moved)) <= 0.01)
+
+
+def dispersive_page() -> Iterator[Claim]:
+    one = study("2026-11-17_dispersive-mini")
+    yield _five_seeds(one)
+    yield Block("dispersive-verdicts", _verdict_table(one, {ACCURACY: 3, FRECHET: 2, LOSS: 4}))
+    usual = [run.metrics[ACCURACY] for arm in one.results.arms if arm.role != "arm" for run in arm.runs]
+    with_it = [value for arm in one.arms for value in one.values(arm, ACCURACY)]
+    yield Quote(
+        "**Worse in both primary metrics, in each block and with either weight.** All five runs of each arm have a "
+        "lower scene accuracy than all ten of the baseline's plan",
+        holds=one.verdicts(one.arms, one.primary) == {"worse"} and max(with_it) < min(usual) and len(usual) == 10,
+    )
+    yield Quote("the denoising loss falls to 0.07", holds=round(one.mean(BASELINE, LOSS), 2) == 0.07)
+    fallen = [one.compared("dispersive, middle block", metric).fallen for metric in ("kid_scenes", "mmd_scenes")]
+    yield Quote("Two of its five runs fell off in KID and MMD", holds=[len(seeds) for seeds in fallen] == [2, 2])
+
+
+def prediction_page() -> Iterator[Claim]:
+    one = study("2026-11-17_prediction-mini")
+    yield _five_seeds(one)
+    yield Block("prediction-accuracy", _prediction_grid(one, ACCURACY, 3))
+    yield Block("prediction-distance", _prediction_grid(one, FRECHET, 2))
+    noise = [arm for arm in one.arms if "noise" in arm]
+    yield Quote(
+        "Whatever is predicted, a loss on the noise is worse than the baseline in both primary metrics, and so is "
+        "predicting the noise, whatever the loss",
+        holds=one.verdicts(noise, one.primary) == {"worse"} and len(noise) == 5,
+    )
+    turned = one.verdicts(["v, loss on x"], one.primary), one.compared("v, loss on x", LOSS).verdict
+    yield Quote(
+        "are undecided in both. The validation loss, which compares velocities, is worse",
+        holds=turned == (UNDECIDED, "worse"),
+    )
+    bank = study("2026-11-17_bank-mini")
+    clean = [bank.compared("x-prediction", metric).verdict for metric in (ACCURACY, FRECHET)]
+    yield Quote(
+        "with a loss on velocities is undecided here; on the [bank's](../2026-11-17_bank-mini/README.md) "
+        f"{len(bank.results.seeds)} seeds it is worse in scene accuracy and better in Fréchet distance",
+        holds=one.verdicts(["x, loss on v"], one.primary) == UNDECIDED and clean == ["worse", "better"],
+    )
+    yield Quote(
+        "With a loss on clean images or on the noise it is worse in both",
+        holds=one.verdicts(["x, loss on x", "x, loss on noise"], one.primary) == {"worse"},
+    )
+    sizes, channels = one.plan["model"], 3
+    yield Quote(f"Here a patch has {channels * sizes['patch'] ** 2}, and the model is {sizes['width']} wide")
+
+
+def _five_seeds(one: Study) -> Claim:
+    runs = sum(len(arm.runs) for arm in one.results.arms)
+    return Quote(f"{runs} runs of `mini`, {one.setup()}, five seeds", holds=len(one.results.seeds) == 5)
+
+
+def _prediction_grid(one: Study, metric: str, places: int) -> list[str]:
+    """Predictions down, losses across; the baseline's mean stands in its own place."""
+    spaces = ("v", "x", "noise")
+
+    def cell(predicted: str, compared: str) -> str:
+        if predicted == compared == "v":
+            return f"{one.mean(BASELINE, metric):.{places}f} (baseline)"
+        return judged(one.compared(f"{predicted}, loss on {compared}", metric), places)
+
+    rows = [[predicted, *(cell(predicted, compared) for compared in spaces)] for predicted in spaces]
+    return table(["predicts", *(f"loss on {compared}" for compared in spaces)], rows)
 
 
 def list_page() -> Iterator[Claim]:
@@ -973,4 +1085,7 @@ PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "studies/2026-11-17_bank-mini/README.md": bank_page,
     "studies/2026-11-17_fp8-mini/README.md": fp8_page,
     "studies/2026-11-17_adaptive-mini/README.md": adaptive_page,
+    "studies/2026-11-17_muon-mini/README.md": muon_family_page,
+    "studies/2026-11-17_dispersive-mini/README.md": dispersive_page,
+    "studies/2026-11-17_prediction-mini/README.md": prediction_page,
 }
