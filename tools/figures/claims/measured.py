@@ -150,6 +150,9 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
+    before = known["jit_fp8_in_an_earlier_process"]
+    jit = next(row for row in known["rows"] if row["work"].startswith("JiT"))
+    yield Quote(f"in an earlier process: {before:.0f} images/s ({before / jit['prx']:.2f} ×)")
     apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
     yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
     first = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
@@ -180,6 +183,27 @@ def speed_of_products() -> Iterator[Claim]:
     yield Quote(
         f"take {rows:.1f} ms with a scale for each row and {tensors:.1f} ms with one for each tensor "
         f"({found['bf16, ms']:.0f} ms in bf16)"
+    )
+    half, eighth = (found[f"weights' gradients, {way}, ms"] for way in ("bf16", "FP8 with its transposes"))
+    yield Quote(f"take {eighth:.1f} ms in FP8, which needs both operands transposed, and {half:.1f} ms in bf16")
+
+
+def speed_at_true_size() -> Iterator[Claim]:
+    """Steps of PRX's plans with all their networks, and where their time goes."""
+    found, rows = data("docs/speed/h200/true_size.json")["runs"], []
+    shares = {"text": "text encoder", "tokenizer": "autoencoder", "forward": "forward", "backward": "backward"}
+    for name, run in found.items():
+        split = [f"{100 * run['time_split'][part]:.0f}%" for part in shares]
+        speeds = [f"{run[key]:.3g}" for key in ("images_per_s", "images_per_s_without_text")]
+        published = run["published"]
+        theirs = f"{published['batches_per_s']} ({published['images_per_s_of_a_gpu_if_they_were_eight']:.3g})"
+        rows.append([f"`{name}`", *speeds, *split, f"{run['peak_allocated_gib']:.0f}", theirs])
+    header = ["recipe", "images/s", "without the text encoder", *shares.values(), "GiB", "published batches/s"]
+    yield Block("true-size", table(header, rows))
+    tokens = [run["caption_tokens"] for run in found.values()]
+    yield Quote(
+        f"{tokens[0]['mean']:.0f} tokens on average",
+        holds=len({one["mean"] for one in tokens}) == 1,
     )
 
 
