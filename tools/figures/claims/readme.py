@@ -87,6 +87,7 @@ def finds() -> Iterator[Claim]:
         holds=routing_is_undecided(),
     )
     yield measured.speed_of_routing()
+    yield from finds_of_predictions()
     yield from finds_of_optimizers()
     yield from finds_of_spaces()
     yield from finds_of_data()
@@ -102,7 +103,27 @@ def held_up() -> Iterator[Claim]:
     )
 
 
+def finds_of_predictions() -> Iterator[Claim]:
+    grid, spread_out = study("2026-11-17_prediction-mini"), study("2026-11-17_dispersive-mini")
+    worse = [arm for arm in grid.arms if "noise" in arm or arm == "x, loss on x"]
+    yield Quote(
+        f"five seeds, {grid.setup()}: predicting the noise, or a loss on the noise, is worse in both primary metrics, "
+        "and so is the clean image with any loss but that on velocities",
+        holds=grid.verdicts(worse, grid.primary) == {"worse"} and len(worse) == 6 and len(grid.results.seeds) == 5,
+    )
+    yield Quote(
+        "with the weights of its paper or of its authors' code is worse in both too",
+        holds=spread_out.verdicts(spread_out.arms, spread_out.primary) == {"worse"},
+    )
+
+
 def finds_of_optimizers() -> Iterator[Claim]:
+    family = study("2026-11-17_muon-mini")
+    yield Quote(
+        "does not help either: five arms, five seeds, all worse in scene accuracy",
+        holds=family.verdicts(family.arms, [ACCURACY]) == {"worse"}
+        and (len(family.arms), len(family.results.seeds)) == (5, 5),
+    )
     one = optimizers()
     first, muon = one.before("muon 3e-3", FRECHET), one.compared("muon 3e-3", FRECHET)
     yield Quote(
