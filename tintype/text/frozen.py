@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -95,6 +96,21 @@ class FrozenTextPart(PretrainedPart, TextPart):
         return FrozenTextEncoder(self, self.network(), device)
 
 
+@dataclass(frozen=True)
+class EncodedCaptions:
+    """Token states of captions on the device, in the type that they were computed in, to make batches of."""
+
+    packed: Packed
+    place: Mapping[str, int]
+    """Index of each caption in `packed`."""
+    length: int
+    device: torch.device
+
+    def batch(self, captions: Sequence[str]) -> TextTokens:
+        """Return a batch of some of the captions."""
+        return spread(self.packed, [self.place[caption] for caption in captions], self.length, self.device)
+
+
 class FrozenTextEncoder:
     """A frozen network with its tokenizer. It is no `nn.Module`: nothing here is trained, averaged, sharded or
     saved."""
@@ -127,10 +143,13 @@ class FrozenTextEncoder:
         )
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
+        return self.encode_all(captions).batch(captions)
+
+    def encode_all(self, captions: Sequence[str]) -> EncodedCaptions:
         """Encode each caption once, however often it is there: the null caption is there often."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
-        return spread(packed, [place[caption] for caption in captions], self.settings.max_tokens, self.device)
+        return EncodedCaptions(packed, place, self.settings.max_tokens, self.device)
 
     def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
         """Return the token states on the device, in the type that they are computed in."""

@@ -76,12 +76,12 @@ class Packed:
 def spread(packed: Packed, captions: Sequence[int], length: int, device: torch.device) -> TextTokens:
     """Return a batch of these of the packed captions in fp32 on the device. The host waits for nothing."""
     token_TC = send(packed.token_TC, device)
-    total, width = token_TC.shape
     start_B = torch.tensor([packed.starts[one] for one in captions])
     lengths = tuple(packed.lengths[one] for one in captions)
     length_B = torch.tensor(lengths)
     place_L = torch.arange(length)
     mask_BL = place_L < length_B[:, None]
-    index_BL = torch.where(mask_BL, start_B[:, None] + place_L, total)  # the padding's row comes after all others
-    padded_TC = torch.cat([token_TC, token_TC.new_zeros(1, width)])
-    return TextTokens(padded_TC[send(index_BL, device)].float(), send(mask_BL, device), lengths)
+    index_BL = torch.where(mask_BL, start_B[:, None] + place_L, 0)
+    mask_BL = send(mask_BL, device)
+    token_BLC = token_TC[send(index_BL, device)].float()
+    return TextTokens(token_BLC.masked_fill_(~mask_BL[..., None], 0.0), mask_BL, lengths)

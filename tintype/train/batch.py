@@ -5,21 +5,25 @@ B: samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tintype.data.captions import captions_of
+from tintype.data.captions import Captions, captions_of
 from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, TextTokens
+from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.session import Session, Term
 
 PREFETCHED_BATCHES = 3
 """Micro-batches that are prefetched, so that one slow image stalls no step."""
+
+EncodeText = Callable[[Sequence[str]], TextTokens]
+"""Encodes the captions of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,31 @@ def _prefetch(parts: Session, first: int, count: int) -> None:
         parts.source_at(step).expect(parts.order.ids(begin + world.rank * count, count))
 
 
-def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) -> Batch:
+def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
+    """Return the captions of the samples at positions first … first + count - 1, the same whenever it is called."""
+    plan = parts.plan
+    records = parts.source.records(parts.order.ids(first, count))
+    return captions_of(records, plan.captions, Draws(plan.seed, torch.arange(first, first + count)), step, parts.text)
+
+
+def step_encoder(parts: Session, firsts: Sequence[int], count: int, step: int, clock: Clock) -> EncodeText:
+    """Return what encodes the captions of a step's micro-batches, which begin at positions `firsts` on this rank.
+
+    A frozen encoder encodes the captions of all of them here: few passes with many tokens each. One that is trained
+    encodes within each micro-batch, where its gradients belong; one with a cache has encoded before the first step.
+    """
+    text = parts.text
+    if len(firsts) == 1 or not isinstance(text, FrozenTextEncoder):
+        return text.encode
+    with clock.part("data"):
+        captions = [caption for first in firsts for caption in captions_at(parts, first, count, step).texts]
+    with parts.compute(), clock.part("text"):
+        return text.encode_all(captions).batch
+
+
+def read_batch(
+    parts: Session, first: int, count: int, step: int, clock: Clock, encode_text: EncodeText | None = None
+) -> Batch:
     """Read the samples at positions first … first + count - 1."""
     plan, device = parts.plan, parts.device
     terms = parts.terms_at(step)
@@ -60,15 +88,12 @@ def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) 
         if parts.wants_images(terms):
             image_BCHW = send(parts.source_at(step).images(ids), device)
             _prefetch(parts, first, count)
-        records = parts.source.records(ids)
-        position_B = torch.arange(first, first + count)
-        drawn = Draws(plan.seed, position_B)
-        captions = captions_of(records, plan.captions, drawn, step, parts.text)
-        draws = Draws(plan.seed, send(position_B, device))
+        captions = captions_at(parts, first, count, step)
+        draws = Draws(plan.seed, send(torch.arange(first, first + count), device))
         fault.point("step.data")
     with parts.compute():
         with clock.part("text"):
-            text = parts.text.encode(captions.texts)
+            text = (encode_text or parts.text.encode)(captions.texts)
         with clock.part("teacher"), torch.no_grad():
             looking = [term for term in terms if term.part.needs_images]
             seen = {} if image_BCHW is None else {term.name: term.part.look(image_BCHW, ids) for term in looking}

@@ -18,12 +18,12 @@ from math import gcd
 
 import torch
 
-from tintype.data.captions import captions_of
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
 from tintype.tokenizers.part import channel_statistics
+from tintype.train.batch import captions_at
 from tintype.train.folder import RunFolder
 from tintype.train.session import Session, one_shape
 
@@ -103,11 +103,9 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
     """Return the captions of those samples of a step whose positions are in first … end - 1."""
-    plan, train = parts.plan, parts.plan.train
+    train = parts.plan.train
     first, end = max(first, train.images_before(step)), min(end, train.images_before(step + 1))
-    records = parts.source.records(parts.order.ids(first, end - first))
-    draws = Draws(plan.seed, torch.arange(first, end))
-    return captions_of(records, plan.captions, draws, step, parts.text).texts
+    return captions_at(parts, first, end - first, step).texts
 
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import tiny_text
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
 from tintype.data.scenes.source import ScenesSettings
@@ -20,6 +21,9 @@ from tintype.optim.ema import Ema
 from tintype.runtime.clock import PARTS, Clock
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossInputs, LossTerm, Sample
+from tintype.text.frozen import FrozenTextEncoder
+from tintype.text.packing import Grouping, Packed
+from tintype.train import update as updating
 from tintype.train.session import Session, Term, build_session
 from tintype.train.state import new_state
 from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update
@@ -53,6 +57,37 @@ def test_accumulated_micro_batches_give_the_gradient_of_the_whole_batch() -> Non
         update(parts, new_state(parts), clock())
         gradients.append(torch.cat([p.grad.flatten() for p in parts.modules.parameters() if p.grad is not None]))
     assert distance(gradients[0], gradients[1]) < network_bound(parts.modules, gradients[0])
+
+
+def test_a_frozen_text_encoder_reads_the_captions_of_a_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and losses are those of captions encoded in each micro-batch, bit for bit, with captions dropped and
+    truncated and in stages of other batches."""
+    asked: list[Sequence[str]] = []
+    packed = FrozenTextEncoder.packed
+
+    def note(self: FrozenTextEncoder, captions: Sequence[str], grouping: Grouping) -> Packed:
+        asked.append(captions)
+        return packed(self, captions, grouping)
+
+    monkeypatch.setattr(FrozenTextEncoder, "packed", note)
+    tiny_text.write_text_encoder("minilm")
+    stages = ("data.size_px=32", "train.stages=[{size_px: 16, until: 1, batch: 8}]", "train.accumulate=4")
+    plan = tiny_plan(*stages, "captions.dropout=0.3", "captions.max_tokens=6", techniques=[tiny_text.option()])
+    found = []
+    for each_time in (False, True):
+        if each_time:
+            monkeypatch.setattr(updating, "step_encoder", lambda parts, *step: parts.text.encode)
+        parts = build_session(plan)
+        state = new_state(parts)
+        asked.clear()
+        losses = [float(update(parts, state, clock()).losses["loss"]) for _ in range(3)]
+        found.append((losses, weights(parts), list(asked)))
+    (losses, trained, at_once), (wanted, wanted_weights, one_by_one) = found
+    assert losses == wanted and same(trained, wanted_weights)
+    assert len(at_once) == 3 and len(one_by_one) == 3 * 4
+    for step, captions in enumerate(at_once):
+        every = [caption for some in one_by_one[4 * step : 4 * step + 4] for caption in some]
+        assert list(captions) == list(dict.fromkeys(every)) and len(captions) > 1
 
 
 @dataclass(frozen=True)
