@@ -217,10 +217,12 @@ def compare(
     batches: Sequence[int],
     steps: int,
     on_row: OnPart = lambda part, done, total: None,
+    on_measured: Callable[[Comparison], None] = lambda so_far: None,
 ) -> Comparison:
     """Measure the training speed of the plan, and with each technique, at each number of image tokens and each batch.
 
     With techniques the plan itself is measured first and last: its second ratio says how far the others can be trusted.
+    `on_measured` gets the rows so far after each one.
     """
     refuse_stages(plan)
     _refuse_twice("--technique", techniques)
@@ -235,7 +237,8 @@ def compare(
     ]
     for _, case in cases:
         refuse_stages(case)
-    rows = []
+    rows: list[Row] = []
+    found = Comparison(environment(choose_device(plan.run.device)), plan.hash, steps, rows)
     for done, (name, case) in enumerate(cases):
         row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
         on_row(row.title, done, len(cases))
@@ -245,9 +248,11 @@ def compare(
                 rows.append(_timed(row, case, steps))
         except torch.OutOfMemoryError:
             rows.append(replace(row, failed="out of memory"))
+        found = replace(found, rows=_with_ratios(rows))
+        on_measured(found)
     on_row("", len(cases), len(cases))
     _free()
-    return Comparison(environment(choose_device(plan.run.device)), plan.hash, steps, _with_ratios(rows))
+    return found
 
 
 def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:

@@ -1,8 +1,9 @@
 """`python -m tools.speed.teachers OUT.json`: what REPA costs with a DINOv2-B and a DINOv2-L as the teacher.
 
 The denoiser has PRX's size (1.17B parameters) and 256 tokens of pixels; the teachers have the true sizes and random
-weights, so nothing is downloaded. Each teacher is measured in fp32, in bf16, and in bf16 and compiled, beside the plan
-without one. Without tokenizer and a large text encoder the plan is faster than PRX's, and so the shares are larger.
+weights, so nothing is downloaded. Each teacher is measured in bf16, in bf16 and compiled, and in fp32, beside the plan
+without one. Without tokenizer and a large text encoder the plan is faster than PRX's, and so the shares are larger. The
+file has all rows so far after each one, the most important first.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tintype.bench.run import Comparison, compare
+from tintype.bench.run import Comparison, Row, compare
 from tintype.plan import read_plan
 from tintype.pretrained.packages import transformers_package
 from tintype.rng import seeded
@@ -26,7 +27,8 @@ SIZES = {
     "l": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
 """Sizes of DINOv2's networks by their letters, and one for a test."""
-WAYS = {"fp32": "arithmetic: fp32", "bf16": "arithmetic: bf16", "bf16 compiled": "arithmetic: bf16, compile: true"}
+WAYS = {"bf16": "arithmetic: bf16", "bf16 compiled": "arithmetic: bf16, compile: true", "fp32": "arithmetic: fp32"}
+"""Options of a teacher by their names in rows, the most important first."""
 PLAN = (
     "data.size_px=256",
     "model.patch=16",
@@ -45,19 +47,31 @@ def write_teacher(size: str, folder: Path) -> Path:
 
 
 def measure(
-    sizes: Sequence[str], recipe: str, settings: Sequence[str], batches: Sequence[int], steps: int
-) -> Comparison:
-    """Measure training without a teacher and with each, in each arithmetic; rows are named by both."""
+    sizes: Sequence[str],
+    recipe: str,
+    settings: Sequence[str],
+    batches: Sequence[int],
+    steps: int,
+    on_measured: Callable[[Comparison], None],
+) -> None:
+    """Measure training without a teacher and with each, in each arithmetic; rows are named by both.
+
+    `on_measured` gets the rows so far after each one.
+    """
     plan = read_plan(recipe, settings)
     with tempfile.TemporaryDirectory() as folder:
-        names = {}
-        for size in sizes:
-            source = write_teacher(size, Path(folder))
-            for way, options in WAYS.items():
-                names[f"repa:teacher={{kind: dinov2, source: {source}, {options}}}"] = f"repa, dinov2-{size}, {way}"
-        found = compare(plan, list(names), [], batches, steps, _say)
-    rows = [replace(row, technique=names.get(row.technique, row.technique)) for row in found.rows]
-    return replace(found, rows=rows)
+        sources = {size: write_teacher(size, Path(folder)) for size in sizes}
+        names = {
+            f"repa:teacher={{kind: dinov2, source: {source}, {options}}}": f"repa, dinov2-{size}, {way}"
+            for way, options in WAYS.items()
+            for size, source in sources.items()
+        }
+
+        def rename(found: Comparison) -> None:
+            rows = [replace(row, technique=names.get(row.technique, row.technique)) for row in found.rows]
+            on_measured(replace(found, rows=rows))
+
+        compare(plan, list(names), [], batches, steps, _say, rename)
 
 
 def _say(part: str, done: int, total: int) -> None:
@@ -74,11 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[128])
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args(arguments)
-    found = measure(given.sizes, given.recipe, given.set, given.batch, given.steps)
-    write_json(given.out, asdict(found))
-    for row in found.rows:
-        speed = f"{row.images_per_s:.1f} images/s, {row.times_dense:.3f} of dense" if row.images_per_s else row.failed
-        print(f"batch {row.batch}, {row.technique}: {speed}")
+
+    def keep(found: Comparison) -> None:
+        write_json(given.out, asdict(found))
+        print(in_words(found.rows[-1]), flush=True)
+
+    measure(given.sizes, given.recipe, given.set, given.batch, given.steps, keep)
+
+
+def in_words(row: Row) -> str:
+    of_dense = f", {row.times_dense:.3f} of dense" if row.times_dense else ""
+    speed = f"{row.images_per_s:.1f} images/s{of_dense}" if row.images_per_s else row.failed
+    return f"batch {row.batch}, {row.technique}: {speed}"
 
 
 if __name__ == "__main__":

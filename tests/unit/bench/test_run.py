@@ -60,8 +60,12 @@ def test_the_bench_samples_captions_of_a_store_however_few_and_however_they_are_
 
 def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:
     seen: list[tuple[str, int, int]] = []
-    result: Any = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, lambda *part: seen.append(part))
+    so_far: list[Comparison] = []
+    result: Any = compare(
+        tiny_plan(), ["tread", "ema"], [16, 64], [], 2, lambda *part: seen.append(part), so_far.append
+    )
     rows = result.rows
+    assert [one.rows for one in so_far] == [rows[: count + 1] for count in range(8)]
     names = ["dense", "tread", "ema", "dense again"]
     assert [(row.tokens, row.size_px, row.batch) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
     assert [row.technique for row in rows] == names * 2 and seen[1] == ("16 tokens, batch 4, tread", 1, 8)
