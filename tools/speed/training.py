@@ -5,6 +5,7 @@ For PRX, put `prx/models/prx.py` and `prx_layers.py` of github.com/Photoroom/PRX
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def has_prx() -> bool:
 
 def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[str, Json]:
     """Time steps on text of a third to all of its tokens, as in a batch of captions."""
-    torch.compiler.reset()
+    _free()
     began_s = time.perf_counter()
     trained = _prx(shape, tiny, device) if kind == "PRX" else _own(shape, kind, tiny, device)
     with device:
@@ -97,13 +98,38 @@ def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[st
     first_s = synchronized_s(device) - began_s
     for _ in range(4):
         step()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    retries = _allocation_retries(device)
     clock = StepClock(device)
     clock.start()
     for _ in range(2 if tiny else 20):
         step()
         clock.end_step()
-    step_s = median(one.whole_s for one in clock.steps())
-    return {"images/s": shape.batch / step_s, "step, s": step_s, "until the first step is done, s": first_s}
+    steps_s = [one.whole_s for one in clock.steps()]
+    step_s = median(steps_s)
+    return {
+        "images/s": shape.batch / step_s,
+        "step, s": step_s,
+        "fastest step, s": min(steps_s),
+        "slowest step, s": max(steps_s),
+        "until the first step is done, s": first_s,
+        "peak memory, GiB": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        "retries of the allocator": _allocation_retries(device) - retries,
+    }
+
+
+def _free() -> None:
+    """Free the model before, which reference cycles keep: else the allocator may lack memory and retry in each step."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _allocation_retries(device: torch.device) -> int:
+    """Return how often the GPU had no memory left until cached blocks were freed; 0 on a CPU."""
+    return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
 
 
 def _own(shape: Shape, matmul: str, tiny: bool, device: torch.device) -> Trained:

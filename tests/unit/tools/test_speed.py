@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tools.speed import __main__ as speed
+from tools.speed import training
 
 
 def run(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> tuple[int, dict[str, dict[str, object]]]:
@@ -32,6 +37,28 @@ def test_what_no_longer_fits_into_the_time_is_named(monkeypatch: pytest.MonkeyPa
     assert ended == 1 and {str(one["failed"]) for one in summary.values()} == {"no time left"}
     found = speed.run("slow", speed.Measurement(("http.server", "0"), most_s=0.5), tmp_path, left_s=60)
     assert found["failed"] == "out of time"
+
+
+def test_a_model_is_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, built, alive = training._own, list[weakref.ref[Any]](), list[int]()
+
+    def note(*given: Any) -> training.Trained:
+        alive.append(sum(one() is not None for one in built))
+        trained = build(*given)
+        built.append(weakref.ref(trained.weights[0]))
+        return trained
+
+    monkeypatch.setattr(training, "_own", note)
+    gc.disable()  # else chance decides when cycles are freed
+    try:
+        rows = [training._speed(training.Shape(2, 3, 8, 2), "plain", True, torch.device("cpu")) for _ in range(2)]
+    finally:
+        gc.enable()
+    assert alive == [0, 0]
+    for row in rows:
+        fastest, median, slowest = (row[f"{one}step, s"] for one in ("fastest ", "", "slowest "))
+        assert isinstance(median, float) and fastest <= median <= slowest  # type: ignore[operator]
+        assert row["peak memory, GiB"] is None and row["retries of the allocator"] == 0, "of a GPU only"
 
 
 def test_a_test_that_failed_or_was_skipped_is_not_called_passed(tmp_path: Path) -> None:
