@@ -374,12 +374,12 @@ def measure(run: Run, folder: Path, sizes: Sizes, settings: Sequence[str]) -> di
     found: dict[str, Json] = {"recipe": run.recipe, "failed": None}
     found["changes"] = [*run.changes, *run.techniques, *settings]
     try:
+        _free()  # a kernel that failed may have left a GPU on which this fails too
         found["towers"] = {name: write_tower(name, sizes, folder / name) for name in run.towers}
         found |= take_steps(run.plan(folder, settings, sizes is TINY))
     except Exception as error:  # out of memory, a package that is not there, a kernel that fails
         found["failed"] = f"{type(error).__name__}: {error}"
         traceback.print_exc()
-    _free()
     return {**found, "published": published(run)}
 
 

@@ -52,16 +52,29 @@ def test_every_run_takes_real_steps_with_all_of_its_towers(tmp_path: Path) -> No
 
 
 def test_a_run_that_fails_says_why_and_the_next_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, written = tmp_path / "out.json", list[dict[str, Any]]()
+
     def too_large(plan: Plan) -> Any:
         if plan.tokenizer.kind == "flux1":
             raise torch.OutOfMemoryError("97 GiB are missing")
+        written.append(json.loads(out.read_text())["runs"])
         return build_session(plan)
 
     monkeypatch.setattr(true_size, "build_session", too_large)
-    runs = run(tmp_path / "out.json", "--only", "prx-256", "prx-jit-1024", "--set", "run.deterministic=false")["runs"]
+    runs = run(out, "--only", "prx-256", "prx-jit-1024", "--set", "run.deterministic=false")["runs"]
     assert runs["prx-256"]["failed"] == "OutOfMemoryError: 97 GiB are missing"
     assert runs["prx-jit-1024"]["failed"] is None and runs["prx-jit-1024"]["images_per_s"] > 0
     assert not runs["prx-jit-1024"]["deterministic"]
+    assert written == [{"prx-256": runs["prx-256"]}], "the file has a run that failed before the next begins"
+
+
+def test_a_gpu_that_a_run_left_broken_is_a_failure_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(true_size, "_free", broken)
+    runs = run(tmp_path / "out.json", "--only", "prx-256", "prx-jit-1024")["runs"]
+    assert [one["failed"] for one in runs.values()] == ["RuntimeError: CUDA error"] * 2
 
 
 def test_towers_of_other_sizes_are_not_taken_for_the_true_ones(tmp_path: Path) -> None:
