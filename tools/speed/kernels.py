@@ -1,4 +1,7 @@
-"""`python -m tools.speed.kernels training|optimizer|sampling FILE`: time the 1.17B model, part by part."""
+"""`python -m tools.speed.kernels training|optimizer|sampling FILE`: time the 1.17B model, part by part.
+
+The file is whole after each part.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +48,17 @@ def denoiser(tiny: bool, device: torch.device, precision: PrecisionSettings) -> 
     return model.eval()
 
 
-def optimizer(tiny: bool, device: torch.device) -> dict[str, Json]:
-    """Return the milliseconds of norm, clipping, AdamW, weight average and bf16 copies."""
+def optimizer(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
+    """Yield the milliseconds of norm, clipping, AdamW, weight average and bf16 copies."""
     weights = dict(denoiser(tiny, device, PrecisionSettings()).named_parameters())
-    return {
-        f"{name}, ms": None
-        if (found := _step_s(weights, one_pass, extras, 3 if tiny else 30)) is None
-        else 1000 * found
-        for name, one_pass, extras in (
-            ("AdamW and clipping in one pass", True, False),
-            ("AdamW and clipping apart", False, False),
-            ("with the average and the copies, in one pass", True, True),
-            ("with the average and the copies, apart", False, True),
-        )
-    }
+    for name, one_pass, extras in (
+        ("AdamW and clipping in one pass", True, False),
+        ("AdamW and clipping apart", False, False),
+        ("with the average and the copies, in one pass", True, True),
+        ("with the average and the copies, apart", False, True),
+    ):
+        found_s = _step_s(weights, one_pass, extras, 3 if tiny else 30)
+        yield f"{name}, ms", None if found_s is None else 1000 * found_s
 
 
 def _step_s(weights: dict[str, nn.Parameter], one_pass: bool, extras: bool, steps: int) -> float | None:
@@ -87,8 +87,8 @@ def _step_s(weights: dict[str, nn.Parameter], one_pass: bool, extras: bool, step
 
 
 @torch.no_grad()
-def sampling(tiny: bool, device: torch.device) -> dict[str, Json]:
-    """Return the seconds of 28 Euler steps with guidance for one image of 1024 px, and of the first such loop.
+def sampling(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
+    """Yield the seconds of 28 Euler steps with guidance for one image of 1024 px, and of the first such loop.
 
     Where diffusers is installed, its PRX is measured too: in bf16, its blocks compiled.
     """
@@ -97,7 +97,8 @@ def sampling(tiny: bool, device: torch.device) -> dict[str, Json]:
         builders["fp8"] = lambda: _own_guided(tiny, device, PrecisionSettings(matmul="fp8"))
     if find_spec("diffusers"):
         builders["diffusers"] = lambda: _diffusers_guided(tiny, device)
-    return {name: dict(_loops(build, tiny, device)) for name, build in builders.items()}
+    for name, build in builders.items():
+        yield name, dict(_loops(build, tiny, device))
 
 
 def _loops(build: Callable[[], Guided], tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
@@ -175,7 +176,8 @@ def _seconds(work: Callable[[], None], device: torch.device, began_s: float | No
     return synchronized_s(device) - began_s
 
 
-MEASURES = {"training": training.measure, "optimizer": optimizer, "sampling": sampling}
+Measure = Callable[[bool, torch.device], Iterator[tuple[str, Json]]]
+MEASURES: dict[str, Measure] = {"training": training.measure, "optimizer": optimizer, "sampling": sampling}
 
 
 def main() -> None:
@@ -185,8 +187,11 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device = choose_device("auto")
-    found = MEASURES[options.what](options.tiny, device)
-    write_json(options.out, {"environment": environment(device), "tiny": options.tiny, **found})
+    report: dict[str, Json] = {"environment": environment(device), "tiny": options.tiny}
+    for name, found in MEASURES[options.what](options.tiny, device):
+        report[name] = found
+        write_json(options.out, report)
+        print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -61,11 +61,13 @@ class Trained:
     update: Callable[[], None]
 
 
-def measure(tiny: bool, device: torch.device) -> dict[str, Json]:
-    """Return the images/s of a step of the denoiser, clipping and AdamW included, on random data on the device."""
+def measure(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
+    """Yield the images/s of a step of the denoiser, clipping and AdamW included, on random data on the device."""
     shapes = {"tiny": Shape(2, 3, 8, 2)} if tiny else SHAPES
     kinds = ["plain", *(["fp8"] if runs_on(device) else []), *(["PRX"] if has_prx() else [])]
-    return {f"{name}, {kind}": _speed(shape, kind, tiny, device) for name, shape in shapes.items() for kind in kinds}
+    for name, shape in shapes.items():
+        for kind in kinds:
+            yield f"{name}, {kind}", _speed(shape, kind, tiny, device)
 
 
 def has_prx() -> bool:

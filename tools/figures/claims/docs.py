@@ -153,8 +153,8 @@ def statistics_page() -> Iterator[Claim]:
         for part, key in (("null", "false_verdicts"), ("real", "holds"))
     )
     yield Quote(
-        f"at most {100 * max(false):.1f}% of these studies have a false verdict, and at least {100 * min(held):.1f}% of "
-        "their verdicts are confirmed",
+        f"at most {100 * max(false):.1f}% of these studies have a false verdict, and at least {100 * min(held):.1f}% "
+        "of their verdicts are confirmed",
         holds=max(false) <= 0.05 and min(held) >= 0.95,
     )
     yield Quote(
