@@ -881,6 +881,12 @@ def adaptive_page() -> Iterator[Claim]:
         f"the bank's {len(study('2026-11-17_bank-mini').results.seeds)} other seeds say so too ({interval(bank, 2)})",
         holds=bank.verdict == "better",
     )
+    tail = sorted(one.values("muon 3e-3", ACCURACY))
+    yield Quote(
+        f"one of {len(tail)} ends at {tail[0]:.2f}, where the median is {median(tail):.2f}. That is too near to the "
+        "others to be called fallen off",
+        holds=not one.compared("muon 3e-3", ACCURACY).fallen,
+    )
     stored = one.compared("bf16-storage", ACCURACY)
     yield Quote(
         f"**Weights and moments in bf16** are worse in scene accuracy ({interval(stored, 3)}), at the last look and by "
