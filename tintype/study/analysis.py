@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.errors import UserError
 from tintype.settings import Settings
@@ -13,14 +13,24 @@ from tintype.study.effect import Effect, parse_effect
 Method = Literal["shared", "paired"]
 
 
+def _text_of_number(value: object) -> object:
+    """Return a number as it is written; YAML reads `0.02` as a number and `3%` as text."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Margin = Annotated[str, BeforeValidator(_text_of_number)]
+
+
 class AnalysisSettings(Settings):
     """How differences become verdicts. docs/statistics.md says when to choose which."""
 
     method: Method = Field(
         "shared", description="shared: the arms share their seed spread; paired: each arm by itself, seed by seed"
     )
-    margin: str = Field("3%", description="Differences up to this size are none worth having: 3%, or 0.02 in its unit")
-    margins: dict[str, str] = Field({}, description="Another margin for a metric, by its name")
+    margin: Margin = Field(
+        "3%", description="Differences up to this size are none worth having: 3%, or 0.02 in its unit"
+    )
+    margins: dict[str, Margin] = Field({}, description="Another margin for a metric, by its name")
     test: Literal["student", "permutation"] = Field(
         "student", description="With paired: permutation needs no normal spread, but many more seeds"
     )

@@ -55,7 +55,12 @@ def test_the_interval_says_what_is_shown(mean: float, times: float, verdict: str
 
 
 def test_margins_are_of_the_metric_or_of_all_relative_or_in_its_unit() -> None:
-    for analysis in ({"margin": "20%"}, {"margins": {"m": "0.11"}}, {"margin": "1%", "margins": {"m": "20%"}}):
+    for analysis in (
+        {"margin": "20%"},
+        {"margins": {"m": 0.11}},
+        {"margin": 0.11},
+        {"margin": "1%", "margins": {"m": "20%"}},
+    ):
         row = row_of(around(0.56), around(0.55), SHARE, **analysis)
         assert row.verdict == "same" and row.margin == pytest.approx(0.11, rel=0.01)
     with pytest.raises(ValidationError, match=r"margin three: write it as 5%"):
