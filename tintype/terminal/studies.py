@@ -34,7 +34,7 @@ from tintype.study.lab import (
     work_on_study,
 )
 from tintype.study.launch.launcher import Crew, Launcher
-from tintype.study.looks import FIRST_SHARE, SeedPlan, listed_seeds
+from tintype.study.looks import DECIDED, FIRST_SHARE, SeedPlan, listed_seeds
 from tintype.study.pack import Pack
 from tintype.study.packing import Jobs, jobs_of, parse_per_gpu
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
@@ -335,6 +335,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         findings.few_seeds_note(results),
         *findings.look_notes(results),
         findings.replication_note(results),
+        *findings.verdict_notes(results),
+        findings.control_warning(results),
     ]
     notes += tuning.notes(results.tuning)
     for note in filter(None, notes):
@@ -393,9 +395,16 @@ def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
 
 
 def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:
+    """List what is decided on the other metrics; `unstable` too where only the baseline's runs fell off."""
     verdicts = {metric.label: comparisons[metric.name].verdict for metric in metrics if metric.name in comparisons}
-    found = {label: verdict for label, verdict in verdicts.items() if verdict in ("better", "worse")}
-    return "\n".join(f"{label}: [{_VERDICT_STYLE[verdict]}]{verdict}[/]" for label, verdict in found.items()) or "none"
+    return (
+        "\n".join(
+            f"{label}: [{_VERDICT_STYLE.get(verdict, 'yellow')}]{verdict}[/]"
+            for label, verdict in verdicts.items()
+            if verdict in DECIDED
+        )
+        or "none"
+    )
 
 
 def show_power(plan: PowerPlan, console: Console) -> None:

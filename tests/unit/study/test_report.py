@@ -239,11 +239,20 @@ def test_verdicts_from_few_seeds_are_a_sketch_until_they_are_replicated(results:
 
 def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: StudyResults) -> None:
     arm = results.arms[2]
-    fallen = {name: arm.comparisons[name].model_copy(update={"fallen": [1]}) for name in ("recall", "kid_scenes")}
+    fell = {"fallen": [1], "verdict": "unstable"}
+    fallen = {name: arm.comparisons[name].model_copy(update=fell) for name in ("recall", "kid_scenes")}
     unstable = arm.model_copy(update={"comparisons": {**arm.comparisons, **fallen}})
-    notes = findings.verdict_notes(results.model_copy(update={"arms": [*results.arms[:2], unstable]}))
+    found = results.model_copy(update={"arms": [*results.arms[:2], unstable]})
+    notes = findings.verdict_notes(found)
     (note,) = (one for one in notes if one.startswith("Runs that fell off"))
     assert f"{arm.name}: 1 of 3 runs in KID (scenes) and Recall (seed 1" in note
+    shown = _shown(found)
+    assert note in " ".join(shown.split()) and re.search(r"Recall: +unstable", shown), "on the terminal too"
+
+
+def test_the_terminal_says_what_would_decide_and_that_the_control_differs() -> None:
+    shown = " ".join(_shown(with_differing_control()).split())
+    assert "Seeds that would decide" in shown and "The control differs from the baseline" in shown
 
 
 def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:

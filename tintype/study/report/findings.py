@@ -556,8 +556,7 @@ def lead(results: StudyResults) -> str:
 def warnings(results: StudyResults) -> list[str]:
     """List what a reader must know before the answer."""
     found = ["Sketch: one seed, so the seed spread is unknown: no interval and no verdict."] if results.sketch else []
-    if differing_controls(results):
-        found.append("The control differs from the baseline: treat this study's verdicts with suspicion.")
+    found += filter(None, [control_warning(results)])
     if note := one_kind_of_prompt(results):
         found.append(f"{note}.")
     if failed_replication(results):
@@ -566,6 +565,12 @@ def warnings(results: StudyResults) -> list[str]:
         why, again = f" – {run.error}" if run.error else "", try_again(run)
         found.append(f"Run {run.state}: {arm.label}, seed {run.seed}{why}" + (f" (again: `{again}`)" if again else ""))
     return found
+
+
+def control_warning(results: StudyResults) -> str:
+    """Warn of a control that looks better or worse than the baseline; empty where none does."""
+    differs = "The control differs from the baseline: treat this study's verdicts with suspicion."
+    return differs if differing_controls(results) else ""
 
 
 def try_again(run: Run) -> str:
