@@ -9,12 +9,13 @@ written to the study's tuning.jsonl before they are trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.rng import stream_key
 from tintype.runtime.files import append_line, read_lines
@@ -133,7 +134,7 @@ def tuning_of(study: Study, out: Path) -> results.Tuning | None:
             for one in arm.candidates
         ]
         chosen = best([[run.value for run in point.runs] for point in points], direction) if points else 0
-        edges = edges_of([point.values for point in points], chosen) if by.kind == "grid" else []
+        edges = edges_of([point.values for point in points], chosen, arm.candidate) if by.kind == "grid" else []
         if points and by.kind != "grid":
             edges = range_edges(study.settings.tune, points[chosen].values)
         sweeps.append(results.Sweep(arm=arm.name, resolution=arm.resolution, points=points, chosen=chosen, edges=edges))
@@ -159,15 +160,31 @@ def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "
     return min(range(len(scores)), key=rank)
 
 
-def edges_of(grid: Sequence[Mapping[str, object]], chosen: int) -> list[str]:
-    """Say in which directions a better value may lie: keys whose chosen number is the grid's smallest or largest."""
-    found = []
-    for key, value in grid[chosen].items():
+def edges_of(
+    grid: Sequence[Mapping[str, Any]], chosen: int, candidate: Callable[[Mapping[str, Any]], object] | None = None
+) -> list[str]:
+    """Say in which directions a better value may lie: keys whose chosen number is the grid's smallest or largest.
+
+    `candidate` makes the plan of some values. Where it refuses a value beyond the edge, nothing can lie there.
+    """
+    values, found = grid[chosen], []
+    for key, value in values.items():
         numbers = [n for n in (point[key] for point in grid) if isinstance(n, int | float) and not isinstance(n, bool)]
-        if len(numbers) == len(grid) and isinstance(value, int | float) and len(set(numbers)) > 1:
-            found += [f"{key} below {value:g}"] if value == min(numbers) else []
-            found += [f"{key} above {value:g}"] if value == max(numbers) else []
+        if len(numbers) < len(grid) or not isinstance(value, int | float) or len(set(numbers)) == 1:
+            continue
+        step = 1 if isinstance(value, int) else 0.01 * abs(value) or 0.01
+        for word, edge, beyond in (("below", min(numbers), value - step), ("above", max(numbers), value + step)):
+            if value == edge and (candidate is None or _is_possible(candidate, {**values, key: beyond})):
+                found.append(f"{key} {word} {value:g}")
     return found
+
+
+def _is_possible(candidate: Callable[[Mapping[str, Any]], object], values: Mapping[str, Any]) -> bool:
+    try:
+        candidate(values)
+    except UserError:
+        return False
+    return True
 
 
 def untuned_words(tuning: results.Tuning | None) -> str:

@@ -65,6 +65,14 @@ def test_a_choice_at_the_edge_says_where_a_better_one_may_lie() -> None:
     ]
 
 
+def test_no_better_value_lies_where_the_plan_allows_none(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "tune={train.warmup_steps: [0, 2], model.mlp_ratio: [2.0, 3.0]}")
+    for arm in study.arms:
+        grid = [one.values for one in arm.candidates]
+        assert edges_of(grid, 0, arm.candidate) == ["model.mlp_ratio below 2"], "no warm-up is shorter than none"
+        assert edges_of(grid, 3, arm.candidate) == ["train.warmup_steps above 2", "model.mlp_ratio above 3"]
+
+
 def test_the_baseline_and_each_arm_get_the_same_values_and_seeds(tmp_path: Path) -> None:
     study = study_of(tmp_path, "tune={optimizer.lr: [1e-4, 1e-3], train.clip_norm: [1.0, 2.0]}", "tune_seeds=[10, 11]")
     tasks = tuning_tasks(study, tmp_path / "out")
