@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median, stdev
 
 from tintype.study.replicate import Claim as Claimed
@@ -1032,22 +1032,27 @@ def list_page() -> Iterator[Claim]:
     }
     yield Quote("Arms that are not listed are undecided", holds=others == {"better", "worse", "undecided"})
 
+    fresh = [study(folder).results.replication for folder in FIRST_READ_SHARED]
+    yield Quote("Later studies were read by the shared method alone, and are not replicated", holds=not any(fresh))
     later = ["study", "question", "seeds", "verdicts"]
     yield Block("later-studies", table(later, [_listed_later(folder) for folder in FIRST_READ_SHARED]))
 
 
 def _listed_later(folder: str) -> list[str]:
     one = study(folder)
-    found = [
-        f"{row.verdict} in {metric.label}: {arm.name}"
-        for metric in one.results.metrics
-        for arm in one.results.arms
-        if metric.primary and arm.role == "arm"
-        for row in [arm.comparisons[metric.name]]
-        if row.verdict != "undecided"
-    ]
+    said: dict[str, list[str]] = {}
+    for metric in (metric for metric in one.results.metrics if metric.primary):
+        for arm in (arm for arm in one.results.arms if arm.role == "arm"):
+            if (verdict := arm.comparisons[metric.name].verdict) != "undecided":
+                said.setdefault(f"{verdict} in {metric.label}", []).append(arm.name)
     name = f"[{folder.partition('_')[2]}]({folder}/README.md)"
-    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), "; ".join(found) or "none"]
+    found = "; ".join(f"{words}: {_named(arms)}" for words, arms in said.items()) or "none"
+    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), found]
+
+
+def _named(arms: Sequence[str]) -> str:
+    """List arms; names with a comma in them are quoted."""
+    return ", ".join(f"“{arm}”" if "," in arm else arm for arm in arms)
 
 
 def _listed(folder: str) -> list[str]:
