@@ -13,8 +13,8 @@ from statistics import NormalDist, fmean
 import numpy as np
 
 from tintype.errors import UserError
-from tintype.study.adaptive import HOPELESS_P
-from tintype.study.compare import standing_runs
+from tintype.study.adaptive import HOPELESS_P, wanted_arms
+from tintype.study.compare import every_comparison, follow_runs, standing_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, read_results_file
 from tintype.study.runner import Task, tasks_of
@@ -117,10 +117,12 @@ class Cost:
     """The number of runs of a study, and the seconds that they take."""
 
     least: int
-    """Where every arm stops after the first look; the same as `most` with fixed seeds. Tuning runs count in all."""
+    """Where every arm stops after the first look, or the runs that are done where those are more; the same as `most`
+    with fixed seeds. Tuning runs count in all."""
     expected: int
     """Where no arm changes anything: nothing comes in sight of most of them."""
     most: int
+    """Where every arm that no look has stopped gets all its seeds."""
     done: int
     seconds: float | None
     """Mean seconds of a run over all arms; None where no run was measured."""
@@ -145,20 +147,35 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     if not seconds.known and like is not None:
         seconds, measured = _seconds_like(study, like), f"measured in {like}"
     states = {(arm, run.seed): run.state for arm, some in runs.items() for run in some}
-    left = [task for task in tasks if states[task.key] != "done"]
+    open_arms = _open_arms(study, out, runs)
+    left = [task for task in tasks if states[task.key] != "done" and task.arm in open_arms]
+    done = sum(states[task.key] == "done" for task in tasks)
     arms, others = len(study.arms), sum(arm.role != "arm" for arm in study.arms)
     counts = seeds_of_looks(study)
     of_arm, of_baseline = expected_seeds(counts, arms - others, len(study.settings.primary))
     each_s = seconds.total(tasks) / len(tasks) if seconds.known else None
+    most = done + len(left)
+    least = max(arms * counts[0], done) if isinstance(study.settings.seeds, SeedPlan) else most
+    expected = round((arms - others) * of_arm + others * of_baseline)
     return Cost(
-        least=len(tried) + arms * counts[0],
-        expected=len(tried) + round((arms - others) * of_arm + others * of_baseline),
-        most=len(tried) + len(tasks),
-        done=len(tried) - untried + len(tasks) - len(left),
+        least=len(tried) + least,
+        expected=len(tried) + min(max(expected, least), most),
+        most=len(tried) + most,
+        done=len(tried) - untried + done,
         seconds=each_s,
         left_s=seconds.total(left) + untried * each_s if each_s is not None else 0.0,
         measured=measured,
     )
+
+
+def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[str]:
+    """Return the labels of the arms that may still get runs: all but those that a planned look has stopped."""
+    if not isinstance(study.settings.seeds, SeedPlan):
+        return set(runs)
+    standing = follow_runs(study, runs, every_comparison(study, out), tried=())
+    if standing.next is None:
+        return set()
+    return {arm.label for arm in wanted_arms(study, standing.next, standing.stopped).arms}
 
 
 def _seconds_like(study: Study, like: Path) -> RunSeconds:

@@ -12,6 +12,7 @@ from tests.written_runs import METRIC, Writer, written_runs
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.adaptive import why_stop
+from tintype.study.costs import cost_of
 from tintype.study.lab import StudyOutcome, next_runs, report_study, run_study
 from tintype.study.looks import read_looks
 from tintype.study.results import Comparison, StudyResults, Verdict
@@ -61,7 +62,12 @@ def counts(results: StudyResults) -> dict[str, int]:
 
 
 def test_decided_and_hopeless_arms_stop_and_undecided_ones_get_more_seeds(study: Study, tmp_path: Path) -> None:
-    results = results_of(run(study, tmp_path / "out", Writer(EFFECTS)))
+    out = tmp_path / "out"
+    before = cost_of(study, out)
+    assert (before.least, before.most) == (5 * 4, 5 * 16)
+    results = results_of(run(study, out, Writer(EFFECTS)))
+    cost = cost_of(study, out)
+    assert cost.least == cost.expected == cost.most == cost.done == 56 and cost.left_s == 0, "nothing more will run"
     arms = {arm.name: arm for arm in results.arms}
     assert arms["strong"].stopped == "stopped after 4 seeds: decided"
     assert arms["strong"].comparisons[METRIC].verdict == "better"
@@ -75,7 +81,7 @@ def test_decided_and_hopeless_arms_stop_and_undecided_ones_get_more_seeds(study:
 
 def test_a_study_ends_where_no_arm_has_anything_in_sight(study: Study, tmp_path: Path) -> None:
     outcome = run(study, tmp_path / "out", Writer())
-    assert outcome.total == 5 * 4
+    assert outcome.total == cost_of(study, tmp_path / "out").most == 5 * 4
     assert not outcome.interrupted
 
 
