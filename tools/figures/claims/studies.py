@@ -888,10 +888,11 @@ def adaptive_page() -> Iterator[Claim]:
         holds=not one.compared("muon 3e-3", ACCURACY).fallen,
     )
     stored = one.compared("bf16-storage", ACCURACY)
+    assert stored.corrected is not None
     yield Quote(
         f"**Weights and moments in bf16** are worse in scene accuracy ({interval(stored, 3)}), at the last look and by "
         f"little: corrected for selection, {signed(stored.corrected, 3)} is left",
-        holds=stored.verdict == "worse" and stored.corrected is not None,
+        holds=stored.verdict == "worse",
     )
     slow = one.verdicts(["muon 1e-3"], one.primary)
     yield Quote(
