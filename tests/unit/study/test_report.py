@@ -560,7 +560,10 @@ def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_hea
             hash=str(seed),
             folder="",
             state="done",
-            curves={"flow": Curve(step=[100, 200, 300, 400], value=values)},
+            curves={
+                "flow": Curve(step=[100, 200, 300, 400], value=values),
+                "validation_loss": Curve(step=[400], value=values[-1:]),  # once, at the end: it tells no step
+            },
         )
         for seed, values in enumerate(losses)
     ]

@@ -12,6 +12,7 @@ import pytest
 from tintype.study.results import StudyResults
 from tools.figures import claims, data
 from tools.figures.check import page_names, page_problems, stated
+from tools.figures.claims.measured import false_verdicts, shares
 from tools.figures.pages import NUMERAL, VERDICT_WORD, Block, Claim, Page, Quote
 
 ROOT = Path(__file__).parents[3]
@@ -124,3 +125,17 @@ def test_the_pages_name_only_studies_that_are_there() -> None:
         )
     }
     assert linked <= {path.name for path in (ROOT / "studies").iterdir()}
+
+
+def test_reports_state_the_worst_case_that_was_simulated() -> None:
+    """The method of a report had 17% where the stored simulations, and the docs, have 21%."""
+    usual = [row for row in false_verdicts(test="shared") if "unequal" not in row["shape"]]
+    wide = [shares(false_verdicts(shape="unequal", test="shared", seeds=seeds), "either") for seeds in (3, 5)]
+    worst = max(row["either"] for row in false_verdicts(test="shared"))
+    text = (ROOT / "tintype/study/method.j2").read_text()
+    for words in (
+        f"have a false verdict in {shares(usual, 'either')}% of cases where spreads",
+        f"one in {wide[0]}% of studies with three seeds and {wide[1]}% with five",
+        f"if its spread is skewed too, in up to {100 * worst:.0f}%",
+    ):
+        assert words in text

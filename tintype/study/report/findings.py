@@ -185,10 +185,15 @@ def _falls(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], resu
 
 
 def _fall_words(run: Run, healthy: list[Run]) -> str:
-    """Name a run that fell off, and the step from which its loss stays above that of the arm's healthy runs."""
+    """Name a run that fell off, and the step from which its loss stays above that of the arm's healthy runs.
+
+    A loss that was measured once, at the end, cannot tell when the run fell.
+    """
     for name in (validation.METRIC.name, "flow"):
         curves = [one.curves[name] for one in healthy if name in one.curves]
-        if name in run.curves and curves and (step := fell_at(run.curves[name], curves)) is not None:
+        if name not in run.curves or not curves or len(run.curves[name].step) < 2:
+            continue
+        if (step := fell_at(run.curves[name], curves)) is not None:
             return f"seed {run.seed} from step {step:,} on"
     return f"seed {run.seed}"
 
