@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Literal
 
@@ -405,7 +406,7 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
         yield (
             f"'{arm}' has more than {_UNLIKE:g} times the seed spread of every other arm on {', '.join(metrics)}, and "
             "so dominates the pooled spread there. An arm that changes a metric a lot often does; to plan for a small "
-            f"change, leave it out with --without {arm}."
+            f"change, leave it out with --without {quote(arm)}."
         )
 
 

@@ -283,6 +283,8 @@ def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
 def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
     plan = plan_power([STUDIES], "5%", 3, "kid_scenes", 3)
     assert "--without short-captions" in shown(plan)
+    spaced = plan_power([STUDIES.with_name("2026-11-15_optimizers-mini")], "5%", 3, "mmd_scenes", 3)
+    assert "--without 'muon 3e-4'" in shown(spaced), "as a shell takes it"
     less = plan_power([STUDIES], "5%", 3, "kid_scenes", 3, without=["short-captions"])
     assert row(less, "kid_scenes").spread.deviation < row(plan, "kid_scenes").spread.deviation / 3
     assert "Left out of the spread: short-captions" in shown(less)
