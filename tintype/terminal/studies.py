@@ -335,7 +335,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         findings.few_seeds_note(results),
         *findings.look_notes(results),
         findings.replication_note(results),
-        *findings.verdict_notes(results),
+        *(note.removeprefix("Note: ") for note in findings.verdict_notes(results)),
         findings.control_warning(results),
     ]
     notes += tuning.notes(results.tuning)

@@ -251,8 +251,12 @@ def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: St
 
 
 def test_the_terminal_says_what_would_decide_and_that_the_control_differs() -> None:
-    shown = " ".join(_shown(with_differing_control()).split())
+    found = with_differing_control()
+    row = found.arms[2].comparisons["recall"].model_copy(update={"note": "its own is used"})
+    arm = found.arms[2].model_copy(update={"comparisons": {**found.arms[2].comparisons, "recall": row}})
+    shown = " ".join(_shown(found.model_copy(update={"arms": [*found.arms[:2], arm, *found.arms[3:]]})).split())
     assert "Seeds that would decide" in shown and "The control differs from the baseline" in shown
+    assert "in Recall, its own is used." in shown and "Note: " not in shown
 
 
 def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:
