@@ -36,6 +36,8 @@ from tintype.study.verdicts import compare
 
 SEEDS = (3, 5, 8, 16)
 EFFECTS = (1.0, 1.5, 2.0)
+FIXED = (10, 14, 20)
+"""Seeds of further studies with one look: about as many as find what planned looks find, for each change."""
 MOST_ARMS = 5
 STUDIES = 1_000
 _CLAIMED = ("better", "worse")
@@ -296,7 +298,8 @@ def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
     methods = [AnalysisSettings(method=method) for method in ("paired", "shared")]
     fewest = min(len({run.seed for run in runs}) for runs in bank.arms.values())
     plan = SeedPlan(first=3, most=min(fewest, len(bank.baseline) // 2))
-    designs = ([Look(plan.seeds, (), 1.0)], planned_looks(plan))
+    sizes = sorted({*(size for size in FIXED if size < plan.most), plan.most})
+    designs = [*([Look(plan.seeds[:size], (), 1.0)] for size in sizes), planned_looks(plan)]
     return {
         "studies": studies,
         "runs": {"baseline": len(bank.baseline), **{name: len(runs) for name, runs in bank.arms.items()}},

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from statistics import correlation
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -157,6 +157,7 @@ def statistics_page() -> Iterator[Claim]:
         "of their verdicts are confirmed",
         holds=max(false) <= 0.05 and min(held) >= 0.95,
     )
+    yield from _equal_power(bank["adaptive"])
     yield Quote(
         "with 16 seeds there is room for two arms",
         holds={row["arms"] for row in bank["null"] if row["seeds"] == 16} == {2},
@@ -252,6 +253,27 @@ def _bank_adaptive() -> list[str]:
         for row in data("docs/bank.json")["adaptive"]
     ]
     return table(header, rows)
+
+
+def _equal_power(designs: list[dict[str, Any]]) -> Iterator[Quote]:
+    """Planned looks beside fixed studies that find, or decide, about as much."""
+    *fixed, looked = designs
+    of_size = {row["seeds"][-1]: row for row in fixed}
+
+    def found(row: dict[str, Any], size: str) -> str:
+        return f"{100 * row['found'][size]:.0f}%"
+
+    yield Quote(
+        f"they decide {100 * looked['decided']:.0f}% of the real comparisons with {looked['seeds_of_arms']:.1f} seeds "
+        f"an arm, a fixed study {100 * of_size[20]['decided']:.0f}% with 20",
+        holds=looked["decided"] > of_size[20]["decided"] and looked["seeds_of_arms"] < 20,
+    )
+    yield Quote(
+        f"a fixed study of 20 seeds finds {found(of_size[20], '1')} of changes of 1 sd, planned looks "
+        f"{found(looked, '1')} with {looked['seeds_of']['1']:.1f} seeds, and for 2 sd 10 fixed seeds find "
+        f"{found(of_size[10], '2')}, planned looks {found(looked, '2')} with {looked['seeds_of']['2']:.1f}",
+        holds=looked["seeds_of"]["1"] > 20 and looked["seeds_of"]["2"] > 10,
+    )
 
 
 def _percent(row: dict[str, float] | None, key: str) -> str:
