@@ -40,7 +40,7 @@ _WORDS: dict[RunState, str] = {
     "silent": "silent",
     "died": "died, to be resumed",
     "waiting": "waiting",
-    "perhaps": "for later looks",
+    "perhaps": "",
     "failed": "failed",
     "diverged": "diverged",
 }
@@ -131,7 +131,8 @@ def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragme
 
 
 def _queue(path: str, colours: Mapping[str, str], status: StudyStatus) -> str:
-    counts = [(state, words, len(status.of(state))) for state, words in _WORDS.items()]
+    named = {**_WORDS, "perhaps": status.perhaps_words}
+    counts = [(state, words, len(status.of(state))) for state, words in named.items()]
     active = status.of("running", "silent", "died")
     lost = status.of("failed", "diverged")
     arms: dict[str, list[RunStatus]] = {}

@@ -78,6 +78,11 @@ class StudyStatus:
         """Return whether nothing is left that a worker would take."""
         return not self.of(*LEFT)
 
+    @property
+    def perhaps_words(self) -> str:
+        """Say what becomes of the runs that the look under way does not want."""
+        return "that no look needs" if self.is_over else "for later looks"
+
 
 def status_of(out: Path) -> StudyStatus:
     """Read how far a study is."""

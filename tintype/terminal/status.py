@@ -22,11 +22,11 @@ _WORDS: dict[RunState, str] = {
     "silent": "silent",
     "died": "died and to be resumed",
     "waiting": "waiting",
-    "perhaps": "for later looks",
+    "perhaps": "",
     "failed": "failed",
     "diverged": "diverged",
 }
-"""The words for each state in the first line, in this order."""
+"""The words for each state in the first line, in this order; those of runs that a look may want depend on the study."""
 
 
 def show_status(status: StudyStatus, console: Console) -> None:
@@ -44,7 +44,8 @@ def watch_status(out: Path, console: Console) -> None:
 
 
 def _shown(status: StudyStatus) -> Group:
-    counts = {words: len(status.of(state)) for state, words in _WORDS.items()}
+    named = {**_WORDS, "perhaps": status.perhaps_words}
+    counts = {words: len(status.of(state)) for state, words in named.items()}
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     lines = [f"{status.name}: {len(status.runs)} runs: {summary}", _cost(status)]
     lines += [line for run in status.of("failed", "diverged") for line in _failure(run, status.folder)]

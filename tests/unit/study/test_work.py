@@ -53,11 +53,14 @@ def test_workers_run_the_looks_that_ablate_would_run(tmp_path: Path) -> None:
     whole, writer = Writer(EFFECTS), Writer(EFFECTS)
     run(study, tmp_path / "whole", whole)
     prepare_study(study, out)
-    assert not list(out.glob("runs/*")) and status_of(out).of("perhaps"), "later looks may want more"
+    begun = status_of(out)
+    assert not list(out.glob("runs/*")) and begun.of("perhaps"), "later looks may want more"
+    assert begun.perhaps_words == "for later looks"
     outcome = work(out, writer)
     assert sorted(writer.begun) == sorted(whole.begun) and outcome.done == len(whole.begun)
     found = status_of(out)
     assert found.is_over and len(found.of("done")) == len(whole.begun)
+    assert found.of("perhaps") and found.perhaps_words == "that no look needs"
     assert report_study(out).results.arms == report_study(tmp_path / "whole").results.arms
 
 
