@@ -274,6 +274,10 @@ def test_unknown_names_get_the_nearest() -> None:
         recipes.find("plans", "poket")
     with pytest.raises(UserError, match=r"cannot read missing.yaml"):
         recipes.find("plans", "missing.yaml")
+    with pytest.raises(UserError, match="'prx-rows' is a study and no recipe: `tintype ablate prx-rows --out DIR`"):
+        read_plan("prx-rows")
+    with pytest.raises(UserError, match="'prx-256' is a recipe and no study: `tintype train prx-256 --out DIR`"):
+        recipes.find("studies", "prx-256")
 
 
 def test_a_plan_is_frozen() -> None:

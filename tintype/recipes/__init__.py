@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
+from shlex import quote
 
 from tintype.config.strict import Document, nearest, read_file, read_yaml
 from tintype.errors import UserError
@@ -24,6 +25,13 @@ def find(kind: str, name: str) -> Document:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_file(path)
+    if kind == "plans" and name in names("studies"):
+        raise UserError(
+            f"'{name}' is a study and no recipe: `tintype ablate {quote(name)} --out DIR` runs it, and with --dry-run "
+            "shows its arms and what they cost"
+        )
+    if kind == "studies" and name in names("plans"):
+        raise UserError(f"'{name}' is a recipe and no study: `tintype train {quote(name)} --out DIR` trains it")
     singular = {"plans": "recipe", "studies": "study", "protocols": "protocol", "data": "preset"}[kind]
     raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")
 
