@@ -47,6 +47,7 @@ from tintype.train.parts import LOSSES, register, storage_dtype
 from tintype.train.state import build_optimizer, separate
 from tintype.vision.lpips import Lpips
 from tintype.vision.part import TeacherPart
+from tintype.vision.transformers_teacher import HubTeacherPart
 
 META = torch.device("meta")
 _BLOCKS = "denoiser.blocks."
@@ -101,7 +102,7 @@ def estimated_speed(gpu: str) -> Speed:
     if gpu not in GPUS:
         raise UserError(f"--gpu {gpu}: unknown kind; known: {', '.join(GPUS)}")
     peak = GPUS[gpu].peak_flop_per_s
-    words = f"an estimate: {UTILISATION:.0%} of the {peak / 1e12:.0f} TFLOP/s of the data sheet of an {gpu}, in bf16"
+    words = f"an estimate: {UTILISATION:.0%} of the {peak / 1e12:.0f} TFLOP/s of the {gpu}'s data sheet, in bf16"
     return Speed(UTILISATION * peak, words, measured=False)
 
 
@@ -138,7 +139,8 @@ class Phase:
 class Memory:
     """Bytes on one GPU. All but `copies` and `activations` are exact.
 
-    The sum is above the peak: gradients come while activations go.
+    The sum is an estimate of the peak. Gradients come while activations go, so that not all of it is there at once;
+    what lies outside the blocks (images, noise and prediction, which are large in pixels) is not in it.
     """
 
     weights: int
@@ -171,6 +173,8 @@ class PlanCost:
     memory: Memory
     accumulate: int
     """Micro-batches of a step."""
+    caption_tokens: int
+    """Tokens that each caption counts with: the most that it can have."""
     gpus: int
     speed: Speed
     missing: Sequence[str] = field(default_factory=tuple)
@@ -258,6 +262,7 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
         optimizer_flops=products[0] if products else 0.0,
         memory=memory,
         accumulate=plan.train.accumulate,
+        caption_tokens=_text_tokens(plan),
         gpus=gpus,
         speed=speed,
         missing=tuple(dict.fromkeys(counted.missing)),
@@ -369,6 +374,8 @@ class Counted:
         if plan.tuning is not None:
             self.missing.append("tuning: the training of the tokenizer is not counted")
         self.missing += [f"{one.kind}: its own matrix products" for one in plan.losses if not isinstance(one, _COUNTED)]
+        perceptual = [one for one in plan.losses if isinstance(one, (LpipsLossSettings, PerceptualDinoSettings))]
+        self.missing += [f"{one.kind}: the memory of its activations" for one in perceptual]
 
     def _networks(self) -> Networks:
         plan = self.plan
@@ -447,8 +454,8 @@ class Counted:
             yield from self._tower("tokenizer", plan.tokenizer.kind, "")
         for loss in plan.losses:
             if isinstance(loss, _WITH_TEACHER):
-                source, arithmetic = (getattr(loss.teacher, key, "") for key in ("source", "arithmetic"))
-                yield from self._tower(loss.kind, source or loss.teacher.kind, arithmetic)
+                source = getattr(loss.teacher, "source", "") or loss.teacher.kind
+                yield from self._tower(loss.kind, source, _teacher_arithmetic(loss.teacher))
             elif isinstance(loss, PerceptualDinoSettings):
                 yield from self._tower(loss.kind, loss.source, loss.compute)
             elif isinstance(loss, LpipsLossSettings):
@@ -542,6 +549,13 @@ def _teacher_flops(source: str, grid: tuple[int, int]) -> float:
     network = PUBLISHED[source]
     height, width = (side * network.patch_px for side in grid)
     return forward_flops(partial(network.build(), pixel_values=torch.empty(1, 3, height, width, device=META)))
+
+
+def _teacher_arithmetic(teacher: TeacherPart) -> str:
+    """Return what a teacher computes in on a GPU."""
+    if isinstance(teacher, HubTeacherPart):
+        return teacher.arithmetic_on(torch.device("cuda"))
+    return getattr(teacher, "arithmetic", "")
 
 
 def _tower(network: nn.Module, arithmetic: str) -> Tower:
@@ -679,6 +693,8 @@ def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
     flop = images * denoiser_flops(counted, 0, alone=True) + (products[0] if products else 0.0)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     words = f"measured on {name}: {_TIMED_STEPS} steps of the denoiser with {images} random images each"
+    if counted.towers:
+        words += "; frozen networks are taken to be as fast"
     return Speed(flop / seconds, words, measured=True)
 
 

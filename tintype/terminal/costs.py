@@ -18,7 +18,7 @@ from tintype.terminal.lines import say, say_note
 
 _GIB = 2**30
 _ESTIMATED = ("copies", "activations")
-_OWNERS = {"text": "text encoder, trained"}
+_OWNERS = {"text": "text encoder"}
 
 
 def as_json(cost: PlanCost) -> dict[str, Any]:
@@ -31,6 +31,7 @@ def as_json(cost: PlanCost) -> dict[str, Any]:
         "flop_per_step": cost.step_flops,
         "flop_per_run": cost.run_flops,
         "optimizer_flop_per_step": cost.optimizer_flops,
+        "caption_tokens_at_most": cost.caption_tokens,
         "phases": [
             {
                 "first": one.first,
@@ -67,6 +68,7 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
     products = f", {_flop(cost.optimizer_flops)} of it the optimizer's products" if cost.optimizer_flops else ""
     step = "a step" if len({phase.batch for phase in cost.phases}) == 1 else "a step, the mean"
     say(console, f"{step}: {_flop(cost.step_flops)}{products}; the run: {_flop(cost.run_flops)}")
+    say(console, f"a caption counts as {cost.caption_tokens} tokens (text.max_tokens), an upper bound")
     _show_memory(cost, console, gpu)
     gpus = f"{cost.gpus} GPU{'s' if cost.gpus > 1 else ''}"
     say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
@@ -87,12 +89,12 @@ def _show_memory(cost: PlanCost, console: Console, gpu: str | None) -> None:
     table.add_section()
     count = cost.largest_micro_batch
     images = f"{count} image{'s' if count > 1 else ''} at a time"
-    table.add_row("at most about", f"{cost.memory.total / _GIB:,.2f}", f"{images}; gradients come while activations go")
+    table.add_row("together", f"{cost.memory.total / _GIB:,.2f}", f"estimate, {images}")
     console.print(table)
     if gpu is not None and cost.memory.total > GPUS[gpu].memory_gb * 1e9:
         say_note(
             console,
-            f"an {gpu} has {GPUS[gpu].memory_gb:g} GB: take more GPUs, a larger train.accumulate, "
+            f"the {gpu} has {GPUS[gpu].memory_gb:g} GB: take more GPUs, a larger train.accumulate, "
             "model.activation_checkpointing, or run.distribution.kind=fsdp",
         )
 
@@ -146,6 +148,7 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
         console.print(table)
         which = "these" if uncounted else "all"
         say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
+        say(console, "a caption counts as text.max_tokens tokens, an upper bound")
     missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")

@@ -197,6 +197,8 @@ def test_what_is_cached_or_not_known_is_not_counted_and_named() -> None:
     assert "losses_repa" in own.parameters and "'scenes'" in " ".join(own.missing)
     assert cost(tiny_plan(techniques=["dispersive"])).missing == ("dispersive: its own matrix products",)
     assert not cost(tiny_plan(techniques=["contrastive"])).missing
+    perceptual = cost(tiny_plan("data.size_px=32", techniques=["x-prediction", "lpips"]))
+    assert perceptual.missing == ("lpips: the memory of its activations",)
 
 
 @pytest.mark.parametrize(("kind", "channels", "stride_px"), [("rae", 768, 16), ("small-vae", 4, 4)])
@@ -246,6 +248,10 @@ def test_the_memory_of_weights_gradients_optimizer_and_averages_is_exact(techniq
 def test_frozen_networks_take_the_bytes_of_what_they_compute_in() -> None:
     towers = cost(read_plan("prx-256")).towers
     assert {name: tower.bytes / tower.parameters for name, tower in towers.items()} == {"text": 2, "tokenizer": 2}
+    for arithmetic, size in (("auto", 2), ("tf32", 4)):
+        plan = apply_techniques(read_plan("prx-256"), [f"repa:teacher.kind=dinov2,teacher.arithmetic={arithmetic}"])
+        tower = cost(plan).towers["repa"]
+        assert tower.bytes == size * tower.parameters, "auto is bf16 on a GPU"
     fp32 = cost(read_plan("prx-256", ["tokenizer.compute=fp32"])).towers["tokenizer"]
     assert fp32.bytes == 4 * fp32.parameters
     for compute, size in (("fp32", 4), ("bf16", 2)):
@@ -295,8 +301,10 @@ def test_time_follows_from_operations_and_speed() -> None:
 
 
 def test_a_measured_speed_says_so() -> None:
-    speed = measured_speed(tiny_plan(techniques=["tread"]), torch.device("cpu"), 2)
+    plan = tiny_plan(techniques=["tread", "repa:teacher.kind=dinov2,hidden=8"])
+    speed = measured_speed(plan, torch.device("cpu"), 2)
     assert speed.measured and speed.flop_per_s > 0 and speed.words.startswith("measured on cpu")
+    assert speed.words.endswith("; frozen networks are taken to be as fast")
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -315,13 +323,15 @@ def test_the_command_prints_json_that_keeps_estimates_apart() -> None:
     assert content["trained_parameters"] == {"denoiser": 1_170_691_648}
     assert set(content["memory_bytes"]) == {"weights", "gradients", "optimizer", "averages", "towers"}
     assert set(content["memory_bytes_estimated"]) == {"copies", "activations"}
+    assert content["caption_tokens_at_most"] == 256
     assert content["speed"]["measured"] is False and content["gpus"] == 8
 
 
 def test_the_command_calls_estimates_by_their_name() -> None:
     shown = CliRunner().invoke(app, ["plan", "cost", "prx-7b", "--gpu", "h200"]).output
     assert "6,985,046,080" in shown and "exact" in shown and "estimate" in shown
-    assert "note: an h200 has 141 GB" in shown
+    assert "note: the h200 has 141 GB" in shown
+    assert "a caption counts as 256 tokens (text.max_tokens), an upper bound" in shown
 
 
 @pytest.mark.slow
@@ -329,6 +339,7 @@ def test_a_study_prints_the_cost_of_its_arms_before_it_starts(tmp_path: Path) ->
     out = ["--dry-run", "--out", f"{tmp_path}/out"]
     shown = CliRunner().invoke(app, ["ablate", "routing-mini", "--arm", "tread", *out]).output
     assert "Estimated cost of a run on one h200" in shown and "all 20 runs" in shown
+    assert "a caption counts as text.max_tokens tokens, an upper bound" in shown
     small = CliRunner().invoke(app, ["ablate", "pocket", *out]).output
     assert "a run of the baseline: 686 k trained parameters" in small.replace("\u00a0", " ")
 
