@@ -95,7 +95,7 @@ def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str
         return weights_in(tensors, plan.ema)
     raise UserError(
         f"autoguidance: {run} has no {'weights' if length is None else f'average of length {length:g}'} of step "
-        f"{step:,}. It has snapshots of the steps {_listed(snapshots)} and checkpoints of {_listed(checkpoints)}. "
+        f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(checkpoints)}. "
         "Choose one of them (guidance.step, --guide-step); training with --technique power-ema takes snapshots"
     )
 

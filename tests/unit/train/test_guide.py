@@ -97,7 +97,7 @@ def test_a_checkpoint_that_is_still_there_serves_too(trained: Path) -> None:
     copy = Path(shutil.copytree(trained, trained.parent / "no-snapshots"))
     shutil.rmtree(copy / "snapshots")
     assert torch.equal(sampled(copy, AutoguidanceSettings(scale=SCALE, step=2)), found)
-    with pytest.raises(UserError, match=r"no weights of step 3\. It has snapshots .* none and checkpoints of 2, 4"):
+    with pytest.raises(UserError, match=r"no weights of step 3\. Steps with a snapshot: none; with a checkpoint: 2, 4"):
         sampled(copy, AutoguidanceSettings(step=3))
     with pytest.raises(UserError, match=r"no average of length 0\.05 of step 2"):
         sampled(copy, AutoguidanceSettings(step=2, length=0.05))
