@@ -17,7 +17,7 @@ from tintype.data.order import Shuffled
 from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
 from tintype.data.store.changes import earlier_identities
 from tintype.data.store.settings import StoreSettings
-from tintype.data.store.source import StoreSource
+from tintype.data.store.source import StoreSource, TooSmallError
 from tintype.errors import UserError
 from tintype.seams import ImageSource, Order
 from tintype.settings import DataPart, TrainSettings
@@ -49,7 +49,12 @@ def open_held_out(data: DataPart, count: int, device: torch.device, shaped: bool
     They are square, or where `shaped` of the shapes that training has.
     """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
-        return open_source(data.held_out(count, shaped), "eval", device)
+        try:
+            return open_source(data.held_out(count, shaped), "eval", device)
+        except TooSmallError as error:
+            if shaped or len(data.shapes) == 1:
+                raise
+            raise UserError(f"{error}; or score images in the shapes of training: shapes=buckets") from None
 
 
 def ids_by_shape(source: ImageSource, count: int) -> dict[Shape | None, list[int]]:

@@ -56,7 +56,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
     if data.of_scenes or not unset or not data.at_hand:
         return Fitted(protocol)
-    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
+    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"), protocol.shaped)
     given = (protocol.encoders, "", ())
     encoders, note, problems = _encoders(len(source)) if "encoders" in unset else given
     most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # fewer are refused by `data_problems`
@@ -172,7 +172,9 @@ def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: tor
     found = [
         problem
         for one in data
-        for problem in data_problems(one, open_held_out(one, protocol.held_out_count, torch.device("cpu")), protocol)
+        for problem in data_problems(
+            one, open_held_out(one, protocol.held_out_count, torch.device("cpu"), protocol.shaped), protocol
+        )
     ]
     found += file_problems(protocol)
     for settings in protocol.encoders:

@@ -127,7 +127,8 @@ def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str
         if world.leads:
             fitted = fit_protocol(protocol, plan.data)
             if fitted.problems:
-                given = data_problems(plan.data, open_held_out(plan.data, 1, torch.device("cpu")), fitted.protocol)
+                source = open_held_out(plan.data, 1, torch.device("cpu"), fitted.protocol.shaped)
+                given = data_problems(plan.data, source, fitted.protocol)
                 refuse([*fitted.problems, *given])
             found = {"protocol": plain(fitted.protocol), "notes": list(fitted.notes)}
     found = world.broadcast(found)

@@ -88,7 +88,7 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
     command = " ".join(["tintype", *(f"--plugin {shlex.quote(str(file))}" for file in given_files())])
     run, evaluate = shlex.quote(str(out)), f", or {command} evaluate {shlex.quote(str(out))}"
     if not plan.data.of_scenes and plan.data.at_hand:
-        held_out = len(open_held_out(plan.data, 1, torch.device("cpu")))
+        held_out = len(open_held_out(plan.data, 1, torch.device("cpu"), shaped=True))
         if note := held_out_note(held_out):
             say_note(console, note)
         evaluate = evaluate if held_out >= FEWEST_SAMPLES else ""

@@ -15,10 +15,12 @@ from tintype.data.buckets import Bucketed, nearest_shape, shapes
 from tintype.data.fit import covering
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
-from tintype.data.sources import forget_sources
+from tintype.data.sources import forget_sources, open_held_out
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
+from tintype.evaluation.fit import FEWEST_SAMPLES, fit_protocol
+from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
@@ -105,6 +107,24 @@ def test_an_image_is_cut_to_the_nearest_shape(store: Path) -> None:
         assert torch.equal(image_BCHW[0], covering(whole_CHW, *expected[id_ % 5]))
 
 
+def test_an_image_need_only_cover_its_own_shape(tmp_path: Path) -> None:
+    """Images that were cut to their shapes before have a short side below size_px. As squares they are refused."""
+    images = [image_file(index, ((16, 16), (20, 12), (12, 20))[index % 3]) for index in range(9)]
+    table = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {index}" for index in range(9)])
+    imported(table, tmp_path / "store", ImportOptions(eval_share=0.5))
+    data = bucketed(tmp_path / "store").data
+    source = StoreSource(data, "train", CPU)  # type: ignore[arg-type]
+    assert all(source.shape(id_) == source.images([id_]).shape[2:] for id_ in range(len(source)))
+    held_out = len(open_held_out(data, 2, CPU, shaped=True))
+    fitted = fit_protocol(Protocol(shapes="buckets", encoders=()), data).protocol
+    assert fitted.validation_count == fitted.reference_count == max(held_out, FEWEST_SAMPLES)
+    with pytest.raises(UserError, match=r"data\.size_px=16 on a side.*; or score images in .*: shapes=buckets"):
+        open_held_out(data, 2, CPU)
+    larger = bucketed(tmp_path / "store", "data.size_px=20", "data.buckets=[[20,20],[16,24],[24,16]]").data
+    with pytest.raises(UserError, match=r"do not cover the nearest shape of data\.buckets; they are never enlarged"):
+        StoreSource(larger, "train", CPU)  # type: ignore[arg-type]
+
+
 def test_a_run_trains_on_every_shape_and_resumes_where_it_stopped(store: Path, tmp_path: Path) -> None:
     plan = bucketed(store, "model.resolution_embeds=true", techniques=["tread"])
     parts = build_session(plan)
@@ -145,6 +165,8 @@ def test_plans_without_shapes_keep_their_hash_and_evaluation_is_square(store: Pa
 
 
 def test_the_command_prints_shapes_that_a_plan_takes(store: Path) -> None:
+    large = CliRunner().invoke(app, ["data", "shapes", "--size", "2048", "--unit", "64"]).output
+    assert "[2048,2048]" in large, "stores have images above 1024 px"
     printed = CliRunner().invoke(app, ["data", "shapes", "--size", "16", "--unit", "4", "--ratio", "2"]).output.strip()
     assert printed == "data.buckets=[[12,20],[16,16],[20,12]]"
     assert bucketed(store, printed).data.shapes == ((12, 20), (16, 16), (20, 12))

@@ -37,6 +37,10 @@ _TASKS_PER_THREAD = 4
 """Tasks of a batch per thread: enough that no thread waits long, few enough that handing them out takes no time."""
 
 
+class TooSmallError(UserError):
+    """An image would have to be enlarged."""
+
+
 class StoreSource:
     """Decodes images when they are first asked for, and caches them on the device where the whole split fits there.
 
@@ -71,9 +75,9 @@ class StoreSource:
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
         width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
+        self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self._refuse_small(width_N, height_N, settings.size_px)
         self._decoding = PixelBudget()
-        self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store.identity)
         self.columns = frozenset(self._store.captions)
         self._record = lru_cache(_MOST_CACHED_RECORDS)(self._read_record)
@@ -88,12 +92,17 @@ class StoreSource:
 
     def _refuse_small(self, width_N: Tensor, height_N: Tensor, size_px: int) -> None:
         """Raise where an image would have to be enlarged. Sizes are known without decoding."""
-        small = (torch.minimum(width_N, height_N) < size_px).nonzero().flatten()
+        wanted_S2 = torch.tensor(self._shapes)
+        wanted_N2 = wanted_S2[0] if self.bucket_N is None else wanted_S2[self.bucket_N]
+        small = (torch.stack([height_N, width_N], dim=1) < wanted_N2).any(dim=1).nonzero().flatten()
         if len(small):
             first = int(small[0])
-            raise UserError(
+            how = f"have fewer than data.size_px={size_px} on a side"
+            if self.bucket_N is not None:
+                how = "do not cover the nearest shape of data.buckets"
+            raise TooSmallError(
                 f"{self._store.name(int(self._rows[first]))} has {int(width_N[first])} × {int(height_N[first])} "
-                f"pixels, and {len(small):,} of {len(self):,} images have fewer than data.size_px={size_px} on a side; "
+                f"pixels, and {len(small):,} of {len(self):,} images {how}; "
                 "they are never enlarged. Take a smaller size, or leave them out: "
                 f"data.where='min(width, height) >= {size_px}'"
             )
