@@ -206,9 +206,23 @@ def show_arms(study: Study, console: Console) -> None:
     protocol = study.settings.evaluation
     if note := findings.one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         say_note(console, note)
+    if note := _copies_note(study):
+        say_note(console, note)
     _show_warnings(study, console)
     for note in study.notes:
         say_note(console, note)
+
+
+def _copies_note(study: Study) -> str:
+    """Return a note where arms are fine-tuned and no metric looks for copies of their training images; else ''."""
+    protocol = study.settings.evaluation
+    tuned = [arm.label for arm in study.arms if arm.plans[0].start is not None]
+    if not tuned or protocol.reads_training_images:
+        return ""
+    return (
+        f"Copies of training images are not measured, though {', '.join(tuned)} may learn few images by heart: "
+        f'--set "evaluation.metrics=[{",".join([*protocol.metrics, "memorised"])}]"'
+    )
 
 
 def _show_warnings(study: Study, console: Console) -> None:

@@ -63,6 +63,15 @@ def test_arms_of_captions_that_are_asked_for_one_kind_of_prompt_are_noted_before
     assert ("Scored on long prompts only, though both reads other captions" in capsys.readouterr().out) == said
 
 
+@pytest.mark.parametrize(("name", "said"), [("phases", True), ("prx-data", False), ("routing", False)])
+def test_a_study_with_a_fine_tune_says_before_it_runs_where_copies_are_not_measured(
+    name: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_arms(load_study(name), Console(width=200))
+    note = "Copies of training images are not measured, though sft may learn few images by heart"
+    assert (note in capsys.readouterr().out) == said
+
+
 @pytest.mark.parametrize(
     ("name", "rates"), [("optimizers-mini", [3e-4, 1e-3, 3e-3]), ("optimizers", [3e-3, 8e-3, 2e-2])]
 )
