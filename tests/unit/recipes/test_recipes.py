@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,14 @@ def test_prx_256_is_the_published_baseline() -> None:
     assert (plan.objective.kind, plan.time.shift, plan.sampling.shift) == ("velocity", 1.0, 1.0)
     assert (plan.token_grid, plan.model.bottleneck) == ((16, 16), None)
     assert denoiser_parameters(plan) == 1_170_691_648
+
+
+def test_the_shapes_in_the_comment_of_prx_256_are_prxs() -> None:
+    prx = pytest.importorskip("diffusers.pipelines.prx.pipeline_prx")
+    text = resources.files(recipes).joinpath("plans", "prx-256.yaml").read_text()
+    (shapes,) = re.findall(r'--set "(data\.buckets=.*)"', text)
+    plan = named("prx-256", "data.kind=store", "data.path=DIR", shapes)
+    assert plan.data.shapes == tuple(tuple(shape) for shape in prx.ASPECT_RATIO_256_BIN.values())
 
 
 def test_prx_7b_has_prxs_sizes_and_is_sharded() -> None:
