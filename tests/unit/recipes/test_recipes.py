@@ -166,6 +166,7 @@ def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
     assert (plan.data.size_px, plan.train.steps, plan.train.batch) == (1024, 120_000, 512)
     weights = {loss.kind: loss.weight for loss in plan.losses}
     assert weights == {"repa": 0.5, "lpips": 0.1, "perceptual-dino": 0.01}
+    assert [loss.model_dump()["compute"] for loss in plan.losses[1:]] == ["bf16", "bf16"], "as PRX's"
     later = [loss.kind for loss in plan.losses if loss.weight_at(100_000)]
     assert later == ["lpips", "perceptual-dino"], "REPA is off in the second stage"
     optimizer = plan.optimizer.model_dump()
