@@ -144,7 +144,8 @@ class LatentTokenizer:
         """Take the network on the device that it is to run on. `sampled`: latents are drawn from its Gaussian."""
         self.channels, self.stride_px, self.identity = size.channels, size.stride_px, identity
         self._dtype = torch.bfloat16 if compute == "bf16" else torch.float32
-        self.network = network.eval().requires_grad_(False).to(self._dtype)
+        frozen = network.eval().requires_grad_(False)
+        self.network: Untyped = nn.Module.to(frozen, self._dtype)  # diffusers' own `to` warns of modules it has none of
         self.moment_channels = self.channels * (2 if sampled else 1)
         self.arithmetic = f"{compute}, {'mean and deviation' if sampled else 'mean'} of the posterior"
         self._sampled, self._compute = sampled, compute
