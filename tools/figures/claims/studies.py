@@ -242,6 +242,16 @@ def captions_and_target_page() -> Iterator[Claim]:
     )
     still = {row.verdict for metric, row in one.arm("control").comparisons.items() if metric != SPEED}
     yield Quote("The control is undecided in every metric, as it should be", holds=still == UNDECIDED)
+    bank = study("2026-11-17_bank-mini")
+    again = [bank.compared(arm, ACCURACY) for arm in ("short-captions", "x-prediction")]
+    yield Quote(
+        f"**At half the steps**, the {len(bank.results.seeds)} seeds of [bank-mini](../2026-11-17_bank-mini/README.md) "
+        f"call both arms worse in scene accuracy too ({interval(again[0], 3)} and {interval(again[1], 3)}), and "
+        "`x-prediction` better in Fréchet distance",
+        holds={row.verdict for row in again} == {"worse"}
+        and bank.compared("x-prediction", FRECHET).verdict == "better"
+        and 2 * bank.plan["train"]["steps"] == one.plan["train"]["steps"],
+    )
 
 
 OBJECTIVES = {
