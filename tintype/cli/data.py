@@ -13,7 +13,6 @@ from typer import Argument, Option
 from tintype.cli import complete, options
 from tintype.cli.shared import console, group, print_json
 from tintype.errors import UserError
-from tintype.settings import LARGEST_PX
 from tintype.terminal.answers import answer
 from tintype.terminal.lines import say
 
@@ -208,7 +207,7 @@ def data_recaption(
 
 @data_app.command("shapes")
 def data_shapes(
-    size: Annotated[int, Option(min=16, max=LARGEST_PX, help="data.size_px of the plan")] = 256,
+    size: Annotated[int, Option(min=16, max=4096, help="data.size_px of the plan")] = 256,
     unit: Annotated[int, Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
     ratio: Annotated[float, Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
 ) -> None:

@@ -24,6 +24,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
+from tintype.settings import LARGEST_PX
 from tintype.train.loop import train
 from tintype.train.session import build_session
 from tintype.train.state import new_state
@@ -165,8 +166,8 @@ def test_plans_without_shapes_keep_their_hash_and_evaluation_is_square(store: Pa
 
 
 def test_the_command_prints_shapes_that_a_plan_takes(store: Path) -> None:
-    large = CliRunner().invoke(app, ["data", "shapes", "--size", "2048", "--unit", "64"]).output
-    assert "[2048,2048]" in large, "stores have images above 1024 px"
+    large = CliRunner().invoke(app, ["data", "shapes", "--size", str(LARGEST_PX), "--unit", "64"]).output
+    assert f"[{LARGEST_PX},{LARGEST_PX}]" in large, "the command takes all sizes that a plan does"
     printed = CliRunner().invoke(app, ["data", "shapes", "--size", "16", "--unit", "4", "--ratio", "2"]).output.strip()
     assert printed == "data.buckets=[[12,20],[16,16],[20,12]]"
     assert bucketed(store, printed).data.shapes == ((12, 20), (16, 16), (20, 12))
