@@ -34,6 +34,8 @@ ACCURACY, ACCURACY_SHORT, FRECHET, FID, SPEED = (
     "images_per_s",
 )
 
+BACKDROP_ONLY = 0.17
+"""Scene accuracy of a model that draws only backdrop and light: docs/metrics.md, which a test compares."""
 
 QUESTIONS = {
     "2026-11-15_captions-and-target-mini": "Short captions, and predicting the clean image",
@@ -955,6 +957,13 @@ def muon_family_page() -> Iterator[Claim]:
         "At 3e-3 `muon` is better in Fréchet distance on the [bank's](../2026-11-17_bank-mini/README.md) seeds",
         holds=bank.compared("muon 3e-3", FRECHET).verdict == "better",
     )
+    best, *others = sorted((one.mean(arm, ACCURACY) for arm in one.arms), reverse=True)
+    yield Quote(
+        f"Only Polar Express reaches it, with a mean of {best:.2f}; the others have {min(others):.2f} to "
+        f"{max(others):.2f}",
+        holds=best == one.mean("muon, polar express", ACCURACY) and max(others) < BACKDROP_ONLY < best,
+    )
+    yield _few_objects_right(one)
     gains = above(one, "muon, polar express", "muon", ACCURACY)
     yield Quote(
         "higher scene accuracy than `muon`'s own coefficients at every seed, by "
@@ -976,6 +985,13 @@ def dispersive_page() -> Iterator[Claim]:
         "lower scene accuracy than all ten of the baseline's plan",
         holds=one.verdicts(one.arms, one.primary) == {"worse"} and max(with_it) < min(usual) and len(usual) == 10,
     )
+    low, *rest = sorted(one.mean(arm, ACCURACY) for arm in one.arms)
+    yield Quote(
+        f"The arm with the middle block is below it, with a mean of {low:.2f}; the others have {min(rest):.2f} to "
+        f"{max(rest):.2f}",
+        holds=low == one.mean("dispersive, middle block", ACCURACY) and low < BACKDROP_ONLY < min(rest),
+    )
+    yield _few_objects_right(one)
     yield Quote("the denoising loss falls to 0.07", holds=round(one.mean(BASELINE, LOSS), 2) == 0.07)
     fallen = [one.compared("dispersive, middle block", metric).fallen for metric in ("kid_scenes", "mmd_scenes")]
     yield Quote("Two of its five runs fell off in KID and MMD", holds=[len(seeds) for seeds in fallen] == [2, 2])
@@ -992,6 +1008,13 @@ def prediction_page() -> Iterator[Claim]:
         "predicting the noise, whatever the loss",
         holds=one.verdicts(noise, one.primary) == {"worse"} and len(noise) == 5,
     )
+    low = [arm for arm in one.arms if one.mean(arm, ACCURACY) < BACKDROP_ONLY]
+    means = " and ".join(f"{one.mean(arm, ACCURACY):.2f}" for arm in low)
+    yield Quote(
+        f"those that predict the clean image with a loss on it or on the noise: {means}",
+        holds=low == ["x, loss on x", "x, loss on noise"],
+    )
+    yield _few_objects_right(one)
     turned = one.verdicts(["v, loss on x"], one.primary), one.compared("v, loss on x", LOSS).verdict
     yield Quote(
         "are undecided in both. The validation loss, which compares velocities, is worse",
@@ -1015,6 +1038,10 @@ def prediction_page() -> Iterator[Claim]:
 def _five_seeds(one: Study) -> Claim:
     runs = sum(len(arm.runs) for arm in one.results.arms)
     return Quote(f"{runs} runs of `mini`, {one.setup()}, five seeds", holds=len(one.results.seeds) == 5)
+
+
+def _few_objects_right(one: Study) -> Claim:
+    return Quote(f"Few objects are entirely right even in the baseline ({one.mean(BASELINE, 'objects_right'):.2f})")
 
 
 def _prediction_grid(one: Study, metric: str, places: int) -> list[str]:
