@@ -22,8 +22,14 @@ from tintype.train.session import Session, Term
 PREFETCHED_BATCHES = 3
 """Micro-batches that are prefetched, so that one slow image stalls no step."""
 
-EncodeText = Callable[[Sequence[str]], TextTokens]
-"""Encodes the captions of a micro-batch."""
+
+@dataclass(frozen=True)
+class StepText:
+    """The captions of a step's micro-batches, and what encodes them."""
+
+    captions: Mapping[int, Captions]
+    """By the position of the micro-batch's first sample."""
+    encode: Callable[[Sequence[str]], TextTokens]
 
 
 @dataclass(frozen=True)
@@ -61,25 +67,27 @@ def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
     return captions_of(records, plan.captions, Draws(plan.seed, torch.arange(first, first + count)), step, parts.text)
 
 
-def step_encoder(parts: Session, firsts: Sequence[int], count: int, step: int, clock: Clock) -> EncodeText:
-    """Return what encodes the captions of a step's micro-batches, which begin at positions `firsts` on this rank.
+def read_text(parts: Session, firsts: Sequence[int], count: int, step: int, clock: Clock) -> StepText:
+    """Draw the captions of a step's micro-batches, which begin at positions `firsts` on this rank.
 
-    A frozen encoder encodes the captions of all of them here: few passes with many tokens each. One that is trained
+    A frozen encoder encodes those of several micro-batches here: few passes with many tokens each. One that is trained
     encodes within each micro-batch, where its gradients belong; one with a cache has encoded before the first step.
     """
-    text = parts.text
-    if len(firsts) == 1 or not isinstance(text, FrozenTextEncoder):
-        return text.encode
     with clock.part("data"):
-        captions = [caption for first in firsts for caption in captions_at(parts, first, count, step).texts]
+        captions = {first: captions_at(parts, first, count, step) for first in firsts}
+    if len(firsts) == 1 or not isinstance(parts.text, FrozenTextEncoder):
+        return StepText(captions, parts.text.encode)
     with parts.compute(), clock.part("text"):
-        return text.encode_all(captions).batch
+        encoded = parts.text.encode_all([caption for some in captions.values() for caption in some.texts])
+    return StepText(captions, encoded.batch)
 
 
 def read_batch(
-    parts: Session, first: int, count: int, step: int, clock: Clock, encode_text: EncodeText | None = None
+    parts: Session, first: int, count: int, step: int, clock: Clock, step_text: StepText | None = None
 ) -> Batch:
-    """Read the samples at positions first … first + count - 1."""
+    """Read the samples at positions first … first + count - 1; their captions too where no step has read them."""
+    step_text = step_text or read_text(parts, [first], count, step, clock)
+    captions = step_text.captions[first]
     plan, device = parts.plan, parts.device
     terms = parts.terms_at(step)
     with clock.part("data"):
@@ -88,12 +96,11 @@ def read_batch(
         if parts.wants_images(terms):
             image_BCHW = send(parts.source_at(step).images(ids), device)
             _prefetch(parts, first, count)
-        captions = captions_at(parts, first, count, step)
         draws = Draws(plan.seed, send(torch.arange(first, first + count), device))
         fault.point("step.data")
     with parts.compute():
         with clock.part("text"):
-            text = (encode_text or parts.text.encode)(captions.texts)
+            text = step_text.encode(captions.texts)
         with clock.part("teacher"), torch.no_grad():
             looking = [term for term in terms if term.part.needs_images]
             seen = {} if image_BCHW is None else {term.name: term.part.look(image_BCHW, ids) for term in looking}

@@ -24,7 +24,7 @@ from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.transfer import PendingNumbers
 from tintype.seams import LossInputs, Sample, Tapped
 from tintype.train.average_teacher import AverageTeacher
-from tintype.train.batch import Batch, EncodeText, read_batch, step_encoder
+from tintype.train.batch import Batch, StepText, read_batch, read_text
 from tintype.train.session import Session
 from tintype.train.state import TrainState
 
@@ -82,11 +82,11 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     joint = parts.joint.begin_step(parts, clock, scale, accumulate) if parts.joint else None
     state.optimizer.zero_grad(set_to_none=True)
     firsts = [state.images_seen + index * micro + parts.world.rank * share for index in range(accumulate)]
-    encode_text = step_encoder(parts, firsts, share, state.step, clock)
+    step_text = read_text(parts, firsts, share, state.step, clock)
     for index, first in enumerate(firsts):
         last = index == accumulate - 1
         latents = partial(joint.latents, last=last) if joint else None
-        found = micro_batch_losses(parts, first, share, state.step, clock, latents, state.teacher, encode_text)
+        found = micro_batch_losses(parts, first, share, state.step, clock, latents, state.teacher, step_text)
         with clock.part("backward"), parts.gradients.over(last):
             loss = found.parts["loss"] / accumulate * scale
             loss.backward(backward_start(loss))
@@ -165,12 +165,12 @@ def micro_batch_losses(
     clock: Clock,
     latents: Latents | None = None,
     teacher: AverageTeacher | None = None,
-    encode_text: EncodeText | None = None,
+    step_text: StepText | None = None,
 ) -> Losses:
     """The losses of the samples at positions first … first + count - 1, on the tokenizer's latents or on those that
-    `latents` makes of them. `teacher` is for the terms that learn from the weight average. `encode_text` is that
-    of the step; without one the captions are encoded here."""
-    batch = read_batch(parts, first, count, step, clock, encode_text)
+    `latents` makes of them. `teacher` is for the terms that learn from the weight average. Without `step_text`,
+    the captions are read here."""
+    batch = read_batch(parts, first, count, step, clock, step_text)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
     with parts.compute():
         with clock.part("forward"):

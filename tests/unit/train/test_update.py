@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import tiny_text
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
+from tintype.data.captions import Captions
 from tintype.data.scenes.source import ScenesSettings
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
@@ -23,6 +24,7 @@ from tintype.schedule import Schedule
 from tintype.seams import Draws, LossInputs, LossTerm, Sample
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.packing import Grouping, Packed
+from tintype.train import batch as reading
 from tintype.train import update as updating
 from tintype.train.session import Session, Term, build_session
 from tintype.train.state import new_state
@@ -62,21 +64,26 @@ def test_accumulated_micro_batches_give_the_gradient_of_the_whole_batch() -> Non
 def test_a_frozen_text_encoder_reads_the_captions_of_a_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and losses are those of captions encoded in each micro-batch, bit for bit, with captions dropped and
     truncated and in stages of other batches."""
-    asked: list[Sequence[str]] = []
-    packed = FrozenTextEncoder.packed
+    asked, drawn = list[Sequence[str]](), list[int]()
+    packed, captions_at = FrozenTextEncoder.packed, reading.captions_at
+
+    def note_draw(parts: Session, first: int, *rest: int) -> Captions:
+        drawn.append(first)
+        return captions_at(parts, first, *rest)
 
     def note(self: FrozenTextEncoder, captions: Sequence[str], grouping: Grouping) -> Packed:
         asked.append(captions)
         return packed(self, captions, grouping)
 
     monkeypatch.setattr(FrozenTextEncoder, "packed", note)
+    monkeypatch.setattr(reading, "captions_at", note_draw)
     tiny_text.write_text_encoder("minilm")
     stages = ("data.size_px=32", "train.stages=[{size_px: 16, until: 1, batch: 8}]", "train.accumulate=4")
     plan = tiny_plan(*stages, "captions.dropout=0.3", "captions.max_tokens=6", techniques=[tiny_text.option()])
     found = []
     for each_time in (False, True):
         if each_time:
-            monkeypatch.setattr(updating, "step_encoder", lambda parts, *step: parts.text.encode)
+            monkeypatch.setattr(updating, "read_text", lambda *step: None)
         parts = build_session(plan)
         state = new_state(parts)
         asked.clear()
@@ -85,6 +92,7 @@ def test_a_frozen_text_encoder_reads_the_captions_of_a_step_at_once(monkeypatch:
     (losses, trained, at_once), (wanted, wanted_weights, one_by_one) = found
     assert losses == wanted and same(trained, wanted_weights)
     assert len(at_once) == 3 and len(one_by_one) == 3 * 4
+    assert drawn[: 3 * 4] == drawn[3 * 4 :] and len(set(drawn)) == 3 * 4, "captions are drawn once"
     for step, captions in enumerate(at_once):
         every = [caption for some in one_by_one[4 * step : 4 * step + 4] for caption in some]
         assert list(captions) == list(dict.fromkeys(every)) and len(captions) > 1
