@@ -3,14 +3,16 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tintype.runtime.files import Json
 from tools.speed import __main__ as speed
-from tools.speed import training
+from tools.speed import kernels, training
 
 
 def run(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> tuple[int, dict[str, dict[str, object]]]:
@@ -37,6 +39,20 @@ def test_what_no_longer_fits_into_the_time_is_named(monkeypatch: pytest.MonkeyPa
     assert ended == 1 and {str(one["failed"]) for one in summary.values()} == {"no time left"}
     found = speed.run("slow", speed.Measurement(("http.server", "0"), most_s=0.5), tmp_path, left_s=60)
     assert found["failed"] == "out of time"
+
+
+def test_parts_that_were_measured_are_kept_where_a_later_one_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
+        yield "first", 1.0
+        raise RuntimeError
+
+    monkeypatch.setitem(kernels.MEASURES, "training", measure)
+    monkeypatch.setattr("sys.argv", ["kernels", "training", str(tmp_path / "out.json"), "--tiny"])
+    with pytest.raises(RuntimeError):
+        kernels.main()
+    assert json.loads((tmp_path / "out.json").read_text())["first"] == 1.0
 
 
 def test_a_model_is_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
