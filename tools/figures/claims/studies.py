@@ -957,11 +957,11 @@ def muon_family_page() -> Iterator[Claim]:
         "At 3e-3 `muon` is better in Fréchet distance on the [bank's](../2026-11-17_bank-mini/README.md) seeds",
         holds=bank.compared("muon 3e-3", FRECHET).verdict == "better",
     )
-    best, *others = sorted((one.mean(arm, ACCURACY) for arm in one.arms), reverse=True)
+    best, *rest = sorted((one.mean(arm, ACCURACY) for arm in one.arms), reverse=True)
     yield Quote(
-        f"Only Polar Express reaches it, with a mean of {best:.2f}; the others have {min(others):.2f} to "
-        f"{max(others):.2f}",
-        holds=best == one.mean("muon, polar express", ACCURACY) and max(others) < BACKDROP_ONLY < best,
+        f"Only Polar Express reaches it, with a mean of {best:.2f}; the others have {min(rest):.2f} to "
+        f"{max(rest):.2f}",
+        holds=best == one.mean("muon, polar express", ACCURACY) and max(rest) < BACKDROP_ONLY < best,
     )
     yield _few_objects_right(one)
     gains = above(one, "muon, polar express", "muon", ACCURACY)
