@@ -959,8 +959,7 @@ def muon_family_page() -> Iterator[Claim]:
     )
     best, *rest = sorted((one.mean(arm, ACCURACY) for arm in one.arms), reverse=True)
     yield Quote(
-        f"Only Polar Express reaches it, with a mean of {best:.2f}; the others have {min(rest):.2f} to "
-        f"{max(rest):.2f}",
+        f"Only Polar Express reaches it, with a mean of {best:.2f}; the others have {min(rest):.2f} to {max(rest):.2f}",
         holds=best == one.mean("muon, polar express", ACCURACY) and max(rest) < BACKDROP_ONLY < best,
     )
     yield _few_objects_right(one)
