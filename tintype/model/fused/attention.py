@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FORWARD, BACK_KEYS, BACK_QUERIES = (128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)
+FORWARD, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 3)
 """Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
 
 
@@ -38,11 +38,11 @@ def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.c
             keys = tl.load(k + key[None, :] * k_row + size[:, None])
         else:
             keys = tl.load(k + key[None, :] * k_row + size[:, None], mask=key[None, :] < count, other=0.0)
-        score = tl.dot(q, keys, input_precision="ieee") * factor
+        score = tl.dot(q, keys, input_precision="ieee")
         if not EVEN:
             score = tl.where(key[None, :] < count, score, -float("inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        share = tl.exp2(score - higher[:, None])
+        higher = tl.maximum(most, tl.max(score, 1) * factor)
+        share = tl.exp2(score * factor - higher[:, None])
         decay = tl.exp2(most - higher)
         total = total * decay + tl.sum(share, 1)
         seen = seen * decay[:, None]
@@ -96,7 +96,8 @@ def _attend_delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE:
 @triton.jit
 def _attend_back_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, text_d_k, text_d_v, first, length,
                       tokens, heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, text_tiles, scale,
-                      QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+                      EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+                      SIZE: tl.constexpr):  # fmt: skip
     pair, tile = _pair_and_tile(tiles + text_tiles)
     sample = pair // heads
     row = heads * SIZE
@@ -123,16 +124,22 @@ def _attend_back_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, 
         d_values = tl.zeros([KEYS, SIZE], tl.float32)
         for start in range(0, tokens, QUERIES):
             query = start + tl.arange(0, QUERIES)
-            inside = query < tokens
             here = query[:, None] * row + size[None, :]
-            queries = tl.load(q + image + here, mask=inside[:, None], other=0.0)
-            d_seen = tl.load(d_out + image + here, mask=inside[:, None], other=0.0)
-            log = tl.load(log_sum + pair * tokens + query, mask=inside, other=float("inf"))
+            if EVEN:
+                queries = tl.load(q + image + here)
+                d_seen = tl.load(d_out + image + here)
+                log = tl.load(log_sum + pair * tokens + query)
+                shift = tl.load(delta + pair * tokens + query)
+            else:
+                inside = query < tokens
+                queries = tl.load(q + image + here, mask=inside[:, None], other=0.0)
+                d_seen = tl.load(d_out + image + here, mask=inside[:, None], other=0.0)
+                log = tl.load(log_sum + pair * tokens + query, mask=inside, other=float("inf"))
+                shift = tl.load(delta + pair * tokens + query, mask=inside, other=0.0)
             score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * (scale * LOG2_E)
-            share = tl.where(mask, tl.exp2(score - log[None, :]), 0.0)
+            share = tl.exp2(score - log[None, :])  # of keys that are none it may be anything: theirs is not stored
             d_values = tl.dot(share.to(d_seen.dtype), d_seen, d_values, input_precision="ieee")
             d_share = tl.dot(values, tl.trans(d_seen), input_precision="ieee")
-            shift = tl.load(delta + pair * tokens + query, mask=inside, other=0.0)
             d_score = share * (d_share - shift[None, :])
             d_keys = tl.dot(d_score.to(queries.dtype), queries, d_keys, input_precision="ieee")
         d_keys = (d_keys * scale).to(d_k.dtype.element_ty)
@@ -142,16 +149,22 @@ def _attend_back_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, 
 
 
 @triton.jit
-def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q, KEYS: tl.constexpr,
-                    SIZE: tl.constexpr):  # fmt: skip
+def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q, EVEN: tl.constexpr,
+                    KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     size = tl.arange(0, SIZE)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
-        mask = key[:, None] < count
-        keys = tl.load(k + key[:, None] * k_row + size[None, :], mask=mask, other=0.0)
-        values = tl.load(v + key[:, None] * v_row + size[None, :], mask=mask, other=0.0)
+        if EVEN:
+            keys = tl.load(k + key[:, None] * k_row + size[None, :])
+            values = tl.load(v + key[:, None] * v_row + size[None, :])
+        else:
+            mask = key[:, None] < count
+            keys = tl.load(k + key[:, None] * k_row + size[None, :], mask=mask, other=0.0)
+            values = tl.load(v + key[:, None] * v_row + size[None, :], mask=mask, other=0.0)
         score = tl.dot(q, tl.trans(keys), input_precision="ieee") * (scale * LOG2_E)
-        share = tl.where(key[None, :] < count, tl.exp2(score - log[:, None]), 0.0)
+        share = tl.exp2(score - log[:, None])
+        if not EVEN:
+            share = tl.where(key[None, :] < count, share, 0.0)
         d_score = share * (tl.dot(d_seen, tl.trans(values), input_precision="ieee") - shift[:, None])
         d_q = tl.dot(d_score.to(keys.dtype), keys, d_q, input_precision="ieee")
     return d_q
@@ -159,7 +172,8 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 
 @triton.jit
 def _attend_back_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
-                         text_v_row, scale, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+                         text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+                         SIZE: tl.constexpr):  # fmt: skip
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -174,11 +188,11 @@ def _attend_back_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, fi
     d_q_here = tl.zeros([QUERIES, SIZE], tl.float32)
     image = sample * tokens
     d_q_here = _query_gradient(queries, d_seen, k + image * row + at, v + image * v_row + at, tokens, row, v_row, log,
-                               shift, scale, d_q_here, KEYS, SIZE)  # fmt: skip
+                               shift, scale, d_q_here, EVEN, KEYS, SIZE)  # fmt: skip
     text = tl.load(first + sample).to(tl.int64)
     count = tl.load(length + sample).to(tl.int32)
     d_q_here = _query_gradient(queries, d_seen, text_k + text * row + at, text_v + text * text_v_row + at, count, row,
-                               text_v_row, log, shift, scale, d_q_here, KEYS, SIZE)  # fmt: skip
+                               text_v_row, log, shift, scale, d_q_here, False, KEYS, SIZE)  # fmt: skip
     tl.store(d_q + here, (d_q_here * scale).to(d_q.dtype.element_ty), mask=inside[:, None])
 
 
@@ -243,12 +257,12 @@ def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d:
     _attend_back_keys[((tiles + text_tiles) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.k_RD, d.v_RD, d.text_k_ND,
         d.text_v_ND, x.first_B, x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0),
-        d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5, QUERIES=queries, KEYS=keys,
-        SIZE=x.size, num_warps=warps, num_stages=stages,
+        d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5,
+        EVEN=x.tokens % queries == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     queries, keys, warps, stages = BACK_QUERIES
     _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
-        x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, QUERIES=queries,
-        KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
+        x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5,
+        EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from torch import Tensor
 from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, power_of_two, put_row
 
-_BLOCK = 512
-"""Columns at a time where rows are not scaled; a row that is scaled is held whole."""
+_BLOCK, _WHOLE = 512, 2048
+"""Columns at a time of rows that are not scaled; those that are, and rows of up to this length, are held whole."""
 
 
 @triton.jit
@@ -80,4 +80,7 @@ def gelu_gate_back(d_out_RF: Tensor, both_RF: Tensor, kind: torch.dtype) -> Oper
 
 
 def _block(width: int, spare: int) -> tuple[int, int]:
-    return (triton.next_power_of_2(width), 8) if spare else (_BLOCK, 2)
+    whole = triton.next_power_of_2(width)
+    if spare:
+        return whole, 8
+    return (whole, max(1, whole // 512)) if whole <= _WHOLE else (_BLOCK, 2)
