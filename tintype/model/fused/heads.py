@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS_BACK = 16
-"""Tokens whose share of the weights' gradient a program sums."""
+_TOKENS, _TOKENS_BACK = 4, 16
+"""Tokens of a program, one in the forward pass of a wide model."""
+_NARROW = 1024
+"""In models below this width a program takes one and the same token of several samples: it loads the angles once."""
 
 
 @triton.jit
@@ -46,31 +48,44 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 
 @triton.jit
-def _heads(x, first, second, table, out, rows, tokens, heads, x_row, table_sample, ROTATE: tl.constexpr,
-           HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
+    """Return a program's first row and how far its rows lie apart: one token of T samples, or T rows on end."""
+    program = tl.program_id(0).to(tl.int64)
+    if SHARED:
+        return (program // tokens) * T * tokens + program % tokens, tokens
+    return program * T, 1
+
+
+@triton.jit
+def _heads(x, first, second, table, out, rows, tokens, heads, x_row, table_sample, T: tl.constexpr,
+           ROTATE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    start, step = _rows(tokens, T, SHARED)
     part = tl.program_id(1).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     here = head * 2 * HALF + tl.arange(0, 2 * HALF)[None, :]
     mask = (head < heads) & (here >= 0)
     width = heads * 2 * HALF
-    even, odd = _pairs(x + row * x_row + part * width + here, mask, HEADS, HALF)
-    root = tl.rsqrt(tl.sum(even * even + odd * odd, 1) / (2 * HALF) + 1e-6)[:, None]
     weight_even, weight_odd = _weights(first, second, part, HALF)
-    even *= root * weight_even
-    odd *= root * weight_odd
-    if ROTATE:
-        cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
-        rotated = even * cosine - odd * sine
-        odd = odd * cosine + even * sine
-        even = rotated
-    _put_pairs(out + (part * rows + row) * width + here, even, odd, mask, HEADS, HALF)
+    if SHARED:
+        cosine, sine = _angles(table, 0, start % tokens, HALF)
+    for row in range(start, min(start + T * step, rows), step):
+        even, odd = _pairs(x + row * x_row + part * width + here, mask, HEADS, HALF)
+        root = tl.rsqrt(tl.sum(even * even + odd * odd, 1) / (2 * HALF) + 1e-6)[:, None]
+        even *= root * weight_even
+        odd *= root * weight_odd
+        if ROTATE:
+            if not SHARED:
+                cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
+            rotated = even * cosine - odd * sine
+            odd = odd * cosine + even * sine
+            even = rotated
+        _put_pairs(out + (part * rows + row) * width + here, even, odd, mask, HEADS, HALF)
 
 
 @triton.jit
 def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, x_row, table_sample, T: tl.constexpr,
-                ROTATE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
-    program = tl.program_id(0)
+                ROTATE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    start, step = _rows(tokens, T, SHARED)
     part = tl.program_id(1).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     here = head * 2 * HALF + tl.arange(0, 2 * HALF)[None, :]
@@ -79,16 +94,17 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
     weight_even, weight_odd = _weights(first, second, part, HALF)
     sum_even = tl.zeros([HALF], tl.float32)
     sum_odd = tl.zeros([HALF], tl.float32)
-    start = program.to(tl.int64) * T
-    for index in range(min(T, rows - start)):
-        row = start + index
+    if SHARED:
+        cosine, sine = _angles(table, 0, start % tokens, HALF)
+    for row in range(start, min(start + T * step, rows), step):
         even, odd = _pairs(x + row * x_row + part * width + here, mask, HEADS, HALF)
         root = tl.rsqrt(tl.sum(even * even + odd * odd, 1) / (2 * HALF) + 1e-6)[:, None]
         even *= root
         odd *= root
         d_even, d_odd = _pairs(d_out + (part * rows + row) * width + here, mask, HEADS, HALF)
         if ROTATE:
-            cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
+            if not SHARED:
+                cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
             rotated = d_even * cosine + d_odd * sine
             d_odd = d_odd * cosine - d_even * sine
             d_even = rotated
@@ -101,7 +117,7 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
         d_odd = root * (d_odd - odd * along)
         _put_pairs(d_x + row * x_row + part * width + here, d_even, d_odd, mask, HEADS, HALF)
     pair = 2 * tl.arange(0, HALF)
-    sums += (part * tl.num_programs(0) + program) * 2 * HALF
+    sums += (part * tl.num_programs(0) + tl.program_id(0)) * 2 * HALF
     tl.store(sums + pair, sum_even)
     tl.store(sums + pair + 1, sum_odd)
 
@@ -110,9 +126,10 @@ def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: in
     """Return the first parts of the packed projections, one for each weight, normed and rotated: [parts, R, D]."""
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
-    _heads[(rows, len(weights))](
-        x_RP, weights[0], weights[-1], table, out, rows, tokens, heads, x_RP.stride(0), _stride(table),
-        ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
+    per, shared = _TOKENS if heads * size < _NARROW else 1, _shares_angles(heads * size, table)
+    _heads[(_programs(rows, tokens, per, shared), len(weights))](
+        x_RP, weights[0], weights[-1], table, out, rows, tokens, heads, x_RP.stride(0), _stride(table), T=per,
+        ROTATE=table is not None, SHARED=shared, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
         num_warps=_warps(heads * size, 4),
     )  # fmt: skip
     return out
@@ -128,15 +145,24 @@ def norm_heads_back(
     d_x_RP: Tensor,
 ) -> Tensor:
     """Fill in the gradient of the first parts of the packed projections, and return those of the weights."""
-    rows, size = len(x_RP), len(weights[0])
-    programs = triton.cdiv(rows, _ROWS_BACK)
+    rows, size, shared = len(x_RP), len(weights[0]), _shares_angles(heads * len(weights[0]), table)
+    programs = _programs(rows, tokens, _TOKENS_BACK, shared)
     sums = torch.empty(len(weights), programs, size, dtype=torch.float32, device=x_RP.device)
     _heads_back[(programs, len(weights))](
         d_out, x_RP, weights[0], weights[-1], table, d_x_RP, sums, rows, tokens, heads, x_RP.stride(0), _stride(table),
-        T=_ROWS_BACK, ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
+        T=_TOKENS_BACK, ROTATE=table is not None, SHARED=shared, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
         num_warps=_warps(heads * size, 2),
     )  # fmt: skip
     return sums.sum(1)
+
+
+def _shares_angles(width: int, table: Tensor | None) -> bool:
+    """Return whether a program takes one token of several samples, for which they must share a table."""
+    return width < _NARROW and table is not None and len(table) == 1
+
+
+def _programs(rows: int, tokens: int, per: int, shared: bool) -> int:
+    return tokens * -(-(rows // tokens) // per) if shared else -(-rows // per)
 
 
 def _stride(table: Tensor | None) -> int:
