@@ -194,14 +194,20 @@ class FinalLayer(nn.Module):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def forward(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
-        projected: Tensor = self.linear(self.modulated(token_BLD, vector_BD))
+    def forward(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
+        """`fused`: whether the norm runs by the fused kernels."""
+        projected: Tensor = self.linear(self.modulated(token_BLD, vector_BD, fused))
         return projected
 
-    def modulated(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
+    def modulated(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
         """Return the tokens after the norm, before they are projected."""
         activated = _activated(vector_BD, self.position)
         two = project(activated, self._modulation_linear(), self.position)
+        if fused:
+            from tintype.model.fused.modulated_norm import modulated_norm
+
+            token_BLD = token_BLD.bfloat16()
+            return modulated_norm(token_BLD, two, token_BLD.dtype)
         shift, scale = two[:, None, :].chunk(2, dim=-1)
         return modulate(self.norm(token_BLD), scale, shift, self.position)
 

@@ -160,9 +160,10 @@ class Block(nn.Module):
     def _fused(
         self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, rotation: Tensor
     ) -> Tensor:
-        six_B6D = self.modulation(vector_BD)
+        kernels = self._kernels()
+        six_B6D = kernels.modulation(vector_BD)
         with torch.autocast(token_BLD.device.type, enabled=False):
-            return self._kernels().run(token_BLD.bfloat16(), text, six_B6D, rotation.squeeze(1))
+            return kernels.run(token_BLD.bfloat16(), text, six_B6D, rotation.squeeze(1))
 
     def refresh(self) -> None:
         """Cast the weights that have changed, ahead of a graph that reads their copies."""
@@ -181,7 +182,9 @@ class Block(nn.Module):
             from tintype.model.fused.block import FusedBlock
 
             with torch.inference_mode(False):  # its copies may serve training after they were made while sampling
-                self._on_kernels = FusedBlock(self.attention, self.gate_proj, self.up_proj, self.down_proj, self.fp8)
+                assert isinstance(self.modulation, Modulation)
+                layers = (self.modulation, self.attention, self.gate_proj, self.up_proj, self.down_proj)
+                self._on_kernels = FusedBlock(*layers, self.fp8)
         return self._on_kernels
 
 
@@ -385,7 +388,8 @@ class Transformer(nn.Module):
 
         if only_taps:
             return Tapped(features, route)
-        flat_BLP = self.final_layer(_without_appended(token_BLD, appended), vector_BD)
+        fused = self.fused_on(token_BLD.device)
+        flat_BLP = self.final_layer(_without_appended(token_BLD, appended), vector_BD, fused)
         prediction_BCHW = unpatchify(flat_BLP, self.settings.patch, rows, columns)
         class_velocity_BT = None
         if self.class_token is not None:

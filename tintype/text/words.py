@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tintype.model.fused import why_no_kernels
 from tintype.runtime.graphs import Graphs
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
@@ -126,14 +127,27 @@ class WordsEncoder(nn.Module):
         return read_BLC
 
 
+class Norm(nn.LayerNorm):
+    """LayerNorm, by the denoiser's kernel where it runs: in the type that the matrix after it reads."""
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        if why_no_kernels(x_BLC.device):
+            return super().forward(x_BLC)
+        from tintype.model.fused.modulated_norm import modulated_norm
+
+        two_B2C = torch.cat([self.bias, self.weight - 1]).expand(len(x_BLC), -1)
+        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x_BLC.dtype
+        return modulated_norm(x_BLC, two_B2C, kind, self.eps)
+
+
 class _Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
+        self.attention_norm = Norm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_norm = Norm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, token_BLC: Tensor, mask_BL: Tensor) -> Tensor:

@@ -279,4 +279,4 @@ def test_copies_have_the_weights_numbers_after_every_step(techniques: list[str])
             state.load({name: tensor.clone() for name, tensor in state.tensors().items()}, state.scalars())
         for copy in parts.denoiser.copies():
             assert not copy.fresh or torch.equal(copy.values, copy.weight.bfloat16()), step
-    assert len(parts.denoiser.copies()) == 6 * parts.plan.model.depth
+    assert len(parts.denoiser.copies()) == 7 * parts.plan.model.depth

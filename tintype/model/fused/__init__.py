@@ -9,6 +9,8 @@ Only `block` is imported from outside, and only where `why_plain` is silent: Tri
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch.utils._triton import has_triton
 
@@ -30,6 +32,12 @@ def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: tor
         return "precision.islands moves an operation of the blocks out of its usual precision"
     if head_size not in _HEAD_SIZES:
         return f"heads have {head_size} numbers (model.width / model.heads), and they take {_HEAD_SIZES}"
+    return why_no_kernels(device)
+
+
+@cache
+def why_no_kernels(device: torch.device) -> str:
+    """Return why kernels of Triton's cannot run on this device, in words; '' where they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return f"the device is {device.type}, and they run on NVIDIA GPUs"
     if torch.cuda.get_device_capability(device) < _CAPABILITY:

@@ -23,9 +23,11 @@ from tintype.model.fused.products import (
     Weight,
     input_gradient,
     product,
+    project,
     quantised,
     weight_gradient,
 )
+from tintype.model.layers import Modulation
 from tintype.model.packing import PackedKeyValue, PackedText, Places
 from tintype.runtime.copies import Copy
 
@@ -47,7 +49,8 @@ class Parameters(NamedTuple):
 class Matrices:
     """The matrices of a block as its products read them."""
 
-    def __init__(self, parameters: Parameters, fp8: bool) -> None:
+    def __init__(self, parameters: Parameters, modulation: Tensor, fp8: bool) -> None:
+        self.modulation = Weight([modulation], fp8=False)
         self.qkv = Weight([parameters.qkv], fp8)
         self.text_kv = Weight([parameters.text_kv], fp8)
         self.out = Weight([parameters.out], fp8)
@@ -62,7 +65,7 @@ class Matrices:
         return [copy for weight in self._all() for copy in weight.copies]
 
     def _all(self) -> tuple[Weight, ...]:
-        return self.qkv, self.text_kv, self.out, self.gate_up, self.down
+        return self.modulation, self.qkv, self.text_kv, self.out, self.gate_up, self.down
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,12 @@ class Setting:
 class FusedBlock:
     """The kernels on the weights of a block."""
 
-    def __init__(self, attention: Attention, gate: nn.Linear, up: nn.Linear, down: nn.Linear, fp8: bool) -> None:
-        self._attention, self._gate, self._up, self._down = attention, gate, up, down
+    def __init__(
+        self, modulation: Modulation, attention: Attention, gate: nn.Linear, up: nn.Linear, down: nn.Linear, fp8: bool
+    ) -> None:
+        self._modulation, self._attention, self._gate, self._up, self._down = modulation, attention, gate, up, down
         self.fp8 = fp8
-        self.weights = Matrices(self.parameters, fp8)
+        self.weights = Matrices(self.parameters, modulation.lin.weight, fp8)
 
     @property
     def parameters(self) -> Parameters:
@@ -107,6 +112,16 @@ class FusedBlock:
         self.weights.refresh()
         _, kv_N2D, key_ND = _read_text(text.rows_NC, self.parameters, self._setting(text.places))
         return PackedKeyValue(key_ND, kv_N2D[:, key_ND.shape[1] :], text.places)
+
+    def modulation(self, vector_BD: Tensor) -> Tensor:
+        """Return shifts, scales and gates [B, 6 D]."""
+        if self._modulation.position == "fp32":
+            six_B6D: Tensor = self._modulation(vector_BD)
+            return six_B6D
+        self.weights.refresh()
+        layer, activated_BD = self._modulation.lin, nn.functional.silu(vector_BD).bfloat16()
+        with torch.autocast(vector_BD.device.type, enabled=False):
+            return project(activated_BD, self.weights.modulation, layer.weight, layer.bias)
 
     def run(self, token_BLD: Tensor, text: PackedText | PackedKeyValue, six_B6D: Tensor, table: Tensor) -> Tensor:
         """Return the stream after the block."""

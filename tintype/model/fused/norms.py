@@ -22,12 +22,12 @@ from torch import Tensor
 from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, put_row
 
-_PROGRAMS = 1056
-"""Programs that fill a GPU; in the backward pass each has the sums of some tokens of one sample."""
+_WARPS_BACK = 2048
+"""Warps that fill a GPU; in the backward pass each program has the sums of some tokens of one sample."""
 
 
 @triton.jit
-def _norm(token, added, gate, scale, shift, stream, out, out_scale, mean_of, root_of, tokens, width, six_row,
+def _norm(token, added, gate, scale, shift, stream, out, out_scale, mean_of, root_of, tokens, width, six_row, eps,
           ADDED: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     sample = row // tokens
@@ -43,7 +43,7 @@ def _norm(token, added, gate, scale, shift, stream, out, out_scale, mean_of, roo
         number = rounded.to(tl.float32)
     mean = tl.sum(number, 0) / width
     centred = tl.where(mask, number - mean, 0.0)
-    root = tl.rsqrt(tl.sum(centred * centred, 0) / width + 1e-6)
+    root = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
     scaled = (1 + tl.load(scale + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)) * (centred * root)
     shifted = scaled + tl.load(shift + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
     put_row(out + here, out_scale + row, shifted, mask, SPARE)
@@ -53,8 +53,8 @@ def _norm(token, added, gate, scale, shift, stream, out, out_scale, mean_of, roo
 
 @triton.jit
 def _norm_back(d_out, d_stream, stream, added, gate, scale, mean_of, root_of, d_token, d_added, d_added_scale, sums,
-               tokens, width, six_row, chunks, T: tl.constexpr, ADDED: tl.constexpr, SPARE: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
+               tokens, width, six_row, chunks, T: tl.constexpr, STREAM: tl.constexpr, ADDED: tl.constexpr,
+               SPARE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     sample = (program // chunks).to(tl.int64)
     first = (program % chunks) * T
@@ -66,7 +66,7 @@ def _norm_back(d_out, d_stream, stream, added, gate, scale, mean_of, root_of, d_
     d_gate = tl.zeros([BLOCK], tl.float32)
     if ADDED:
         gated = tl.load(gate + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
-    for token in range(first, min(first + T, tokens)):
+    for token in tl.range(first, min(first + T, tokens), num_stages=3):
         row = sample * tokens + token
         here = row * width + column
         root = tl.load(root_of + row)
@@ -77,12 +77,13 @@ def _norm_back(d_out, d_stream, stream, added, gate, scale, mean_of, root_of, d_
         d_shift += d
         d *= factor
         d = root * (d - tl.sum(d, 0) / width - normal * (tl.sum(d * normal, 0) / width))
-        d += tl.load(d_stream + here, mask=mask, other=0.0).to(tl.float32)
+        if STREAM:
+            d += tl.load(d_stream + here, mask=mask, other=0.0).to(tl.float32)
         tl.store(d_token + here, d.to(d_token.dtype.element_ty), mask=mask)
         if ADDED:
             d_gate += d * tl.load(added + here, mask=mask, other=0.0).to(tl.float32)
             put_row(d_added + here, d_added_scale + row, gated * d, mask, SPARE)
-    sums += program.to(tl.int64) * 3 * width
+    sums += program.to(tl.int64) * (3 if ADDED else 2) * width
     tl.store(sums + column, d_shift, mask=mask)
     tl.store(sums + width + column, d_scale, mask=mask)
     if ADDED:
@@ -120,6 +121,22 @@ def _add_gated_back(d_out, added, gate, d_added, d_added_scale, sums, tokens, wi
     tl.store(sums + program.to(tl.int64) * width + column, d_gate, mask=mask)
 
 
+@triton.jit
+def _sum_chunks(sums, d_six, chunks, width, six_row, shift, gate, BLOCK: tl.constexpr):
+    """Sum what the programs of a sample found, into the columns of `six` that they are of."""
+    sample = tl.program_id(0).to(tl.int64)
+    kind = tl.program_id(1)
+    kinds = tl.num_programs(1)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    total = tl.zeros([BLOCK], tl.float32)
+    for chunk in range(chunks):
+        row = (sample * chunks + chunk) * kinds + kind
+        total += tl.load(sums + row * width + column, mask=mask, other=0.0)
+    first = gate if kind == 2 else shift + kind * width
+    tl.store(d_six + sample * six_row + first + column, total, mask=mask)
+
+
 class Stats(NamedTuple):
     """Mean and reciprocal root of the variance of each token, which the backward pass needs."""
 
@@ -128,7 +145,13 @@ class Stats(NamedTuple):
 
 
 def norm(
-    token_BLD: Tensor, six: Tensor, shift: int, kind: torch.dtype, added_RD: Tensor | None = None, gate: int = 0
+    token_BLD: Tensor,
+    six: Tensor,
+    shift: int,
+    kind: torch.dtype,
+    added_RD: Tensor | None = None,
+    gate: int = 0,
+    eps: float = 1e-6,
 ) -> tuple[Tensor, Operand, Stats]:
     """Return the stream after the addition, its modulated norm as an operand of type `kind`, and statistics.
 
@@ -143,15 +166,15 @@ def norm(
     )
     _norm[(rows,)](
         token_BLD, added_RD, six[:, gate:], six[:, shift + width :], six[:, shift:], stream_BLD, out.values_RC,
-        out.scale_R, stats.mean_R, stats.root_R, tokens, width, six.stride(0),
-        ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 4),
+        out.scale_R, stats.mean_R, stats.root_R, tokens, width, six.stride(0), eps,
+        ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
     return stream_BLD, out, stats
 
 
 def norm_back(
     d_out_RD: Tensor,
-    d_stream_BLD: Tensor,
+    d_stream_BLD: Tensor | None,
     stream_BLD: Tensor,
     six: Tensor,
     shift: int,
@@ -161,20 +184,24 @@ def norm_back(
     added_RD: Tensor | None = None,
     gate: int = 0,
 ) -> tuple[Tensor, Operand]:
-    """Return the gradients of the token and of what was added, and fill in those of `six`."""
+    """Return the gradients of the token and of what was added, and fill in those of `six`.
+
+    `d_stream` is that of the stream after the addition, where it goes on.
+    """
     batch, tokens, width = stream_BLD.shape
-    block, (per, chunks) = triton.next_power_of_2(width), _chunks(batch, tokens)
+    block = triton.next_power_of_2(width)
+    per, chunks = _chunks(batch, tokens, _WARPS_BACK // _warps(block))
     d_token_BLD = torch.empty_like(stream_BLD)
     d_added = new_operand(batch * tokens if added_RD is not None else 0, width, kind, stream_BLD.device)
-    sums = torch.empty(batch, chunks, 3, width, dtype=torch.float32, device=stream_BLD.device)
+    kinds = 2 if added_RD is None else 3
+    sums = torch.empty(batch, chunks, kinds, width, dtype=torch.float32, device=stream_BLD.device)
     _norm_back[(batch * chunks,)](
         d_out_RD, d_stream_BLD, stream_BLD, added_RD, six[:, gate:], six[:, shift + width :], stats.mean_R,
         stats.root_R, d_token_BLD, d_added.values_RC, d_added.scale_R, sums, tokens, width, six.stride(0), chunks,
-        T=per, ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 8),
+        T=per, STREAM=d_stream_BLD is not None, ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block,
+        num_warps=_warps(block),
     )  # fmt: skip
-    d_six[:, shift : shift + 2 * width] = sums[:, :, :2].sum(1).flatten(1)
-    if added_RD is not None:
-        d_six[:, gate : gate + width] = sums[:, :, 2].sum(1)
+    _put_sums(sums, d_six, shift, gate)
     return d_token_BLD, d_added
 
 
@@ -191,7 +218,7 @@ def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Te
         width,
         six.stride(0),
         BLOCK=block,
-        num_warps=_warps(block, 4),
+        num_warps=_warps(block),
     )
     return out_BLD
 
@@ -201,25 +228,34 @@ def add_gated_back(
 ) -> Operand:
     """Return the gradient of what was added, and fill in that of the gate. The stream's own is `d_out` itself."""
     batch, tokens, width = d_out_BLD.shape
-    block, (per, chunks) = triton.next_power_of_2(width), _chunks(batch, tokens)
+    block = triton.next_power_of_2(width)
+    per, chunks = _chunks(batch, tokens, 2 * _WARPS_BACK // _warps(block))
     d_added = new_operand(batch * tokens, width, kind, d_out_BLD.device)
-    sums = torch.empty(batch, chunks, width, dtype=torch.float32, device=d_out_BLD.device)
+    sums = torch.empty(batch, chunks, 1, width, dtype=torch.float32, device=d_out_BLD.device)
     _add_gated_back[(batch * chunks,)](
         d_out_BLD, added_RD, six[:, gate:], d_added.values_RC, d_added.scale_R, sums, tokens, width, six.stride(0),
-        chunks, T=per, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 8),
+        chunks, T=per, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
-    d_six[:, gate : gate + width] = sums.sum(1)
+    _put_sums(sums, d_six, gate, gate)
     return d_added
 
 
-def _chunks(batch: int, tokens: int) -> tuple[int, int]:
-    """Return how many tokens a program takes, and how many programs a sample has."""
+def _put_sums(sums: Tensor, d_six: Tensor, shift: int, gate: int) -> None:
+    batch, chunks, kinds, width = sums.shape
+    block = triton.next_power_of_2(width)
+    _sum_chunks[(batch, kinds)](
+        sums, d_six, chunks, width, d_six.stride(0), shift, gate, BLOCK=block, num_warps=_warps(block)
+    )
+
+
+def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
+    """Return how many tokens a program takes so that there are enough programs, and how many of them a sample has."""
     per = 64
-    while per > 4 and batch * triton.cdiv(tokens, per) < _PROGRAMS:
+    while per > 4 and batch * triton.cdiv(tokens, per) < programs:
         per //= 2
     return per, triton.cdiv(tokens, per)
 
 
-def _warps(block: int, most: int) -> int:
+def _warps(block: int) -> int:
     """Return the warps of a program: few for narrow rows, so that more of them run at a time."""
-    return max(1, min(most, block * most // 2048))
+    return max(1, min(8, block // 512))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,6 +126,25 @@ def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
     transpose(d.values_RC, d_NR, scale_R / most)
     transpose(x.values_RC, x_KR)
     return torch._scaled_mm(d_NR, x_KR.t(), most, torch.ones_like(most), out_dtype=torch.float32).to(kind)
+
+
+def project(x_RK: Tensor, copy: Weight, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
+    """Return x Wᵀ + b. The product reads the weight's copy; the gradients are those of the weight and the bias."""
+    out_RN: Tensor = _Projection.apply(x_RK, copy, weight_NK, bias_N)
+    return out_RN
+
+
+class _Projection(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_RK: Tensor, copy: Weight, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
+        ctx.save_for_backward(x_RK)
+        ctx.copy, ctx.types = copy, (weight_NK.dtype, bias_N.dtype)
+        return torch.addmm(bias_N.to(x_RK.dtype), x_RK, copy.values_NK.t())
+
+    @staticmethod
+    def backward(ctx: Any, d_RN: Tensor) -> tuple[Tensor | None, ...]:
+        (x_RK,), (of_weight, of_bias) = ctx.saved_tensors, ctx.types
+        return d_RN @ ctx.copy.values_NK, None, _summed_in_fp32(d_RN.t(), x_RK, of_weight), d_RN.sum(0, dtype=of_bias)
 
 
 def _summed_in_fp32(left: Tensor, right: Tensor, kind: torch.dtype) -> Tensor:

@@ -14,13 +14,14 @@ from tests.triton_interpreter import interpret_kernels
 interpret_kernels()
 
 from tintype.model import transformer  # noqa: E402
-from tintype.model.fused import attention, products, quantise  # noqa: E402
+from tintype.model.fused import attention, gelu_gate, heads, products, quantise  # noqa: E402
 from tintype.model.transformer import Block, Transformer  # noqa: E402
 from tintype.optim import adamw  # noqa: E402
 from tintype.optim.adamw import AdamWSettings  # noqa: E402
 from tintype.runtime.copies import Copy, cast  # noqa: E402
 from tintype.seams import Output, Route, TextTokens  # noqa: E402
 from tintype.settings import ModelSettings, PrecisionSettings  # noqa: E402
+from tintype.text import words  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of exp where its result is infinite
 CLOSE = 1e-5
@@ -55,10 +56,12 @@ def text(*, with_lengths: bool) -> TextTokens:
     return TextTokens(tokens_BLC, mask_BL, LENGTHS if with_lengths else None)
 
 
-def passes(kernels: str, *, with_lengths: bool, route: Route | None = None) -> dict[str, Tensor]:
+def passes(
+    kernels: str, *, with_lengths: bool, route: Route | None = None, depth: int = 2, rows: int = 6
+) -> dict[str, Tensor]:
     """Return output, tapped features and all gradients, of padding none."""
-    denoiser, words = model(kernels), text(with_lengths=with_lengths)
-    x = torch.randn(3, 4, 6, 4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    denoiser, words = model(kernels, depth), text(with_lengths=with_lengths)
+    x = torch.randn(3, 4, rows, 4, generator=torch.Generator().manual_seed(2)).requires_grad_()
     output = denoiser(x, torch.tensor([0.1, 0.5, 0.9]), words, route=route, taps=(0,))
     assert isinstance(output, Output)
     (output.prediction_BCHW.square().sum() + output.features[0].square().sum()).backward()
@@ -68,15 +71,41 @@ def passes(kernels: str, *, with_lengths: bool, route: Route | None = None) -> d
     return {"out": output.prediction_BCHW, "tap": output.features[0], "x": x.grad, "text": of_text, **of_weights}
 
 
-@pytest.mark.parametrize(("with_lengths", "kept"), [(True, None), (False, 3)], ids=["packed", "kept tokens, unpacked"])
-def test_output_and_gradients_are_those_of_the_plain_block(with_lengths: bool, kept: int | None) -> None:
-    """Text without padding, and the same as with the mask; some tokens skip a block, each with its own rotation."""
-    route = None if kept is None else Route(1, 2, torch.stack([torch.randperm(6)[:kept] for _ in LENGTHS]))
-    plain = passes("plain", with_lengths=with_lengths, route=route)
-    fused = passes("fused", with_lengths=with_lengths, route=route)
+def test_output_and_gradients_are_those_of_the_plain_block() -> None:
+    """With padding in place, and the same as with the mask; some tokens skip a block, each with its own rotation."""
+    route = Route(1, 2, torch.stack([torch.randperm(6)[:3] for _ in LENGTHS]))
+    assert_same(*(passes(kernels, with_lengths=False, route=route) for kernels in ("plain", "fused")))
+
+
+def test_wide_blocks_without_padding_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels go other ways through the rows of wide models, and read whole tiles of tokens without a mask."""
+    monkeypatch.setattr(heads, "_NARROW", 0)
+    monkeypatch.setattr(gelu_gate, "_WHOLE", 0)
+    for name in ("FORWARD", "BACK_KEYS", "BACK_QUERIES"):
+        monkeypatch.setattr(attention, name, (16, 16, 4, 1))
+    assert_same(*(passes(kernels, with_lengths=True, depth=1, rows=16) for kernels in ("plain", "fused")))
+
+
+def assert_same(plain: dict[str, Tensor], fused: dict[str, Tensor]) -> None:
     assert plain.keys() == fused.keys()
     for name, expected in plain.items():
         assert bool((fused[name] - expected).norm() <= CLOSE * expected.norm()), name
+
+
+def test_the_norm_of_the_words_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small numbers, to which the number below the root matters."""
+    x, weight, bias = 0.01 * torch.randn(5, 7, 24), torch.randn(24), torch.randn(24)
+    found: list[list[Tensor | None]] = []
+    for reason in ("the device is cpu", ""):
+        monkeypatch.setattr(words, "why_no_kernels", lambda _, reason=reason: reason)
+        norm, given = words.Norm(24), x.clone().requires_grad_()
+        norm.load_state_dict({"weight": weight, "bias": bias})
+        out = norm(given)
+        (out * torch.linspace(-1, 1, 24)).square().sum().backward()
+        found.append([out, given.grad, norm.weight.grad, norm.bias.grad])
+    for expected, fused in zip(*found, strict=True):
+        assert expected is not None and fused is not None
+        assert bool((fused - expected).norm() <= CLOSE * expected.norm())
 
 
 @torch.no_grad()
@@ -130,7 +159,7 @@ def test_loaded_weights_are_cast_again() -> None:
     block = denoiser.blocks[1]
     assert isinstance(block, Block) and denoiser.copies() == []
     block.refresh()
-    assert len(denoiser.copies()) == 6 and all(copy.fresh for copy in denoiser.copies())
+    assert len(denoiser.copies()) == 7 and all(copy.fresh for copy in denoiser.copies())
     denoiser.load_state_dict({name: 2 * tensor for name, tensor in denoiser.state_dict().items()})
     assert not any(copy.fresh for copy in denoiser.copies())
     block.refresh()
@@ -151,7 +180,7 @@ def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.
         denoiser(torch.randn(3, 4, 6, 4), torch.rand(3), words)
         with torch.no_grad():
             denoiser.blocks[1].up_proj.weight.mul_(2)  # type: ignore[union-attr,operator]
-    assert seen == [12, 12]
+    assert seen == [14, 14]
 
 
 class Launches:
@@ -178,8 +207,9 @@ def test_large_batches_of_small_images_fit_into_the_grids(monkeypatch: pytest.Mo
     out_RD, log_sum = attention.attend(inputs)
     gradients = attention.Gradients(image_RD, image_RD, image_RD, text_ND, text_ND)
     attention.attend_back(inputs, image_RD, out_RD, log_sum, gradients)
-    pairs = samples * heads
-    assert [math.prod(grid) for grid in launches.grids] == [2 * pairs, 2 * pairs, (4 + 2) * pairs, 2 * pairs]
+    (forward, *_), (_, keys, *_), (back, *_) = attention.FORWARD, attention.BACK_KEYS, attention.BACK_QUERIES
+    tiles = [-(-tokens // forward), -(-tokens // 128), -(-tokens // keys) - (-longest // keys), -(-tokens // back)]
+    assert [math.prod(grid) for grid in launches.grids] == [samples * heads * count for count in tiles]
     assert all(side <= 65_535 for _, *others in launches.grids for side in others)
 
 
