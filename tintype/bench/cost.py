@@ -609,9 +609,10 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
         for term in terms:
             if isinstance(term, AlignmentTerm):
                 (block,) = term.taps
-                token_BKD, kept_BK = output.features[block].float(), output.tokens_at(block)
+                kept_BK = output.tokens_at(block)
+                projected_BKT = term.project(output.features[block], kept_BK, (rows, columns))
                 teacher_BLT = torch.empty(1, rows * columns, _teacher_width(term), device=META)
-                total = total + term.compare(token_BKD, teacher_BLT, kept_BK, (rows, columns)).sum()
+                total = total + term.compare(projected_BKT, teacher_BLT, kept_BK).sum()
             elif isinstance(term, SelfAlignment):
                 (block,) = term.taps
                 total = total + term.head(output.features[block].float()).sum()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tintype.losses.part import LossPart, PlanView
+from tintype.runtime.tf32 import in_fp32
 from tintype.seams import LossContext, LossInputs, LossTerm, Output, Tapped
 from tintype.settings import Plain, Settings
 from tintype.vision.dino import Dinov2TeacherSettings
@@ -64,7 +65,8 @@ def check_block(kind: str, block: int, plan: PlanView) -> None:
 class AlignmentTerm(nn.Module, LossTerm):
     """Term with a projector that is trained and saved with the model; the teacher is no module, so it is not.
 
-    Projector and cosine are computed in fp32 from parameters in fp32, whatever the precision of training.
+    Projector and cosine are computed in fp32 from parameters in fp32, whatever the precision of training. On a GPU that
+    trains in bf16 the projector's products are TF32: else they would take longer than the teacher.
     """
 
     def __init__(self, settings: AlignmentPart, context: LossContext, projector: nn.Module) -> None:
@@ -127,14 +129,19 @@ class AlignmentTerm(nn.Module, LossTerm):
         if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
         token_BKD, kept_BK = output.features[block], output.tokens_at(block)
+        projected_BKT = self.project(token_BKD, kept_BK, self._context.grid_of(image_BCHW))
         with torch.autocast(token_BKD.device.type, enabled=False):
-            return self.compare(token_BKD.float(), seen_BLT, kept_BK, self._context.grid_of(image_BCHW))
+            return self.compare(projected_BKT, seen_BLT, kept_BK)
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
-        """Return the loss of each sample. `grid` is that of all its tokens."""
+    def project(self, token_BKD: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
+        """Return the tokens in the teacher's width, in fp32. `grid` is that of all tokens of a sample."""
+        return in_fp32(self.projector, token_BKD)
+
+    def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+        """Return the loss of each sample."""
         if kept_BK is not None:
             teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
-        return minus_mean_cosine(self.projector(token_BKD), teacher_BLT)
+        return minus_mean_cosine(projected_BKT, teacher_BLT)
 
 
 def minus_mean_cosine(projected_BKT: Tensor, teacher_BKT: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ H, W: rows and columns of tokens.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
 from tintype.losses.part import PlanView, Scheduled
+from tintype.runtime.tf32 import in_fp32
 from tintype.seams import LossContext
 from tintype.vision.part import Grid
 
@@ -52,12 +54,14 @@ class IrepaTerm(AlignmentTerm):
         super().__init__(settings, context, nn.Conv2d(context.width, settings.teacher.width(), 3, padding=1))
         self._alpha, self._block = settings.alpha, settings.block
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
+    def project(self, token_BKD: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
         if kept_BK is not None:
-            raise UserError(_routed(self._block, f"{kept_BK.shape[1]} of {teacher_BLT.shape[1]} tokens"))
+            raise UserError(_routed(self._block, f"{kept_BK.shape[1]} of {prod(grid)} tokens"))
         map_BDHW = token_BKD.transpose(1, 2).unflatten(2, grid)
-        projected_BLT = self.projector(map_BDHW).flatten(2).transpose(1, 2)
-        return minus_mean_cosine(projected_BLT, spatially_normalised(teacher_BLT, self._alpha))
+        return in_fp32(self.projector, map_BDHW).flatten(2).transpose(1, 2)
+
+    def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+        return minus_mean_cosine(projected_BKT, spatially_normalised(teacher_BLT, self._alpha))
 
 
 def spatially_normalised(token_BLT: Tensor, alpha: float) -> Tensor:

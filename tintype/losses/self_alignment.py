@@ -21,6 +21,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from tintype.losses.alignment import check_block, minus_mean_cosine
 from tintype.losses.part import LossPart, PlanView, Scheduled
+from tintype.runtime.tf32 import in_fp32
 from tintype.seams import LossContext, LossInputs, LossTerm
 from tintype.settings import Plain
 
@@ -102,8 +103,9 @@ class SelfAlignment(nn.Module, LossTerm):
         if (kept_BK := inputs.output.tokens_at(student)) is not None:
             teacher_BLD = teacher_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLD.shape[2]))
         token_BKD = inputs.output.features[student]
+        projected_BKD = in_fp32(self.head, token_BKD)
         with torch.autocast(token_BKD.device.type, enabled=False):
-            return self.compare(self.head(token_BKD.float()), teacher_BLD.float())
+            return self.compare(projected_BKD, teacher_BLD.float())
 
     def compare(self, projected_BKD: Tensor, teacher_BKD: Tensor) -> Tensor:
         """Return the loss of each sample."""

@@ -124,10 +124,10 @@ class Recorder(AlignmentTerm):
 
     shapes: tuple[int, int, int] = (0, 0, 0)
 
-    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None, grid: tuple[int, int]) -> Tensor:
+    def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
         assert kept_BK is not None
-        self.shapes = (token_BKD.shape[1], kept_BK.shape[1], teacher_BLT.shape[1])
-        return super().compare(token_BKD, teacher_BLT, kept_BK, grid)
+        self.shapes = (projected_BKT.shape[1], kept_BK.shape[1], teacher_BLT.shape[1])
+        return super().compare(projected_BKT, teacher_BLT, kept_BK)
 
 
 def test_alignment_compares_the_kept_tokens() -> None:

@@ -1,0 +1,60 @@
+"""Layers that compute in fp32 while the rest is autocast to bf16. Their matrix products on a GPU are TF32 then.
+
+TF32 has factors with 10 bits and sums in fp32, and takes an eighth of the time. bf16 numbers are TF32 numbers too, so
+tokens that a bf16 denoiser gives come in whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Let fp32 products on a GPU be TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
+    """Apply layers in fp32, whatever autocast says; where it is on, on a GPU, with TF32 products both ways."""
+    fast = x.is_cuda and torch.is_autocast_enabled("cuda")
+    kind = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none of its own
+    with torch.autocast(kind, enabled=False):
+        out: Tensor = in_tf32(layers, x.float()) if fast else layers(x.float())
+    return out
+
+
+def in_tf32(layers: nn.Module, x: Tensor) -> Tensor:
+    """Apply layers in fp32 with TF32 products both ways."""
+    out: Tensor = _InTf32.apply(layers, x, *layers.parameters())  # type: ignore[no-untyped-call]
+    return out
+
+
+class _InTf32(torch.autograd.Function):
+    """Keeps the layers' own graph, and runs it backward in the same context: that of the forward pass is gone then."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:
+        inside = x.detach().requires_grad_(x.requires_grad)
+        with torch.enable_grad(), tf32_products():
+            out = layers(inside)
+        ctx.out, ctx.inputs = out, (inside, *parameters)
+        result: Tensor = out.detach()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [one for one, needed in zip(ctx.inputs, ctx.needs_input_grad[1:], strict=True) if needed]
+        with tf32_products():
+            found = iter(torch.autograd.grad(ctx.out, wanted, d_out))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
