@@ -128,6 +128,7 @@ def speed_page() -> Iterator[Claim]:
     yield from measured.speed_by_part()
     yield from measured.speed_of_products()
     yield from measured.speed_at_true_size()
+    yield from measured.speed_with_teachers()
     yield from measured.speed_of_workers()
     yield from measured.speed_of_routing_in_full()
     yield measured.speed_of_optimizers()

@@ -142,7 +142,7 @@ def speed_beside_prx() -> Iterator[Claim]:
     """Training, sampling and studies beside PRX and the limit. Of rates the higher is faster, of seconds the lower."""
     known, made = data("docs/speed/table.json"), []
     for row in known["rows"]:
-        ours, prx, limit = _figure(row["tintype"]), row["prx"], row["limit"]
+        ours, prx, limit = _figure(row["tintype"]), row["prx"] and _figure(row["prx"]), row["limit"]
         ratio = f" ({(prx / ours if row['unit'] == 's' else ours / prx):.2f} ×)" if prx else ""
         cells = [f"{value:.3g} {row['unit']}" if value else "" for value in (ours, prx, limit)]
         made.append([row["work"], cells[0] + ratio, *cells[1:]])
@@ -150,9 +150,9 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
-    before = known["jit_fp8_in_an_earlier_process"]
-    jit = next(row for row in known["rows"] if row["work"].startswith("JiT"))
-    yield Quote(f"in an earlier process: {before:.0f} images/s ({before / jit['prx']:.2f} ×)")
+    jit = data("docs/speed/h200/training.json")["JiT 1024 px, micro-batch 16, fp8"]
+    steps = [1000 * jit[f"{kind} step, s"] for kind in ("fastest", "slowest")]
+    yield Quote(f"of {steps[0]:.0f} to {steps[1]:.0f} ms", holds=jit["retries of the allocator"] == 0)
     apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
     yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
     first = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
@@ -169,6 +169,9 @@ def speed_by_part() -> Iterator[Claim]:
     yield Quote(f"without anything else a step would be {large['all kernels'] / large['products']:.2f} times as fast")
     passes = sum(large[part] for part in ("MLP's gate", "heads", "norms and residuals", "rest"))
     yield Quote(f"Passes over memory (gate, heads, norms, rest) are {passes:.0f} ms of the large model's step")
+    passes_back = data("docs/speed/h200/attention.json")["backward_us"]
+    short, long = (one["cudnn"] / one["tintype"] for one in passes_back.values())
+    yield Quote(f"cuDNN's takes {short:.2f} times as long at 256 tokens, and {long:.2f} times at 1,024")
     small = found["mini 256"]
     yield Quote(f"Its products alone take {small['products']:.1f} ms of a step of 256 images")
 
@@ -205,20 +208,41 @@ def speed_at_true_size() -> Iterator[Claim]:
         f"{tokens[0]['mean']:.0f} tokens on average",
         holds=len({one["mean"] for one in tokens}) == 1,
     )
+    apart = data("docs/speed/h200/true_size.json")["micro_batches_read_apart"]["runs"]
+    then = [f"{apart[name]['images_per_s']:.3g}" for name in found]
+    yield Quote(f"there were {then[0]} and {then[1]} images/s", holds=len(found) == len(apart) == 2)
+    jit = found["prx-jit-1024"]["steps_s"]
+    yield Quote(
+        f"its second step took {jit[1]:.2f} s, and those after it {min(jit[2:]):.2f} to {max(jit[2:]):.2f} s",
+        holds=jit[1] < min(jit[2:]),
+    )
+
+
+def speed_with_teachers() -> Iterator[Claim]:
+    """Steps of the 1.17B denoiser with REPA, by the teacher's size and arithmetic."""
+    rows = data("docs/speed/h200/teachers.json")["rows"]
+    made = []
+    for row in rows:
+        name = row["technique"].removeprefix("repa, ").replace("dinov2-b", "DINOv2-B").replace("dinov2-l", "DINOv2-L")
+        shares = [f"{100 * row['time_split'][part]:.0f}%" for part in ("teacher", "losses")]
+        made.append([name, f"{row['images_per_s']:.0f}", f"{100 * (1 - row['times_dense']):.1f}%", *shares])
+    yield Block("teachers", table(["teacher", "images/s", "less than dense", "teacher", "losses"], made))
 
 
 def speed_of_workers() -> Iterator[Claim]:
-    """Runs an hour with and without the Multi-Process Service."""
-    with_it, without = (data(f"docs/speed/h200/{name}.json") for name in ("study", "study-without-mps"))
+    """Runs an hour, and what the Multi-Process Service brought, by one version with and without it."""
+    names = ("study", "study-with-mps", "study-without-mps")
+    now, with_it, without = (data(f"docs/speed/h200/{name}.json") for name in names)
     rates = [one["warm_runs_per_hour"] for one in (with_it, without)]
     yield Quote(
         f"{rates[0]:.0f} runs an hour with the service ({with_it['runs']} runs) and {rates[1]:.0f} without "
-        f"({without['runs']} runs), so it is {rates[0] / rates[1]:.2f} times as fast",
+        f"({without['runs']} runs), so it was {rates[0] / rates[1]:.2f} times as fast",
         holds=rates[0] > rates[1],
     )
-    first, later = (with_it[key]["training_s"] + with_it[key]["scoring_s"] for key in ("first", "later"))
+    yield Quote(f"Of {now['runs']} runs, {now['runs'] - now['jobs']} were such")
+    first, later = (now[key]["training_s"] + now[key]["scoring_s"] for key in ("first", "later"))
     yield Quote(f"the first run of each worker takes {first - later:.0f} s longer")
-    yield Quote(f"with the start of the workers {with_it['runs_per_hour']:.0f}")
+    yield Quote(f"with the start of the workers {now['runs_per_hour']:.0f}")
 
 
 def exactness() -> Iterator[Claim]:
