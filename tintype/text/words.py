@@ -153,7 +153,7 @@ class _Layer(nn.Module):
     def forward(self, token_BLC: Tensor, mask_BL: Tensor) -> Tensor:
         b, length, _ = token_BLC.shape
         packed = self.qkv(self.attention_norm(token_BLC)).view(b, length, 3, self.heads, -1)
-        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = (part.transpose(1, 2) for part in packed.unbind(2))  # their gradients need one copy
         seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask_BL[:, None, None, :])
         token_BLC = token_BLC + self.out(seen.transpose(1, 2).flatten(2))
         refined: Tensor = token_BLC + self.mlp(self.mlp_norm(token_BLC))

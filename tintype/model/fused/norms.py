@@ -66,7 +66,7 @@ def _norm_back(d_out, d_stream, stream, added, gate, scale, mean_of, root_of, d_
     d_gate = tl.zeros([BLOCK], tl.float32)
     if ADDED:
         gated = tl.load(gate + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
-    for token in tl.range(first, min(first + T, tokens), num_stages=3):
+    for token in range(first, min(first + T, tokens)):
         row = sample * tokens + token
         here = row * width + column
         root = tl.load(root_of + row)
