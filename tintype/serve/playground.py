@@ -34,7 +34,6 @@ _PREVIEW_S = 0.2
 """Least time between two images of one that is under way."""
 _MODELS = 2
 _KEPT_JOBS = 32
-LARGEST_PX = 1024
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ class Playground:
         return model, model.trained_steps or 0
 
     def _sample(self, job: Job, name: str, folder: Path, model: Model, step: int, index: int) -> None:
-        request, size_px = job.request, min(model.plan.data.size_px, LARGEST_PX)
+        request = job.request
         first = index * request.count
         shown_s, done = 0.0, 0
         of = f", run {index + 1} of {len(job.runs)}" if len(job.runs) > 1 else ""
@@ -260,7 +259,7 @@ class Playground:
             [request.prompt] * request.count,
             request.sampler,
             seed=request.seed,
-            size_px=size_px,
+            size_px=model.plan.data.size_px,
             on_step=on_step,
             on_estimate=on_estimate,
         )

@@ -28,7 +28,7 @@ from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 from tintype.runtime.transfer import send
-from tintype.settings import Settings
+from tintype.settings import LARGEST_PX, Settings
 
 SCENES = "scenes"
 _MOST_BYTES = 16 << 30
@@ -59,7 +59,7 @@ class ImageSettings(Settings):
     """Which images a tokenizer is trained on."""
 
     data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
-    size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
+    size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the crops")
     short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
     limit: int | None = Field(None, ge=2, description="Only the first so many images")
     held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")

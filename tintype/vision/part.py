@@ -176,4 +176,7 @@ def offering_packaged_teacher() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes") from error
+        raise UserError(
+            f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, "
+            "which haste aligns."
+        ) from error
