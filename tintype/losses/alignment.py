@@ -114,11 +114,16 @@ class AlignmentTerm(nn.Module, LossTerm):
         if grid in context.grids and grid != context.grid:
             self._caches[grid] = self._cache(context.grid).at_grid(self._teacher(grid))
         else:
-            grids = context.grids if grid == context.grid else ()
+            grids, key = (context.grids, context.data_key) if grid == context.grid else ((), self._stage_key)
             self._caches[grid] = open_teacher_cache(
-                kind, self._teacher(grid), context.source, context.data_key, context.device, grids
+                kind, self._teacher(grid), context.source, key, context.device, grids
             )
         return self._caches[grid]
+
+    @property
+    def _stage_key(self) -> str:
+        """Names the images of an earlier stage, which the data's own key and a grid do not tell from larger ones."""
+        return f"{self._context.data_key} {self._context.token_px} px"
 
     def loss(self, inputs: LossInputs) -> Tensor:
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)

@@ -6,6 +6,7 @@ B: samples. C: channels. H, W: rows, columns. L: tokens. D, T: widths of denoise
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,10 @@ def test_cached_tokens_of_several_shapes_share_rows_and_are_those_that_are_not_c
             torch.testing.assert_close(found, live.look(images(grid, 1), [id_]), rtol=2**-10, atol=1e-4)
     rows = {id(one.rows) for grid, one in cached._caches.items() if grid in GRIDS[:3]}
     assert len(rows) == 1 and cached._caches[(2, 2)].rows.shape[1] == 4
+    larger = RepaSettings(**options, cache="memory").build(replace(context(), token_px=8))  # type: ignore[arg-type]
+    larger.ready()
+    assert larger._cache((2, 2)).rows is not cached._caches[(2, 2)].rows, "the same grid of larger images"
+    larger.release()
     cached.release()
 
 
