@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from tintype import recipes
 from tintype.config.paths import locate
 from tintype.config.strict import Document, parse, read_yaml, settings_in, write_yaml
+from tintype.data.buckets import Shape, scaled_shape
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.source import ScenesSettings
@@ -182,8 +183,27 @@ class Plan(Settings):
                 f"({steps}): the last stage is that of data.size_px"
             )
         if len(self.data.shapes) > 1:
-            raise ValueError("train.stages and data.buckets do not go together; leave one of them out")
+            self._check_stages_of_shapes()
         self._refuse_one_shape("train.stages")
+
+    def _check_stages_of_shapes(self) -> None:
+        """Raise ValueError where a stage cannot have images of several shapes."""
+        alike = self.train.alike
+        for stage in self.train.stages:
+            try:
+                self.shapes_at_size(stage.size_px)
+            except ValueError as error:
+                raise ValueError(
+                    f"train.stages: at {stage.size_px} px, {error} (tokenizer stride × model.patch); leave that shape "
+                    "out of data.buckets, or take a larger size"
+                ) from None
+            images = self.train.images_before(stage.until)
+            if images % alike:
+                raise ValueError(
+                    f"train.stages: with data.buckets {alike} images in a row have one shape (the least common "
+                    f"multiple of all micro-batches), but the stage until step {stage.until} ends after {images}; let "
+                    f"it end after a multiple of {alike}, or leave `batch` out of the stages"
+                )
 
     def _refuse_one_shape(self, setting: str) -> None:
         """Raise ValueError where a part needs images of one shape, and this setting gives them several."""
@@ -246,9 +266,18 @@ class Plan(Settings):
         return self.tokenizer.compression.stride_px * self.model.patch
 
     @property
-    def image_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Heights and widths of all training images: the shapes of the data, and the sizes of earlier stages."""
-        return (*self.data.shapes, *((stage.size_px, stage.size_px) for stage in self.train.stages))
+    def image_shapes(self) -> tuple[Shape, ...]:
+        """Heights and widths of all training images: the shapes of the data, and those of earlier stages."""
+        return (*self.data.shapes, *(shape for stage in self.stage_shapes for shape in stage))
+
+    @property
+    def stage_shapes(self) -> tuple[tuple[Shape, ...], ...]:
+        """The shapes of the data as each earlier stage has them."""
+        return tuple(self.shapes_at_size(stage.size_px) for stage in self.train.stages)
+
+    def shapes_at_size(self, size_px: int) -> tuple[Shape, ...]:
+        """Return the shapes of the data, in their order, as a stage of this size has them."""
+        return tuple(scaled_shape(shape, self.data.size_px, size_px, self.token_px) for shape in self.data.shapes)
 
     @property
     def token_grids(self) -> tuple[tuple[int, int], ...]:

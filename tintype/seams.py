@@ -152,6 +152,8 @@ class LossContext:
     """Side of the square of pixels that a token covers; None where every image has the grid above."""
     grids: tuple[tuple[int, int], ...] = ()
     """Grids of the shapes that `source` has, where there are several."""
+    stage_grids: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Grids of the same shapes in each earlier stage."""
 
     def grid_of(self, image_BCHW: Tensor) -> tuple[int, int]:
         """Return the grid of tokens of a batch of images, which have one shape."""

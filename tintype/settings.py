@@ -501,7 +501,11 @@ class SamplingSettings(Settings):
 class StageSettings(Settings):
     """Steps that train on smaller images than those of `data.size_px`."""
 
-    size_px: int = Field(ge=16, le=LARGEST_PX, description="Width and height of the images")
+    size_px: int = Field(
+        ge=16,
+        le=LARGEST_PX,
+        description="Width and height of square images; other shapes of data.buckets are scaled down with them",
+    )
     until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
     batch: Annotated[int | None, Since(None)] = Field(
         None, ge=1, description="Images per update in this stage; by default train.batch"
@@ -555,6 +559,11 @@ class TrainSettings(Settings):
     def batches(self) -> tuple[int, ...]:
         """Images per update of each stage, the last one's at the end."""
         return (*(stage.batch or self.batch for stage in self.stages), self.batch)
+
+    @property
+    def alike(self) -> int:
+        """Images in order that have one shape where the data has several: whole micro-batches of every stage."""
+        return math.lcm(*(batch // self.accumulate for batch in self.batches))
 
     def batch_at(self, step: int) -> int:
         """Return the images of a step, counted from 0."""

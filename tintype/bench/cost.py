@@ -370,7 +370,9 @@ class Counted:
         self.towers = dict(self._towers())
         self.phases = [self._phase(first, end) for first, end in pairwise(_edges(plan))]
         if len(plan.data.shapes) > 1:
-            self.missing.append("data.buckets: images are counted as squares of data.size_px")
+            self.missing.append(
+                "data.buckets: images are counted as squares, of data.size_px or of the stage's size_px"
+            )
         if plan.tuning is not None:
             self.missing.append("tuning: the training of the tokenizer is not counted")
         self.missing += [f"{one.kind}: its own matrix products" for one in plan.losses if not isinstance(one, _COUNTED)]

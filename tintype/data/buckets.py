@@ -4,9 +4,13 @@ An image belongs to the shape of the nearest proportions, is shrunk until it cov
 
 The order is a pure function of (seed, position). The images of a shape are an endless stream of their own, shuffled
 anew in each epoch, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
-same images for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
-shuffled together; what fills no unit comes with the first unit of the next epoch. So nothing is left out, and within a
-stream no image comes twice before each has come once.
+same images for any number of them; of whole micro-batches of every stage, where stages have several sizes of them).
+Epoch e has the units that lie between e and e + 1 times round, of all shapes, shuffled together; what fills no unit
+comes with the first unit of the next epoch. So nothing is left out, and within a stream no image comes twice before
+each has come once.
+
+In a stage of smaller images each shape is scaled down, and an image stays in its bucket: the order does not depend on
+the stages' sizes.
 
 N: images. S: shapes.
 """
@@ -17,6 +21,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import torch
@@ -50,6 +55,30 @@ def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) ->
     return (ratio_N[:, None] - ratio_S).abs().argmin(1)
 
 
+def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Shape:
+    """Return a shape of data of `size_px` as a stage of `stage_px` has it, in multiples of the unit.
+
+    Both sides shrink by stage_px / size_px. Of the multiples next to them those are taken whose proportions are nearest
+    to the shape's, and then the most pixels; never more than stage_px². Raise ValueError where a side is shorter than
+    the unit.
+    """
+    height, width = shape
+    if min(height, width) * stage_px < unit_px * size_px:
+        raise ValueError(f"{height} × {width} would have a side shorter than {unit_px} px")
+
+    def multiples(side_px: int) -> set[int]:
+        below, rest = divmod(side_px * stage_px, size_px * unit_px)
+        return {below * unit_px, (below + (rest > 0)) * unit_px}
+
+    def loss(found: Shape) -> tuple[Fraction, int]:
+        """Return by what factor the proportions differ, and the pixels that it lacks."""
+        high, wide = found[0] * width, found[1] * height
+        return Fraction(max(high, wide), min(high, wide)), stage_px**2 - found[0] * found[1]
+
+    near = [(high, wide) for high in multiples(height) for wide in multiples(width) if high * wide <= stage_px**2]
+    return min(sorted(near), key=loss)
+
+
 @dataclass(frozen=True, eq=False)
 class Bucketed:
     """Units of images of one bucket each. `bucket_N` says which bucket each image is in."""
@@ -57,7 +86,7 @@ class Bucketed:
     seed: int
     bucket_N: Tensor
     unit: int
-    """Images of a micro-batch, over all ranks."""
+    """Images of a micro-batch, over all ranks: see `TrainSettings.alike`."""
 
     def ids(self, first: int, count: int) -> list[int]:
         found: list[int] = []

@@ -24,10 +24,15 @@ from tintype.settings import DataPart, TrainSettings
 
 
 @lru_cache(maxsize=16)
-def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSource:
-    """Return one source per (data, split, device) in a process, so that the runs of a study share images."""
+def open_source(
+    data: DataPart, split: Split, device: torch.device, stage_shapes: tuple[Shape, ...] | None = None
+) -> ImageSource:
+    """Return one source per (data, split, device) in a process, so that the runs of a study share images.
+
+    `stage_shapes` are those that the buckets of a store have in an earlier stage. An image stays in its bucket.
+    """
     if isinstance(data, StoreSettings):
-        return StoreSource(data, split, device)
+        return StoreSource(data, split, device, stage_shapes=stage_shapes)
     if isinstance(data, ScenesSettings):
         return SceneSource(data, split, device)
     assert isinstance(data, MixtureSettings), f"data of the kind {data.kind} has no source"
@@ -82,7 +87,7 @@ def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource) -> Order:
     """Return the order of the training images. `source` is that of the training split."""
     if isinstance(source, StoreSource) and source.bucket_N is not None:
-        return Bucketed(seed, source.bucket_N, train.batch // train.accumulate)
+        return Bucketed(seed, source.bucket_N, train.alike)
     if isinstance(data, MixtureSettings) and isinstance(source, MixtureSource):
         return Mixed(seed, data, train.batch, train.steps, {name: len(part) for name, part in source.parts.items()})
     return Shuffled(seed, source)

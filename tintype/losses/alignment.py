@@ -111,10 +111,12 @@ class AlignmentTerm(nn.Module, LossTerm):
             return self._caches[grid]
         context, kind = self._context, self._settings.cache
         assert kind != "none"
-        if grid in context.grids and grid != context.grid:
-            self._caches[grid] = self._cache(context.grid).at_grid(self._teacher(grid))
+        grids = grids_of_stage(context, grid)
+        first = context.grid if context.grid in grids else next(iter(grids), grid)
+        if grid != first:
+            self._caches[grid] = self._cache(first).at_grid(self._teacher(grid))
         else:
-            grids, key = (context.grids, context.data_key) if grid == context.grid else ((), self._stage_key)
+            key = context.data_key if grid == context.grid else self._stage_key
             self._caches[grid] = open_teacher_cache(
                 kind, self._teacher(grid), context.source, key, context.device, grids
             )
@@ -122,8 +124,12 @@ class AlignmentTerm(nn.Module, LossTerm):
 
     @property
     def _stage_key(self) -> str:
-        """Names the images of an earlier stage, which the data's own key and a grid do not tell from larger ones."""
-        return f"{self._context.data_key} {self._context.token_px} px"
+        """Names the images of an earlier stage, which the data's own key and a grid do not tell from larger ones.
+
+        The grids of all stages say which of them an image has in this one.
+        """
+        context = self._context
+        return f"{context.data_key} {context.token_px} px {context.grids} {context.stage_grids}"
 
     def loss(self, inputs: LossInputs) -> Tensor:
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
@@ -147,6 +153,20 @@ class AlignmentTerm(nn.Module, LossTerm):
         if kept_BK is not None:
             teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
         return minus_mean_cosine(projected_BKT, teacher_BLT)
+
+
+def grids_of_stage(context: LossContext, grid: Grid) -> tuple[Grid, ...]:
+    """Return the grids of the stage that has this one. An image has one of them, so that they can share cached rows.
+
+    A grid of several stages is among none: an image may have it in one stage and another grid in the next.
+    """
+    stages = (context.grids, *context.stage_grids)
+
+    def stage_of(one: Grid) -> tuple[Grid, ...]:
+        found = [grids for grids in stages if one in grids]
+        return found[0] if len(found) == 1 else ()
+
+    return tuple(one for one in stage_of(grid) if stage_of(one))
 
 
 def minus_mean_cosine(projected_BKT: Tensor, teacher_BKT: Tensor) -> Tensor:

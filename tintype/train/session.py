@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Shape
 from tintype.data.mixture.source import columns_by_part
 from tintype.data.mixture.source import identities as of_data
 from tintype.data.sources import open_order, open_source
@@ -185,17 +186,26 @@ def build_session(plan: Plan) -> Session:
 def source_of_stage(plan: Plan, step: int, source: ImageSource, device: torch.device) -> ImageSource:
     """Return the images in the size of a step; `source` has those of the last stage."""
     size_px = plan.size_px_at(step)
-    return source if size_px == plan.data.size_px else open_source(plan.data.at_size(size_px), "train", device)
+    if size_px == plan.data.size_px:
+        return source
+    if len(plan.data.shapes) > 1:
+        return open_source(plan.data, "train", device, plan.shapes_at_size(size_px))
+    return open_source(plan.data.at_size(size_px), "train", device)
 
 
 def one_shape(plan: Plan) -> int | None:
-    """Return the number of images in order that are sure to have one shape: a micro-batch; None where all have it."""
-    return None if len(plan.data.shapes) == 1 else plan.train.batch // plan.train.accumulate
+    """Return the number of images in order that are sure to have one shape; None where all have it."""
+    return None if len(plan.data.shapes) == 1 else plan.train.alike
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
     """Build the plan's loss terms, and the one that trains a projector for the tuning where no other does."""
-    unit, shapes = plan.token_px, plan.data.shapes
+    unit, several = plan.token_px, len(plan.data.shapes) > 1
+
+    def grids(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Return the grids of tokens of the shapes, each once: in a small stage some are alike."""
+        return tuple(dict.fromkeys((height // unit, width // unit) for height, width in shapes))
+
     place = LossContext(
         plan.model.width,
         plan.token_grid,
@@ -203,7 +213,8 @@ def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple
         source,
         _data_key(plan.data, source),
         token_px=unit,
-        grids=tuple((height // unit, width // unit) for height, width in shapes) if len(shapes) > 1 else (),
+        grids=grids(plan.data.shapes) if several else (),
+        stage_grids=tuple(map(grids, plan.stage_shapes)) if several else (),
     )
     probe = plan.tuning.probe(plan) if plan.tuning is not None else None
     terms = []

@@ -186,6 +186,12 @@ def test_a_stage_costs_what_its_own_batch_does() -> None:
     larger = cost(tiny_plan("data.size_px=32", "train.stages=[{size_px: 16, until: 3, batch: 64}]"))
     plan = tiny_plan("data.size_px=16")
     assert larger.memory.activations == activation_bytes(plan, 64) > few.memory.activations
+    store = ["data.kind=store", "data.path=DIR", "data.size_px=32", "data.buckets=[[32,32],[24,40]]"]
+    shaped = cost(tiny_plan(*store, "train.stages=[{size_px: 16, until: 2, batch: 16}]"))
+    assert [(one.size_px, one.batch, one.image_flops) for one in shaped.phases] == [
+        (one.size_px, one.batch, one.image_flops) for one in many.phases
+    ], "as squares, which no shape of their stage exceeds"
+    assert shaped.missing == ("data.buckets: images are counted as squares, of data.size_px or of the stage's size_px",)
     with pytest.raises(UserError, match="--gpus 4: a micro-batch has 6 images"):
         cost(tiny_plan("data.size_px=32", "train.stages=[{size_px: 16, until: 3, batch: 6}]"), 4)
 

@@ -55,10 +55,12 @@ RUNS = ("stopped", "whole")
 STAGES = "resolution-stages:sizes=[16],until=[3]"
 
 
-def context(grids: Sequence[tuple[int, int]] = ()) -> LossContext:
+def context(
+    grids: Sequence[tuple[int, int]] = (), stage_grids: Sequence[Sequence[tuple[int, int]]] = ()
+) -> LossContext:
     data = ScenesSettings(size_px=16, count=24, max_objects=2)
-    source = SceneSource(data, "train", CPU)
-    return LossContext(WIDTH, SQUARE, CPU, source, data.model_dump_json(), TOKEN_PX, tuple(grids))
+    source, stages = SceneSource(data, "train", CPU), tuple(map(tuple, stage_grids))
+    return LossContext(WIDTH, SQUARE, CPU, source, data.model_dump_json(), TOKEN_PX, tuple(grids), stages)
 
 
 def images(grid: tuple[int, int], count: int = 2, seed: int = 3) -> Tensor:
@@ -130,23 +132,35 @@ def test_irepa_convolves_over_the_grid_of_each_shape() -> None:
 def test_cached_tokens_of_several_shapes_share_rows_and_are_those_that_are_not_cached(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Image 1 is square, image 2 is not, as in a bucket; both are a stage's, smaller, too."""
+    """Image 1 is square, image 2 is not, as in a bucket; images 3 to 6 are a stage's, smaller, too.
+
+    Image 7 has a grid in the stage that images of another bucket have in the last one.
+    """
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path))
     options = {"block": 2, "hidden": 16, "teacher": SceneTeacherSettings()}
-    cached = RepaSettings(**options, cache=cache).build(context(GRIDS[:3]))  # type: ignore[arg-type]
+    place = context(GRIDS[:3], [[(2, 2), (2, 3), (3, 5)]])
+    cached = RepaSettings(**options, cache=cache).build(place)  # type: ignore[arg-type]
     live = RepaSettings(**options).build(context())  # type: ignore[arg-type]
     for one in (cached, live):
         one.ready()
-    for id_, grid in enumerate([(4, 4), (3, 5), (2, 2), (5, 3), (2, 2)], 1):
+    seen = [(1, (4, 4)), (2, (3, 5)), (3, (2, 2)), (4, (5, 3)), (5, (2, 2)), (6, (2, 3)), (6, (4, 4))]
+    for id_, grid in [*seen, (7, (3, 5)), (7, (5, 3))]:
         for _ in range(2):
             found = cached.look(images(grid, 1), [id_])
             torch.testing.assert_close(found, live.look(images(grid, 1), [id_]), rtol=2**-10, atol=1e-4)
-    rows = {id(one.rows) for grid, one in cached._caches.items() if grid in GRIDS[:3]}
-    assert len(rows) == 1 and cached._caches[(2, 2)].rows.shape[1] == 4
-    larger = RepaSettings(**options, cache="memory").build(replace(context(), token_px=8))  # type: ignore[arg-type]
-    larger.ready()
-    assert larger._cache((2, 2)).rows is not cached._caches[(2, 2)].rows, "the same grid of larger images"
-    larger.release()
+    rows = {grid: one.rows for grid, one in cached._caches.items()}
+    assert rows[4, 4] is rows[5, 3] and rows[2, 2] is rows[2, 3] and rows[2, 2].shape[1] == 6
+    assert rows[3, 5] not in (rows[4, 4], rows[2, 2]), "its images may have another grid in another stage"
+    for grids, token_px, hidden in (
+        (GRIDS[:2], TOKEN_PX, (3, 5)),
+        (GRIDS[:3], 8, (3, 5)),
+        (GRIDS[:3], TOKEN_PX, (5, 3)),
+    ):
+        other = context(grids, [[(2, 2), (2, 3), hidden]])
+        apart = RepaSettings(**options, cache="memory").build(replace(other, token_px=token_px))  # type: ignore[arg-type]
+        apart.ready()
+        assert apart._cache((2, 2)).rows is not rows[2, 2], "in other buckets an image has another shape"
+        apart.release()
     cached.release()
 
 

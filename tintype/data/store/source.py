@@ -59,8 +59,10 @@ class StoreSource:
         keep: bool = True,
         threads: int | None = None,
         processes: bool | None = None,
+        stage_shapes: Sequence[Shape] | None = None,
     ) -> None:
-        self._shapes, self._device = settings.shapes, device
+        """`stage_shapes` are what the images of each bucket are cut to, in an earlier stage; else the buckets."""
+        self._shapes, self._device = stage_shapes or settings.shapes, device
         self._store = settings.open()
         what = f"the store in {self._store.path}"
         check_pin("data.sha256", settings.sha256, what, self._store.identity, "give the right path")
