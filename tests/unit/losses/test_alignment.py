@@ -149,7 +149,8 @@ def test_look_gives_the_teachers_tokens_of_the_clean_images() -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
-def test_release_frees_the_teacher_and_what_is_kept_in_memory(cache: str) -> None:
+def test_release_frees_the_teacher_and_what_is_kept_in_memory(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_cache, "_in_memory", {})  # other tests' runs keep theirs
     one = term(cache=cache)
     one.ready()
     one.look(place().source.images([3, 1]), [3, 1])
