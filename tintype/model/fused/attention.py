@@ -18,6 +18,8 @@ from torch import Tensor
 LOG2_E = tl.constexpr(1.4426950408889634)
 FORWARD, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 3)
 """Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
+_WIDE, _STAGES_WIDE = 128, 2
+"""Wider heads have fewer stages: else their tiles do not fit into the shared memory of an RTX GPU."""
 
 
 @triton.jit
@@ -222,11 +224,17 @@ class Inputs:
         return len(self.first_B) * self.heads
 
 
+def _tile(usual: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
+    """Return queries, keys, warps and stages for heads of this size."""
+    queries, keys, warps, stages = usual
+    return queries, keys, warps, stages if size < _WIDE else min(stages, _STAGES_WIDE)
+
+
 def attend(x: Inputs) -> tuple[Tensor, Tensor]:
     """Return what each query sees [R, D], and the logarithm (base 2) of each softmax's sum."""
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
-    queries, keys, warps, stages = FORWARD
+    queries, keys, warps, stages = _tile(FORWARD, x.size)
     _attend[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, log_sum, x.first_B, x.length_B, x.tokens, x.heads,
         x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys,
@@ -252,7 +260,7 @@ def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d:
     _attend_delta[(triton.cdiv(x.tokens, 128) * x.pairs,)](
         out_RD, d_out_RD, delta, x.tokens, x.heads, QUERIES=128, SIZE=x.size, num_warps=4
     )
-    queries, keys, warps, stages = BACK_KEYS
+    queries, keys, warps, stages = _tile(BACK_KEYS, x.size)
     tiles, text_tiles = triton.cdiv(x.tokens, keys), triton.cdiv(x.longest, keys)
     _attend_back_keys[((tiles + text_tiles) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.k_RD, d.v_RD, d.text_k_ND,
@@ -260,7 +268,7 @@ def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d:
         d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5,
         EVEN=x.tokens % queries == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    queries, keys, warps, stages = BACK_QUERIES
+    queries, keys, warps, stages = _tile(BACK_QUERIES, x.size)
     _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
         x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
         x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5,
