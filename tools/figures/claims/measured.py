@@ -152,7 +152,7 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
     jit = data("docs/speed/h200/training.json")["JiT 1024 px, micro-batch 16, fp8"]
     steps = [1000 * jit[f"{kind} step, s"] for kind in ("fastest", "slowest")]
-    yield Quote(f"of {steps[0]:.0f} to {steps[1]:.0f} ms", holds=jit["retries of the allocator"] == 0)
+    yield Quote(f"took {steps[0]:.0f} to {steps[1]:.0f} ms", holds=jit["retries of the allocator"] == 0)
     apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
     yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
     first = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
