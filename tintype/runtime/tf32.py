@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 @contextmanager
 def tf32_products() -> Iterator[None]:
-    """Let fp32 products on a GPU be TF32."""
-    before = torch.get_float32_matmul_precision()
+    """Let fp32 products on a GPU be TF32, those of convolutions too: cuDNN has a setting of its own."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,27 +10,41 @@ import torch
 from torch import Tensor, nn
 
 from tintype.runtime import tf32
+from tintype.runtime.machine import exact_fp32
+
+EXACT, FAST = ("highest", False), ("high", True)
+
+
+@pytest.fixture(autouse=True)
+def exact_elsewhere() -> Iterator[None]:
+    with exact_fp32():
+        yield
+
+
+def flags() -> tuple[str, bool]:
+    """Return how fp32 products are computed, and whether convolutions are TF32."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
 class Noted(torch.autograd.Function):
-    """Passes numbers on, and notes how fp32 products are computed in either pass."""
+    """Passes numbers on, and notes the flags of either pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seen: list[str]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, seen: list[tuple[str, bool]]) -> Tensor:
         ctx.seen = seen
-        seen.append(torch.get_float32_matmul_precision())
+        seen.append(flags())
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.seen.append(torch.get_float32_matmul_precision())
+        ctx.seen.append(flags())
         return gradient, None
 
 
 class Layers(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3))
-        self.seen: list[str] = []
+        self.seen: list[tuple[str, bool]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         noted: Tensor = Noted.apply(super().forward(x), self.seen)  # type: ignore[no-untyped-call]
@@ -55,7 +70,7 @@ def test_the_gradients_are_those_of_the_layers_and_both_passes_are_tf32(learns: 
         found.append([out, given.grad, *(one.grad for one in layers.parameters())])
     for plain, fast in zip(*found, strict=True):
         assert (plain is None) == (fast is None) and (plain is None or torch.equal(plain, fast))
-    assert layers.seen == ["high", "high"] and torch.get_float32_matmul_precision() == "highest"
+    assert layers.seen == [FAST, FAST] and flags() == EXACT
 
 
 def test_fp32_stays_fp32_under_autocast_and_without_it(layers: Layers) -> None:
@@ -63,10 +78,10 @@ def test_fp32_stays_fp32_under_autocast_and_without_it(layers: Layers) -> None:
     expected = layers(x.float())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(tf32.in_fp32(layers, x), expected)
-    assert torch.equal(tf32.in_fp32(layers, x), expected) and set(layers.seen) == {"highest"}
+    assert torch.equal(tf32.in_fp32(layers, x), expected) and set(layers.seen) == {EXACT}
 
 
 def test_an_error_leaves_products_as_they_were() -> None:
     with pytest.raises(RuntimeError), tf32.tf32_products():
         raise RuntimeError
-    assert torch.get_float32_matmul_precision() == "highest"
+    assert flags() == EXACT
