@@ -135,7 +135,8 @@ class Norm(nn.LayerNorm):
             return super().forward(x_BLC)
         from tintype.model.fused.modulated_norm import modulated_norm
 
-        two_B2C = torch.cat([self.bias, self.weight - 1]).expand(len(x_BLC), -1)
+        # In fp32 where they are stored in bf16, which would round the difference, and each sample's gradient.
+        two_B2C = torch.cat([self.bias.float(), self.weight.float() - 1]).expand(len(x_BLC), -1)
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x_BLC.dtype
         return modulated_norm(x_BLC, two_B2C, kind, self.eps)
 

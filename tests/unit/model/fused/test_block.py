@@ -92,20 +92,22 @@ def assert_same(plain: dict[str, Tensor], fused: dict[str, Tensor]) -> None:
         assert bool((fused[name] - expected).norm() <= CLOSE * expected.norm()), name
 
 
-def test_the_norm_of_the_words_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
+def test_the_norm_of_the_words_is_torchs(storage: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small numbers, to which the number below the root matters."""
-    x, weight, bias = 0.01 * torch.randn(5, 7, 24), torch.randn(24), torch.randn(24)
+    x, weight, bias = 0.01 * torch.randn(5, 7, 24), *torch.randn(2, 24).to(storage)
     found: list[list[Tensor | None]] = []
-    for reason in ("the device is cpu", ""):
+    for reason, kind in (("the device is cpu", torch.float32), ("", storage)):
         monkeypatch.setattr(words, "why_no_kernels", lambda _, reason=reason: reason)
-        norm, given = words.Norm(24), x.clone().requires_grad_()
+        norm, given = words.Norm(24).to(kind), x.clone().requires_grad_()
         norm.load_state_dict({"weight": weight, "bias": bias})
         out = norm(given)
         (out * torch.linspace(-1, 1, 24)).square().sum().backward()
         found.append([out, given.grad, norm.weight.grad, norm.bias.grad])
     for expected, fused in zip(*found, strict=True):
         assert expected is not None and fused is not None
-        assert bool((fused - expected).norm() <= CLOSE * expected.norm())
+        close = CLOSE if fused.dtype == torch.float32 else torch.finfo(storage).eps / 2  # rounded once, at the end
+        assert bool((fused - expected).norm() <= close * expected.norm())
 
 
 @torch.no_grad()
