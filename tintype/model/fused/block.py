@@ -47,10 +47,10 @@ class Parameters(NamedTuple):
 
 
 class Matrices:
-    """The matrices of a block as its products read them."""
+    """The matrices of a block as its products read them; that of the modulation where it is multiplied in bf16."""
 
-    def __init__(self, parameters: Parameters, modulation: Tensor, fp8: bool) -> None:
-        self.modulation = Weight([modulation], fp8=False)
+    def __init__(self, parameters: Parameters, modulation: Tensor | None, fp8: bool) -> None:
+        self.modulation = None if modulation is None else Weight([modulation], fp8=False)
         self.qkv = Weight([parameters.qkv], fp8)
         self.text_kv = Weight([parameters.text_kv], fp8)
         self.out = Weight([parameters.out], fp8)
@@ -65,7 +65,8 @@ class Matrices:
         return [copy for weight in self._all() for copy in weight.copies]
 
     def _all(self) -> tuple[Weight, ...]:
-        return self.modulation, self.qkv, self.text_kv, self.out, self.gate_up, self.down
+        of_block = (self.qkv, self.text_kv, self.out, self.gate_up, self.down)
+        return of_block if self.modulation is None else (self.modulation, *of_block)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class FusedBlock:
     ) -> None:
         self._modulation, self._attention, self._gate, self._up, self._down = modulation, attention, gate, up, down
         self.fp8 = fp8
-        self.weights = Matrices(self.parameters, modulation.lin.weight, fp8)
+        rounded = None if modulation.position == "fp32" else modulation.lin.weight
+        self.weights = Matrices(self.parameters, rounded, fp8)
 
     @property
     def parameters(self) -> Parameters:
@@ -115,7 +117,7 @@ class FusedBlock:
 
     def modulation(self, vector_BD: Tensor) -> Tensor:
         """Return shifts, scales and gates [B, 6 D]."""
-        if self._modulation.position == "fp32":
+        if self.weights.modulation is None:
             six_B6D: Tensor = self._modulation(vector_BD)
             return six_B6D
         self.weights.refresh()

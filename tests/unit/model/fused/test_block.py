@@ -168,6 +168,17 @@ def test_loaded_weights_are_cast_again() -> None:
     assert all(copy.fresh and torch.equal(copy.values, copy.weight) for copy in denoiser.copies())
 
 
+@torch.no_grad()
+def test_a_modulation_in_fp32_has_no_copy_and_reads_the_weights() -> None:
+    denoiser, vector_BD = model("fused", depth=1), torch.randn(3, 32)
+    block = denoiser.blocks[0]
+    assert isinstance(block, Block)
+    expected = block._kernels().modulation(vector_BD)
+    block.modulation.position, block._on_kernels = "fp32", None
+    torch.testing.assert_close(block._kernels().modulation(vector_BD), expected)
+    assert len(denoiser.copies()) == 6
+
+
 def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "_LONG_FLOPS", 1e12)
     denoiser, words = model("fused"), text(with_lengths=True)
