@@ -207,7 +207,8 @@ class FinalLayer(nn.Module):
             from tintype.model.fused.modulated_norm import modulated_norm
 
             token_BLD = token_BLD.bfloat16()
-            return modulated_norm(token_BLD, two, token_BLD.dtype)
+            cast = torch.is_autocast_enabled(token_BLD.device.type)
+            return modulated_norm(token_BLD, two, token_BLD.dtype if cast else self.linear.weight.dtype)
         shift, scale = two[:, None, :].chunk(2, dim=-1)
         return modulate(self.norm(token_BLD), scale, shift, self.position)
 

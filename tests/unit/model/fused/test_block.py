@@ -15,6 +15,7 @@ interpret_kernels()
 
 from tintype.model import transformer  # noqa: E402
 from tintype.model.fused import attention, gelu_gate, heads, products, quantise  # noqa: E402
+from tintype.model.layers import FinalLayer  # noqa: E402
 from tintype.model.transformer import Block, Transformer  # noqa: E402
 from tintype.optim import adamw  # noqa: E402
 from tintype.optim.adamw import AdamWSettings  # noqa: E402
@@ -108,6 +109,16 @@ def test_the_norm_of_the_words_is_torchs(storage: torch.dtype, monkeypatch: pyte
         assert expected is not None and fused is not None
         close = CLOSE if fused.dtype == torch.float32 else torch.finfo(storage).eps / 2  # rounded once, at the end
         assert bool((fused - expected).norm() <= close * expected.norm())
+
+
+@torch.no_grad()
+def test_the_final_layer_runs_without_autocast_too() -> None:
+    layer, token_BLD, vector_BD = FinalLayer(32, 4, "fp32", "autocast"), torch.randn(2, 3, 32), torch.randn(2, 32)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    token_BLD = token_BLD.to(torch.bfloat16)
+    plain, fused = layer(token_BLD.float(), vector_BD), layer(token_BLD, vector_BD, fused=True)
+    assert bool((fused - plain).norm() <= CLOSE * plain.norm())
 
 
 @torch.no_grad()
