@@ -87,7 +87,8 @@ def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource) -> Order:
     """Return the order of the training images. `source` is that of the training split."""
     if isinstance(source, StoreSource) and source.bucket_N is not None:
-        return Bucketed(seed, source.bucket_N, train.alike)
+        unit = train.alike if len(data.shapes) > 1 else train.batch // train.accumulate
+        return Bucketed(seed, source.bucket_N, unit)
     if isinstance(data, MixtureSettings) and isinstance(source, MixtureSource):
         return Mixed(seed, data, train.batch, train.steps, {name: len(part) for name, part in source.parts.items()})
     return Shuffled(seed, source)

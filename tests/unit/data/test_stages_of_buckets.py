@@ -12,16 +12,18 @@ import torch
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
-from tintype.data.buckets import scaled_shape, shapes
+from tintype.data.buckets import Bucketed, scaled_shape, shapes
 from tintype.data.fit import covering
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
-from tintype.data.sources import forget_sources
+from tintype.data.sources import forget_sources, open_order, open_source
 from tintype.data.store.importing import ImportOptions
+from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
+from tintype.settings import StageSettings, TrainSettings
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.loop import train
@@ -55,6 +57,17 @@ def staged(store: Path, batch: int = 8, until: int = 3, **options: Any) -> Plan:
     data = f'data={{"kind":"store","path":"{store}","size_px":32,"buckets":{buckets}}}'
     stages = f"train.stages=[{{size_px: 16, until: {until}, batch: {batch}}}]"
     return tiny_plan(data, stages, **options)
+
+
+@pytest.mark.parametrize(("buckets", "unit"), [(LARGE[:1], 4), (LARGE[:2], 12)], ids=["one bucket", "two"])
+def test_only_images_of_several_shapes_come_in_units_of_all_stages(
+    buckets: list[tuple[int, int]], unit: int, store: Path
+) -> None:
+    """The order of a plan with one bucket is what it was before stages took several."""
+    data = StoreSettings(path=str(store), size_px=32, buckets=tuple(buckets))
+    settings = TrainSettings(steps=6, batch=4, stages=(StageSettings(size_px=16, until=3, batch=12),))
+    order = open_order(0, data, settings, open_source(data, "train", CPU))
+    assert isinstance(order, Bucketed) and order.unit == unit
 
 
 def distortion(shape: tuple[int, int], found: tuple[int, int]) -> float:
