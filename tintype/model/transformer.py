@@ -160,10 +160,8 @@ class Block(nn.Module):
     def _fused(
         self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, rotation: Tensor
     ) -> Tensor:
-        kernels = self._kernels()
-        six_B6D = kernels.modulation(vector_BD)
         with torch.autocast(token_BLD.device.type, enabled=False):
-            return kernels.run(token_BLD.bfloat16(), text, six_B6D, rotation.squeeze(1))
+            return self._kernels().run(token_BLD.bfloat16(), text, vector_BD, rotation.squeeze(1))
 
     def refresh(self) -> None:
         """Cast the weights that have changed, ahead of a graph that reads their copies."""

@@ -4,7 +4,8 @@ Each file has the kernels of one operation, forward and backward, and names its 
 as one function of autograd. Numbers are read and written in the type of the tensors, bf16 in training, and are fp32 in
 between. Every sum has one owner and one order, so the same inputs give the same bits.
 
-Only `block` is imported from outside, and only where `why_plain` is silent: Triton is not everywhere.
+Only `block` and `modulated_norm` are imported from outside, and only where `why_plain` or `why_no_kernels` is silent:
+Triton is not everywhere.
 """
 
 from __future__ import annotations

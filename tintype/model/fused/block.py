@@ -115,27 +115,25 @@ class FusedBlock:
         _, kv_N2D, key_ND = _read_text(text.rows_NC, self.parameters, self._setting(text.places))
         return PackedKeyValue(key_ND, kv_N2D[:, key_ND.shape[1] :], text.places)
 
-    def modulation(self, vector_BD: Tensor) -> Tensor:
-        """Return shifts, scales and gates [B, 6 D]."""
-        if self.weights.modulation is None:
-            six_B6D: Tensor = self._modulation(vector_BD)
-            return six_B6D
-        self.weights.refresh()
-        layer, activated_BD = self._modulation.lin, nn.functional.silu(vector_BD).bfloat16()
-        with torch.autocast(vector_BD.device.type, enabled=False):
-            return project(activated_BD, self.weights.modulation, layer.weight, layer.bias)
-
-    def run(self, token_BLD: Tensor, text: PackedText | PackedKeyValue, six_B6D: Tensor, table: Tensor) -> Tensor:
+    def run(self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, table: Tensor) -> Tensor:
         """Return the stream after the block."""
         self.weights.refresh()
         setting = self._setting(text.places, token_BLD.shape[1], table)
-        token_BLD, six_B6D = token_BLD.contiguous(), six_B6D.contiguous()
+        token_BLD, six_B6D = token_BLD.contiguous(), self._modulate(vector_BD).contiguous()
         if isinstance(text, PackedText) and torch.is_grad_enabled():
             inputs = (token_BLD, text.rows_NC, six_B6D, *self.parameters, setting)
             out_BLD: Tensor = _Block.apply(*inputs)
             return out_BLD
         key_value = self.read_text(text) if isinstance(text, PackedText) else text
         return _forward(token_BLD, key_value.key_ND, key_value.value_ND, six_B6D, self.parameters, setting)[0]
+
+    def _modulate(self, vector_BD: Tensor) -> Tensor:
+        """Return shifts, scales and gates [B, 6 D]."""
+        if self.weights.modulation is None:
+            six_B6D: Tensor = self._modulation(vector_BD)
+            return six_B6D
+        layer, activated_BD = self._modulation.lin, nn.functional.silu(vector_BD).bfloat16()
+        return project(activated_BD, self.weights.modulation, layer.weight, layer.bias)
 
     def _setting(self, places: Places, tokens: int = 0, table: Tensor | None = None) -> Setting:
         return Setting(self.weights, self.fp8, self._attention.heads, tokens, table, places)

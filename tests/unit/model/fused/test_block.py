@@ -184,9 +184,10 @@ def test_a_modulation_in_fp32_has_no_copy_and_reads_the_weights() -> None:
     denoiser, vector_BD = model("fused", depth=1), torch.randn(3, 32)
     block = denoiser.blocks[0]
     assert isinstance(block, Block)
-    expected = block._kernels().modulation(vector_BD)
+    block.refresh()
+    expected = block._kernels()._modulate(vector_BD)
     block.modulation.position, block._on_kernels = "fp32", None
-    torch.testing.assert_close(block._kernels().modulation(vector_BD), expected)
+    torch.testing.assert_close(block._kernels()._modulate(vector_BD), expected)
     assert len(denoiser.copies()) == 6
 
 
