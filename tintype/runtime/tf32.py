@@ -1,7 +1,7 @@
 """Layers that compute in fp32 while the rest is autocast to bf16. Their matrix products on a GPU are TF32 then.
 
-TF32 has factors with 10 bits and sums in fp32, and takes an eighth of the time. bf16 numbers are TF32 numbers too, so
-tokens that a bf16 denoiser gives come in whole.
+TF32 has factors with 10 bits and sums in fp32, and units of its own on the GPU, which are faster. bf16 numbers are TF32
+numbers too, so tokens that a bf16 denoiser gives are not rounded.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class WordsEncoder(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm, by the denoiser's kernel where it runs: in the type that the matrix after it reads."""
+    """LayerNorm before a matrix. Where the denoiser's kernel runs, it gives the type that the matrix reads."""
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if why_no_kernels(x_BLC.device):
