@@ -127,12 +127,17 @@ def step_optimizer(lengths: int) -> None:
 
 
 def main() -> None:
+    from tintype.model.fused import attention
+
     for capability in CAPABILITIES:
         with compiled_instead(capability) as found:
             for fp8 in (False, True) if capability >= 89 else (False,):
                 train_block(fp8, width=1792, heads=28, tokens=64)
                 train_block(fp8, width=96, heads=6, tokens=6)
             train_block(fp8=False, width=512, heads=4, tokens=64)
+            with patch.object(attention, "LONG", 0):
+                train_block(fp8=False, width=1792, heads=28, tokens=64)
+                train_block(fp8=False, width=512, heads=4, tokens=64)
             for lengths in range(3):
                 step_optimizer(lengths)
         for (name, *_), shared in found.shared.items():

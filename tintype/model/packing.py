@@ -16,8 +16,9 @@ from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 
 _MULTIPLE = 128
-_SIZES = 8
-"""Rows are filled up to a multiple of 128, and of this part of all rows, so that batches come in few sizes."""
+FEW_SIZES, MANY_SIZES = 8, 64
+"""Rows are filled up to a multiple of 128, and of this part of all rows, so that batches come in so many sizes: few
+where each is a graph of its own."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class PackedKeyValue:
         )
 
 
-def pack(text: TextTokens) -> PackedText:
-    """Take the tokens out of a padded batch.
+def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
+    """Take the tokens out of a padded batch, and fill their rows up to one of at most `sizes` numbers.
 
     Where the host does not know their number it would have to wait for the device: then all rows stay, the tokens of
     each sample before its padding.
@@ -93,7 +94,7 @@ def pack(text: TextTokens) -> PackedText:
     ends = list(accumulate(text.lengths))
     first_B, length_B = send(torch.tensor([[0, *ends[:-1]], text.lengths]), device)
     real_BS = torch.arange(most) < torch.tensor(text.lengths)[:, None]
-    step = -(-batch * most // (_SIZES * _MULTIPLE)) * _MULTIPLE
+    step = -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
     index_N = torch.nn.functional.pad(real_BS.flatten().nonzero().squeeze(1), (0, -ends[-1] % step))
     rows_NC = text.tokens_BLC.flatten(0, 1).index_select(0, send(index_N, device))
     return PackedText(rows_NC, Places(first_B, length_B, most, dense=ends[-1]))

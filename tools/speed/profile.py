@@ -29,7 +29,7 @@ _WARM_UP, _STEPS, _LISTED = 6, 4, 12
 PARTS = {
     "products": ("nvjet", "gemm", "cutlass", "splitKreduce"),
     "attention forward": ("_attend",),
-    "attention backward": ("_attend_back_keys", "_attend_back_queries", "_attend_delta"),
+    "attention backward": ("_attend_back_keys", "_attend_back_queries"),
     "MLP's gate": ("_gelu_gate", "_gelu_gate_back"),
     "heads": ("_heads", "_heads_back"),
     "norms and residuals": ("_norm", "_norm_back", "_add_gated", "_add_gated_back"),

@@ -28,6 +28,7 @@ from tintype.runtime.gradients import clip_factor, gradient_norm, multiply_gradi
 from tintype.runtime.layout import ONE
 from tintype.seams import TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
+from tools.speed.gauge import Gauge
 
 CHANNELS, TEXT_DIM, TEXT_TOKENS = 16, 2304, 256
 _CLIP = 1.0
@@ -98,17 +99,19 @@ def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[st
 
     step()
     first_s = synchronized_s(device) - began_s
-    for _ in range(4):
-        step()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    retries = _allocation_retries(device)
-    clock = StepClock(device)
-    clock.start()
-    for _ in range(2 if tiny else 20):
-        step()
-        clock.end_step()
-    steps_s = [one.whole_s for one in clock.steps()]
+    with Gauge() as gauge:
+        for _ in range(4):
+            step()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        retries = _allocation_retries(device)
+        clock = StepClock(device)
+        gauge.start()
+        clock.start()
+        for _ in range(2 if tiny else 20):
+            step()
+            clock.end_step()
+        steps_s = [one.whole_s for one in clock.steps()]
     step_s = median(steps_s)
     return {
         "images/s": shape.batch / step_s,
@@ -118,6 +121,7 @@ def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[st
         "until the first step is done, s": first_s,
         "peak memory, GiB": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
         "retries of the allocator": _allocation_retries(device) - retries,
+        **gauge.figures,
     }
 
 

@@ -138,6 +138,29 @@ def all_gradients(model: Transformer, route: Route | None, *, calls: int = 1) ->
     }
 
 
+@pytest.mark.parametrize("weight", [1.0, 16.0], ids=["bounded scores", "scores beyond the bound"])
+def test_attention_of_long_images_is_as_near_to_float64_as_torchs(weight: float) -> None:
+    """Weights of the norms decide whether a running maximum is needed."""
+    from tintype.model.fused.attention import LONG, Inputs, attend
+
+    torch.manual_seed(0)
+    heads, size, tokens, words = 2, 64, LONG, 40
+    q, k = (weight * nn.functional.rms_norm(torch.randn(n, heads, size, device=CUDA), (size,)) for n in (tokens, words))
+    image_k = weight * nn.functional.rms_norm(torch.randn_like(q), (size,))
+    q, k = q.bfloat16(), torch.cat([image_k, k]).bfloat16()
+    v = torch.randn(tokens + words, heads, size, device=CUDA).bfloat16()
+    rows = [one.flatten(1).contiguous() for one in (q, k[:tokens], v[:tokens], k[tokens:], v[tokens:])]
+    first, length, of_norms = (torch.tensor([n], device=CUDA) for n in (0, words, weight))
+    norms = of_norms.float().expand(size).contiguous()
+    given = (rows[0], rows[1], rows[2], rows[3], rows[4], first, length, words, tokens, heads)
+    found, _ = attend(Inputs(*given, (norms, norms, norms)))
+    attention = nn.functional.scaled_dot_product_attention
+    q, k, v = (one.transpose(0, 1)[None] for one in (q, k, v))
+    expected = attention(q.double(), k.double(), v.double())
+    fused = found.view(tokens, heads, size).transpose(0, 1)[None]
+    assert relative(fused, expected) < 2 * relative(attention(q, k, v), expected) < 0.1
+
+
 ROUTES = {"all tokens": None, "kept tokens": 37}
 
 

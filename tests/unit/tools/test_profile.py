@@ -12,7 +12,7 @@ from tools.speed import products, profile
 
 
 def test_kernels_are_summed_by_what_they_compute() -> None:
-    own = {"_attend": 1.0, "_attend_back_keys": 2.0, "_attend_delta": 0.5, "_gelu_gate": 3.0, "_norm_back": 4.0}
+    own = {"_attend": 1.0, "_attend_back_keys": 2.0, "_attend_back_queries": 0.5, "_gelu_gate": 3.0, "_norm_back": 4.0}
     others = {"nvjet_sm90_tst_192x192": 10.0, "void at::native::reduce_kernel<_norm>": 0.25}
     found = profile.by_part({**own, **others})
     assert found["attention forward"] == 1.0 and found["attention backward"] == 2.5

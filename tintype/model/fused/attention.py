@@ -16,7 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FORWARD, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 3)
+BOUND = tl.constexpr(48.0)
+"""Scores (base 2) of at most this size need no running maximum: their softmax is in the range of fp32, 2^±126."""
+LONG = 2048
+"""From this number of image tokens on, scores are tested for the bound: what that spares is more than the test."""
+FORWARD, FORWARD_LONG = (64, 64, 4, 3), (128, 64, 8, 3)
+BACK_KEYS, BACK_QUERIES = (64, 64, 4, 4), (64, 64, 4, 3)
 """Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
 """Wider heads have fewer stages: else their tiles do not fit into the shared memory of an RTX GPU."""
@@ -30,9 +35,9 @@ def _pair_and_tile(tiles):
 
 
 @triton.jit
-def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.constexpr, KEYS: tl.constexpr,
-             SIZE: tl.constexpr):  # fmt: skip
-    """Take `count` keys and values into the running softmax."""
+def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, RISING: tl.constexpr, EVEN: tl.constexpr,
+             KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Take `count` keys and values into the running softmax; `most` is its shift, which may have to rise with them."""
     size = tl.arange(0, SIZE)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
@@ -43,23 +48,39 @@ def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.c
         score = tl.dot(q, keys, input_precision="ieee")
         if not EVEN:
             score = tl.where(key[None, :] < count, score, -float("inf"))
-        higher = tl.maximum(most, tl.max(score, 1) * factor)
-        share = tl.exp2(score * factor - higher[:, None])
-        decay = tl.exp2(most - higher)
-        total = total * decay + tl.sum(share, 1)
-        seen = seen * decay[:, None]
+        if RISING:
+            higher = tl.maximum(most, tl.max(score, 1) * factor)
+            decay = tl.exp2(most - higher)
+            total *= decay
+            seen *= decay[:, None]
+            most = higher
+        share = tl.exp2(score * factor - most[:, None])
+        total += tl.sum(share, 1)
         if EVEN:
             values = tl.load(v + key[:, None] * v_row + size[None, :])
         else:
             values = tl.load(v + key[:, None] * v_row + size[None, :], mask=key[:, None] < count, other=0.0)
         seen = tl.dot(share.to(values.dtype), values, seen, input_precision="ieee")
-        most = higher
     return most, total, seen
 
 
 @triton.jit
-def _attend(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads, v_row, text_v_row, scale,
-            EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+def _largest(weight, SIZE: tl.constexpr):
+    return tl.max(tl.abs(tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)), 0)
+
+
+@triton.jit
+def _attend(q, k, v, text_k, text_v, norm_q, norm_k, norm_text, out, log_sum, first, length, tokens, heads, v_row,
+            text_v_row, scale, RISING: tl.constexpr, TESTED: tl.constexpr, EVEN: tl.constexpr, QUERIES: tl.constexpr,
+            KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Attend with a running maximum if `RISING`, else without one, which is for weights of the norms that bound the
+    scores. With `TESTED`, do nothing where the weights ask for the other way."""
+    factor = scale * LOG2_E
+    if TESTED:
+        # Normed heads are no longer than √E times their largest weight, so no score is above this.
+        bound = _largest(norm_q, SIZE) * tl.maximum(_largest(norm_k, SIZE), _largest(norm_text, SIZE)) * SIZE * factor
+        if (bound < BOUND) == RISING:
+            return
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -67,32 +88,18 @@ def _attend(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads,
     query = tile * QUERIES + tl.arange(0, QUERIES)
     here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
     queries = tl.load(q + here, mask=query[:, None] < tokens, other=0.0)
-    most = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     seen = tl.zeros([QUERIES, SIZE], tl.float32)
-    factor = scale * LOG2_E
+    most = tl.full([QUERIES], -float("inf"), tl.float32) if RISING else tl.zeros([QUERIES], tl.float32) + bound
     image = sample * tokens
     most, total, seen = _take_in(queries, k + image * row + at, v + image * v_row + at, tokens, row, v_row, factor,
-                                 most, total, seen, EVEN, KEYS, SIZE)  # fmt: skip
+                                 most, total, seen, RISING, EVEN, KEYS, SIZE)  # fmt: skip
     text = tl.load(first + sample).to(tl.int64)
     count = tl.load(length + sample).to(tl.int32)
     most, total, seen = _take_in(queries, text_k + text * row + at, text_v + text * text_v_row + at, count, row,
-                                 text_v_row, factor, most, total, seen, False, KEYS, SIZE)  # fmt: skip
+                                 text_v_row, factor, most, total, seen, RISING, False, KEYS, SIZE)  # fmt: skip
     tl.store(out + here, (seen / total[:, None]).to(out.dtype.element_ty), mask=query[:, None] < tokens)
     tl.store(log_sum + pair * tokens + query, most + tl.log2(total), mask=query < tokens)
-
-
-@triton.jit
-def _attend_delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.constexpr):
-    """Sum of out × its gradient, by which the softmax's gradient is shifted."""
-    pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
-    query = tile * QUERIES + tl.arange(0, QUERIES)
-    here = ((pair // heads) * tokens + query[:, None]) * heads * SIZE + (pair % heads) * SIZE
-    here += tl.arange(0, SIZE)[None, :]
-    mask = query[:, None] < tokens
-    product = tl.load(out + here, mask=mask, other=0.0).to(tl.float32)
-    product *= tl.load(d_out + here, mask=mask, other=0.0).to(tl.float32)
-    tl.store(delta + pair * tokens + query, tl.sum(product, 1), mask=query < tokens)
 
 
 @triton.jit
@@ -173,9 +180,10 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 
 
 @triton.jit
-def _attend_back_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
+def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
+    """Store the gradient of queries, and `delta`, which shifts that of the softmax: the sum of out × its gradient."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -185,8 +193,10 @@ def _attend_back_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, fi
     here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
     queries = tl.load(q + here, mask=inside[:, None], other=0.0)
     d_seen = tl.load(d_out + here, mask=inside[:, None], other=0.0)
+    seen = tl.load(out + here, mask=inside[:, None], other=0.0)
+    shift = tl.sum(seen.to(tl.float32) * d_seen.to(tl.float32), 1)
+    tl.store(delta + pair * tokens + query, shift, mask=inside)
     log = tl.load(log_sum + pair * tokens + query, mask=inside, other=float("inf"))
-    shift = tl.load(delta + pair * tokens + query, mask=inside, other=0.0)
     d_q_here = tl.zeros([QUERIES, SIZE], tl.float32)
     image = sample * tokens
     d_q_here = _query_gradient(queries, d_seen, k + image * row + at, v + image * v_row + at, tokens, row, v_row, log,
@@ -213,6 +223,8 @@ class Inputs:
     """No text has more tokens."""
     tokens: int
     heads: int
+    norms: tuple[Tensor, Tensor, Tensor]
+    """Weights of the norms of queries, keys and the text's keys, which bound the scores."""
 
     @property
     def size(self) -> int:
@@ -234,12 +246,16 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
     """Return what each query sees [R, D], and the logarithm (base 2) of each softmax's sum."""
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
-    queries, keys, warps, stages = _tile(FORWARD, x.size)
-    _attend[(triton.cdiv(x.tokens, queries) * x.pairs,)](
-        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, log_sum, x.first_B, x.length_B, x.tokens, x.heads,
-        x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys,
-        SIZE=x.size, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    tested = x.tokens >= LONG
+    queries, keys, warps, stages = _tile(FORWARD_LONG if tested else FORWARD, x.size)
+    # The host does not know the weights, so it starts both ways; one of them ends at once.
+    for rising in (False, True) if tested else (True,):
+        _attend[(triton.cdiv(x.tokens, queries) * x.pairs,)](
+            x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, *x.norms, out_RD, log_sum, x.first_B, x.length_B,
+            x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, RISING=rising,
+            TESTED=tested, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps,
+            num_stages=stages,
+        )  # fmt: skip
     return out_RD, log_sum
 
 
@@ -257,9 +273,12 @@ class Gradients:
 def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
     """Fill in the gradients."""
     delta = torch.empty_like(log_sum)
-    _attend_delta[(triton.cdiv(x.tokens, 128) * x.pairs,)](
-        out_RD, d_out_RD, delta, x.tokens, x.heads, QUERIES=128, SIZE=x.size, num_warps=4
-    )
+    queries, keys, warps, stages = _tile(BACK_QUERIES, x.size)
+    _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
+        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, d_out_RD, log_sum, delta, d.q_RD, x.first_B,
+        x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5,
+        EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     queries, keys, warps, stages = _tile(BACK_KEYS, x.size)
     tiles, text_tiles = triton.cdiv(x.tokens, keys), triton.cdiv(x.longest, keys)
     _attend_back_keys[((tiles + text_tiles) * x.pairs,)](
@@ -267,10 +286,4 @@ def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d:
         d.text_v_ND, x.first_B, x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0),
         d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, text_tiles, x.size**-0.5,
         EVEN=x.tokens % queries == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    queries, keys, warps, stages = _tile(BACK_QUERIES, x.size)
-    _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](
-        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
-        x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5,
-        EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
     )  # fmt: skip

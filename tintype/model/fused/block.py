@@ -183,7 +183,7 @@ def _forward(
     _, normed, stats = norm(token_BLD, six, 0, kind)
     qkv_R3D = product(normed, weights.qkv)
     q_k = norm_heads(qkv_R3D, (parameters.norm_q, parameters.norm_k), setting.heads, setting.tokens, setting.table)
-    seen_RD, log_sum = attend(_inputs(q_k, qkv_R3D, text_k_ND, text_v_ND, setting))
+    seen_RD, log_sum = attend(_inputs(q_k, qkv_R3D, text_k_ND, text_v_ND, parameters, setting))
     seen = _operand(seen_RD, kind)
     attended_RD = product(seen, weights.out)
     stream_BLD, normed_2, stats_2 = norm(token_BLD, six, 3 * width, kind, attended_RD, 2 * width)
@@ -201,7 +201,9 @@ def _forward(
     return add_gated(stream_BLD, projected_RD, six, 5 * width), trace
 
 
-def _inputs(q_k: Tensor, qkv_R3D: Tensor, text_k_ND: Tensor, text_v_ND: Tensor, setting: Setting) -> Inputs:
+def _inputs(
+    q_k: Tensor, qkv_R3D: Tensor, text_k_ND: Tensor, text_v_ND: Tensor, parameters: Parameters, setting: Setting
+) -> Inputs:
     places, v_RD = setting.places, qkv_R3D[:, 2 * q_k.shape[2] :]
     return Inputs(
         q_k[0],
@@ -214,6 +216,7 @@ def _inputs(q_k: Tensor, qkv_R3D: Tensor, text_k_ND: Tensor, text_v_ND: Tensor, 
         places.longest,
         setting.tokens,
         setting.heads,
+        parameters[:3],
     )
 
 
@@ -265,7 +268,7 @@ def _backward(
     d_text_k[setting.places.dense :].zero_()
     d_text_kv[setting.places.dense :].zero_()
     d_inputs = Gradients(d_q_k[0], d_q_k[1], d_qkv[:, 2 * width :], d_text_k, d_text_kv[:, width:])
-    inputs = _inputs(trace.q_k, trace.qkv, trace.text_k, trace.text_kv[:, width:], setting)
+    inputs = _inputs(trace.q_k, trace.qkv, trace.text_k, trace.text_kv[:, width:], parameters, setting)
     attend_back(inputs, d_seen_RD, trace.seen, trace.log_sum, d_inputs)
     heads, of_image = setting.heads, (parameters.norm_q, parameters.norm_k)
     d_norms = norm_heads_back(d_q_k, trace.qkv, of_image, heads, setting.tokens, setting.table, d_qkv)

@@ -208,6 +208,50 @@ def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.
     assert seen == [14, 14]
 
 
+@pytest.mark.parametrize("weight", [1.0, 16.0], ids=["bounded scores", "scores beyond the bound"])
+def test_attention_of_long_images_is_a_softmax(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound a softmax that is shifted by it alone would have shares of zero."""
+    monkeypatch.setattr(attention, "LONG", 0)
+    heads, size, tokens, longest = 2, 16, 20, 7
+    generator = torch.Generator().manual_seed(3)
+
+    def normed(rows: int) -> Tensor:
+        x_RHE = torch.randn(rows, heads, size, generator=generator)
+        return weight * nn.functional.rms_norm(x_RHE, (size,))
+
+    q, k, text_k = normed(2 * tokens), normed(2 * tokens), normed(9)
+    v, text_v = torch.randn(2 * tokens, heads, size), torch.randn(9, heads, size)
+    first, lengths, weights = (0, longest), (longest, 2), torch.full((size,), weight)
+    places = (torch.tensor(first), torch.tensor(lengths), longest)
+    given = (q.flatten(1), k.flatten(1), v.flatten(1), text_k.flatten(1), text_v.flatten(1), *places, tokens, heads)
+    found, _ = attention.attend(attention.Inputs(*given, (weights, weights, weights)))
+    for sample in range(2):
+        own, words = (
+            slice(sample * tokens, (sample + 1) * tokens),
+            slice(first[sample], first[sample] + lengths[sample]),
+        )
+        keys, values = torch.cat([k[own], text_k[words]]).double(), torch.cat([v[own], text_v[words]]).double()
+        score = torch.einsum("qhe,khe->hqk", q[own].double(), keys) / math.sqrt(size)
+        expected = torch.einsum("hqk,khe->qhe", score.softmax(-1), values)
+        # Each fp32 score has the error of a sum of `size` terms, a share twice that, and its exponent's own.
+        terms = torch.einsum("qhe,khe->hqk", q[own].abs().double(), keys.abs()).max() / math.sqrt(size)
+        error = 4 * (size + 2) * torch.finfo(torch.float32).eps * (terms + 1) * values.abs().max()
+        assert bool((found[own].view_as(q[own]) - expected).abs().max() <= error)
+
+
+@pytest.mark.parametrize("matmul", ["plain", "fp8"])
+def test_in_fp8_a_pass_of_up_to_twice_the_operations_is_a_graph(matmul: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ModelSettings(depth=1, width=32, heads=2, mlp_ratio=2.0, patch=2)
+    denoiser = Transformer(settings, 4, 12, PrecisionSettings.model_validate({"matmul": matmul}))
+    x = torch.zeros(3, 4, 6, 4)
+    flops = 2 * (3 * 6) * (4 * 32 * 32 + 3 * 32 * 64)  # tokens times the weights that multiply them
+    found = []
+    for limit in (0.4 * flops, 0.6 * flops, 1.1 * flops):
+        monkeypatch.setattr(transformer, "_LONG_FLOPS", limit)
+        found.append(denoiser._waits_for_host(x, None))
+    assert found == [False, matmul == "fp8", True]
+
+
 class Launches:
     """Stands for a kernel, and notes its grids."""
 
@@ -223,17 +267,18 @@ def test_large_batches_of_small_images_fit_into_the_grids(monkeypatch: pytest.Mo
     """A GPU takes 2^31 - 1 programs along the first side of a grid, and 65,535 along the others."""
     samples, heads, tokens, longest = 8192, 16, 200, 70
     launches = Launches()
-    for kernel in ("_attend", "_attend_delta", "_attend_back_keys", "_attend_back_queries"):
+    for kernel in ("_attend", "_attend_back_keys", "_attend_back_queries"):
         monkeypatch.setattr(attention, kernel, launches)
     with torch.device("meta"):
         image_RD, text_ND = torch.empty(samples * tokens, heads * 16), torch.empty(samples * 3, heads * 16)
-        place_B = torch.empty(samples, dtype=torch.int64)
-    inputs = attention.Inputs(image_RD, image_RD, image_RD, text_ND, text_ND, place_B, place_B, longest, tokens, heads)
+        place_B, weight = torch.empty(samples, dtype=torch.int64), torch.empty(16)
+    given = (image_RD, image_RD, image_RD, text_ND, text_ND, place_B, place_B, longest, tokens, heads)
+    inputs = attention.Inputs(*given, (weight, weight, weight))
     out_RD, log_sum = attention.attend(inputs)
     gradients = attention.Gradients(image_RD, image_RD, image_RD, text_ND, text_ND)
     attention.attend_back(inputs, image_RD, out_RD, log_sum, gradients)
     (forward, *_), (_, keys, *_), (back, *_) = attention.FORWARD, attention.BACK_KEYS, attention.BACK_QUERIES
-    tiles = [-(-tokens // forward), -(-tokens // 128), -(-tokens // keys) - (-longest // keys), -(-tokens // back)]
+    tiles = [-(-tokens // forward), -(-tokens // back), -(-tokens // keys) - (-longest // keys)]
     assert [math.prod(grid) for grid in launches.grids] == [samples * heads * count for count in tiles]
     assert all(side <= 65_535 for _, *others in launches.grids for side in others)
 

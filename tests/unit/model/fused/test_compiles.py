@@ -28,7 +28,6 @@ def test_all_kernels_compile_for_the_oldest_gpu_and_for_the_measured_one(tmp_pat
     everywhere = {
         "_adamw",
         "_attend",
-        "_attend_delta",
         "_attend_back_keys",
         "_attend_back_queries",
         "_gelu_gate",
