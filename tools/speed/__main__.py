@@ -59,7 +59,7 @@ WORK = Work(
         *("--recipe", "prx-jit-1024", "--set", WORDS, "--set", "model.patch=2", "--set", "data.size_px=32"),
         *("--batch", "32", "--steps", "10"),
     ),
-    study=("--jobs", "5", "--runs", "15"),
+    study=("--jobs", "10", "--runs", "20"),
     kernels=(),
     tests=("tests/fault/test_exact.py", "tests/unit/model/test_on_gpu.py", "tests/unit/optim/test_replay.py"),
 )

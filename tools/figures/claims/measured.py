@@ -150,9 +150,7 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
-    jit = data("docs/speed/h200/training.json")["JiT 1024 px, micro-batch 16, fp8"]
-    steps = [1000 * jit[f"{kind} step, s"] for kind in ("fastest", "slowest")]
-    yield Quote(f"took {steps[0]:.0f} to {steps[1]:.0f} ms", holds=jit["retries of the allocator"] == 0)
+    yield from _power()
     apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
     yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
     warm = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
@@ -164,6 +162,17 @@ def speed_beside_prx() -> Iterator[Claim]:
     step = "first step with an empty cache of kernels, s"
     first_s = _figure(["training", step, "256 tokens, micro-batch 32, plain"])
     yield Quote(f"with an empty cache, and other work on the CPU, {first_s:.1f} s")
+
+
+def _power() -> Iterator[Claim]:
+    """Clock, power and energy of a step of the large model, beside PRX's."""
+    found = data("docs/speed/h200/training.json")
+    ours, prx = (found[f"256 tokens, micro-batch 128, {kind}"] for kind in ("plain", "PRX"))
+    watts, clocks = ([one[key] for one in (ours, prx)] for key in ("power, W", "clock, MHz"))
+    yield Quote(f"draw {watts[0]:.0f} and {watts[1]:.0f} W", holds=min(watts) > 0.98 * 700)
+    yield Quote(f"clocks are at {clocks[0]:,.0f} and {clocks[1]:,.0f} MHz", holds=max(clocks) < 0.9 * 1980)
+    joules = [one["power, W"] * one["step, s"] for one in (ours, prx)]
+    yield Quote(f"takes {joules[0]:.0f} J, PRX's {joules[1]:.0f} J")
 
 
 def speed_by_part() -> Iterator[Claim]:
@@ -179,8 +188,15 @@ def speed_by_part() -> Iterator[Claim]:
     passes_back = data("docs/speed/h200/attention.json")["backward_us"]
     short, long = (one["cudnn"] / one["tintype"] for one in passes_back.values())
     yield Quote(f"cuDNN's takes {short:.2f} times as long at 256 tokens, and {long:.2f} times at 1,024")
+    forward = data("docs/speed/h200/attention.json")["forward_us"]["2 images of 4,096 tokens"]
+    yield Quote(f"{forward['without']:.0f} instead of {forward['with a running maximum']:.0f} µs for two images of 4,096")
     small = found["mini 256"]
-    yield Quote(f"Its products alone take {small['products']:.1f} ms of a step of 256 images")
+    of_passes = sum(small[part] for part in ("MLP's gate", "heads", "norms and residuals"))
+    of_attention = small["attention forward"] + small["attention backward"]
+    yield Quote(
+        f"Of {small['all kernels']:.1f} ms of a step of 256 images its products take {small['products']:.1f}, "
+        f"attention {of_attention:.1f}, passes over memory {of_passes:.1f} and the rest {small['rest']:.1f}"
+    )
 
 
 def speed_of_products() -> Iterator[Claim]:
@@ -216,8 +232,10 @@ def speed_at_true_size() -> Iterator[Claim]:
         holds=len({one["mean"] for one in tokens}) == 1,
     )
     apart = data("docs/speed/h200/true_size.json")["micro_batches_read_apart"]["runs"]
-    then = [f"{apart[name]['images_per_s']:.3g}" for name in found]
-    yield Quote(f"there were {then[0]} and {then[1]} images/s", holds=len(found) == len(apart) == 2)
+    then = [f"{apart[name]['images_per_s']:.3g}" for name in ("prx-256", "prx-jit-1024")]
+    yield Quote(f"there were {then[0]} and {then[1]} images/s without `repa`", holds=len(apart) == 2)
+    aligned = found["prx-256, repa"]["images_per_s"] / found["prx-256"]["images_per_s"]
+    yield Quote(f"`repa` with a DINOv2-B, in bf16 and not compiled, costs {100 * (1 - aligned):.1f}% here")
     jit = found["prx-jit-1024"]["steps_s"]
     yield Quote(
         f"its second step took {jit[1]:.2f} s, and those after it {min(jit[2:]):.2f} to {max(jit[2:]):.2f} s",
@@ -234,6 +252,8 @@ def speed_with_teachers() -> Iterator[Claim]:
         shares = [f"{100 * row['time_split'][part]:.0f}%" for part in ("teacher", "losses")]
         made.append([name, f"{row['images_per_s']:.0f}", f"{100 * (1 - row['times_dense']):.1f}%", *shares])
     yield Block("teachers", table(["teacher", "images/s", "less than dense", "teacher", "losses"], made))
+    again = any(row["technique"] == "dense again" for row in rows)
+    yield Quote("`dense` was not measured again after them", holds=not again)
 
 
 def speed_of_workers() -> Iterator[Claim]:
