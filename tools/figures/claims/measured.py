@@ -189,7 +189,9 @@ def speed_by_part() -> Iterator[Claim]:
     short, long = (one["cudnn"] / one["tintype"] for one in passes_back.values())
     yield Quote(f"cuDNN's takes {short:.2f} times as long at 256 tokens, and {long:.2f} times at 1,024")
     forward = data("docs/speed/h200/attention.json")["forward_us"]["2 images of 4,096 tokens"]
-    yield Quote(f"{forward['without']:.0f} instead of {forward['with a running maximum']:.0f} µs for two images of 4,096")
+    yield Quote(
+        f"{forward['without']:.0f} instead of {forward['with a running maximum']:.0f} µs for two images of 4,096"
+    )
     small = found["mini 256"]
     of_passes = sum(small[part] for part in ("MLP's gate", "heads", "norms and residuals"))
     of_attention = small["attention forward"] + small["attention backward"]
