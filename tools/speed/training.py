@@ -99,7 +99,7 @@ def _speed(shape: Shape, kind: str, tiny: bool, device: torch.device) -> dict[st
 
     step()
     first_s = synchronized_s(device) - began_s
-    with Gauge() as gauge:
+    with Gauge(device) as gauge:
         for _ in range(4):
             step()
         if device.type == "cuda":
