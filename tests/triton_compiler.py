@@ -138,6 +138,7 @@ def main() -> None:
             with patch.object(attention, "LONG", 0):
                 train_block(fp8=False, width=1792, heads=28, tokens=64)
                 train_block(fp8=False, width=512, heads=4, tokens=64)
+                train_block(fp8=False, width=96, heads=6, tokens=6)
             for lengths in range(3):
                 step_optimizer(lengths)
         for (name, *_), shared in found.shared.items():

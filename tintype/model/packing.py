@@ -17,8 +17,7 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
-"""Rows are filled up to a multiple of 128, and of this part of all rows, so that batches come in so many sizes: few
-where each is a graph of its own."""
+"""Most numbers of rows that batches can have: few where each is captured as a graph. All are multiples of 128."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from tintype.model.layers import (
 from tintype.model.packing import FEW_SIZES, MANY_SIZES, PackedKeyValue, PackedText, Places, pack
 from tintype.model.rows import put_rows, take_rows
 from tintype.runtime.copies import Copy
-from tintype.runtime.graphs import Graphs
+from tintype.runtime.graphs import Graphs, memory_bytes
 from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
 
@@ -51,7 +51,9 @@ _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
 """Products of a block's forward pass with fewer operations end before the host has started the next ones."""
 _FP8_FACTOR = 2
-"""In FP8 that holds of so many times the operations: they take half the time, with twice the kernels."""
+"""Factor on that number in FP8, whose products take half the time."""
+_STATE_BYTES = 20
+"""Of a parameter in training: weight, gradient, AdamW's two averages, and the gradient that a graph writes, in fp32."""
 _MOST_SHAPES = 64
 _REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()
@@ -296,7 +298,21 @@ class Transformer(nn.Module):
             return False
         tokens = x_t_BCHW.shape[0] * math.prod(self._grid(x_t_BCHW))
         flops = 2 * tokens * self.settings.width * (4 * self.settings.width + 3 * self.settings.hidden)
-        return flops < _LONG_FLOPS * (_FP8_FACTOR if self._precision.matmul == "fp8" else 1)
+        short = flops < _LONG_FLOPS * (_FP8_FACTOR if self._precision.matmul == "fp8" else 1)
+        return short and (not torch.is_grad_enabled() or self._fits_twice(tokens, x_t_BCHW.device))
+
+    def _fits_twice(self, tokens: int, device: torch.device) -> bool:
+        """Return whether the device can hold the activations of two passes beside the state of training.
+
+        A graph keeps the memory of its own, and passes of other shapes need theirs beside it.
+        """
+        settings = self.settings
+        activations = 2 * tokens * settings.depth * (11 * settings.width + 3 * settings.hidden)  # bf16, in `Trace`
+        return 2 * activations + self._state_bytes <= memory_bytes(device)
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        return _STATE_BYTES * sum(parameter.numel() for parameter in self.parameters())
 
     def _in_graph(
         self, x_t_BCHW: Tensor, t_B: Tensor, text: PackedText | TextCache, route: Route | None, taps: list[int]

@@ -7,9 +7,11 @@ do not share; where those of all graphs would take too much memory, passes of fu
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,7 +52,7 @@ class Graphs:
             return None
         if key not in self._captured:
             needed = sum(one.nbytes for one in parameters.values()) if grad else 0
-            if self._gradient_bytes + needed > _MOST_SHARE * _memory_bytes(inputs[0].device):
+            if self._gradient_bytes + needed > _MOST_SHARE * memory_bytes(inputs[0].device):
                 return None
             self._gradient_bytes += needed
             memory = next(iter(self._captured.values())).memory if self._captured else torch.cuda.graph_pool_handle()
@@ -72,8 +74,10 @@ class Graphs:
                 parameter.grad = parameter.grad.clone()
 
 
-def _memory_bytes(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
+@cache
+def memory_bytes(device: torch.device) -> int:
+    """Return the memory of the GPU; of a CPU none is known, and it is taken for endless."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
 
 
 class _Captured:

@@ -27,12 +27,12 @@ def test_padding_before_the_tokens_is_moved_after_them() -> None:
     assert packed.places.length_B.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("most", [8, 16])
-def test_batches_come_in_few_sizes(most: int) -> None:
-    sizes = set()
+@pytest.mark.parametrize("sizes", [8, 16])
+def test_batches_come_in_few_sizes(sizes: int) -> None:
+    found = set()
     for length in range(1, 65):
         mask_BL = (torch.arange(64) < length).expand(32, -1)
-        packed = pack(TextTokens(torch.zeros(32, 64, 2), mask_BL, (length,) * 32), most)
-        sizes.add(len(packed.rows_NC))
-        assert len(packed.rows_NC) < 32 * length + 32 * 64 // most
-    assert len(sizes) <= most and all(size % 128 == 0 for size in sizes)
+        packed = pack(TextTokens(torch.zeros(32, 64, 2), mask_BL, (length,) * 32), sizes)
+        found.add(len(packed.rows_NC))
+        assert len(packed.rows_NC) < 32 * length + 32 * 64 // sizes
+    assert len(found) <= sizes and all(size % 128 == 0 for size in found)

@@ -48,7 +48,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(graphs_module, "_memory_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(graphs_module, "memory_bytes", lambda device: 1 << 20)
 
 
 def layer(inputs: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ def test_a_pass_runs_without_a_graph_while_another_waits_for_its_backward_pass()
 def test_gradients_of_graphs_take_no_more_than_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each graph has a place for every gradient. Images of many shapes would fill the memory with them."""
     parameters = {"weight": nn.Parameter(numbers(0, 4, 4))}
-    monkeypatch.setattr(graphs_module, "_memory_bytes", lambda device: 8 * 2 * parameters["weight"].nbytes)
+    monkeypatch.setattr(graphs_module, "memory_bytes", lambda device: 8 * 2 * parameters["weight"].nbytes)
     graphs = Graphs()
 
     def replays(rows: int) -> bool:

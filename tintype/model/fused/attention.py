@@ -17,14 +17,13 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BOUND = tl.constexpr(48.0)
-"""Scores (base 2) of at most this size need no running maximum: their softmax is in the range of fp32, 2^±126."""
+"""Largest bound on scores (base 2) that needs no running maximum: exp2(score − bound) stays above 2^-97."""
 LONG = 2048
-"""From this number of image tokens on, scores are tested for the bound: what that spares is more than the test."""
-FORWARD, FORWARD_LONG = (64, 64, 4, 3), (128, 64, 8, 3)
-BACK_KEYS, BACK_QUERIES = (64, 64, 4, 4), (64, 64, 4, 3)
+"""Image tokens from which the bound is checked; below, the check costs more than it saves."""
+FORWARD, FORWARD_BOUNDED, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 4, 3)
 """Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
-"""Wider heads have fewer stages: else their tiles do not fit into the shared memory of an RTX GPU."""
+"""Heads of this size have fewer stages: else their tiles do not fit into the shared memory of an RTX GPU."""
 
 
 @triton.jit
@@ -37,7 +36,7 @@ def _pair_and_tile(tiles):
 @triton.jit
 def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, RISING: tl.constexpr, EVEN: tl.constexpr,
              KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Take `count` keys and values into the running softmax; `most` is its shift, which may have to rise with them."""
+    """Take `count` keys and values into the softmax, whose shift is `most`: with `RISING` the largest score so far."""
     size = tl.arange(0, SIZE)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
@@ -71,12 +70,14 @@ def _largest(weight, SIZE: tl.constexpr):
 
 @triton.jit
 def _attend(q, k, v, text_k, text_v, norm_q, norm_k, norm_text, out, log_sum, first, length, tokens, heads, v_row,
-            text_v_row, scale, RISING: tl.constexpr, TESTED: tl.constexpr, EVEN: tl.constexpr, QUERIES: tl.constexpr,
+            text_v_row, scale, RISING: tl.constexpr, CHECKED: tl.constexpr, EVEN: tl.constexpr, QUERIES: tl.constexpr,
             KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Attend with a running maximum if `RISING`, else without one, which is for weights of the norms that bound the
-    scores. With `TESTED`, do nothing where the weights ask for the other way."""
+    """Attend with a running maximum (`RISING`), or with the scores' bound as the softmax's shift.
+
+    With `CHECKED`, return at once if the bound calls for the other of the two.
+    """
     factor = scale * LOG2_E
-    if TESTED:
+    if CHECKED:
         # Normed heads are no longer than √E times their largest weight, so no score is above this.
         bound = _largest(norm_q, SIZE) * tl.maximum(_largest(norm_k, SIZE), _largest(norm_text, SIZE)) * SIZE * factor
         if (bound < BOUND) == RISING:
@@ -183,7 +184,7 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
-    """Store the gradient of queries, and `delta`, which shifts that of the softmax: the sum of out × its gradient."""
+    """Store the gradient of the queries, and `delta`: the sum of out × its gradient, which the softmax's subtracts."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -246,14 +247,14 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
     """Return what each query sees [R, D], and the logarithm (base 2) of each softmax's sum."""
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
-    tested = x.tokens >= LONG
-    queries, keys, warps, stages = _tile(FORWARD_LONG if tested else FORWARD, x.size)
+    checked = x.tokens >= LONG
     # The host does not know the weights, so it starts both ways; one of them ends at once.
-    for rising in (False, True) if tested else (True,):
+    for rising in (False, True) if checked else (True,):
+        queries, keys, warps, stages = _tile(FORWARD if rising or x.size >= _WIDE else FORWARD_BOUNDED, x.size)
         _attend[(triton.cdiv(x.tokens, queries) * x.pairs,)](
             x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, *x.norms, out_RD, log_sum, x.first_B, x.length_B,
             x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, RISING=rising,
-            TESTED=tested, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps,
+            CHECKED=checked, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys, SIZE=x.size, num_warps=warps,
             num_stages=stages,
         )  # fmt: skip
     return out_RD, log_sum

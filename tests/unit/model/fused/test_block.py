@@ -16,6 +16,7 @@ interpret_kernels()
 from tintype.model import transformer  # noqa: E402
 from tintype.model.fused import attention, gelu_gate, heads, products, quantise  # noqa: E402
 from tintype.model.layers import FinalLayer  # noqa: E402
+from tintype.model.packing import FEW_SIZES, MANY_SIZES, PackedText, pack  # noqa: E402
 from tintype.model.transformer import Block, Transformer  # noqa: E402
 from tintype.optim import adamw  # noqa: E402
 from tintype.optim.adamw import AdamWSettings  # noqa: E402
@@ -208,23 +209,38 @@ def test_weights_are_cast_before_a_graph_reads_their_copies(monkeypatch: pytest.
     assert seen == [14, 14]
 
 
-@pytest.mark.parametrize("weight", [1.0, 16.0], ids=["bounded scores", "scores beyond the bound"])
-def test_attention_of_long_images_is_a_softmax(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound a softmax that is shifted by it alone would have shares of zero."""
+BOUND_16 = 48 / (4 * math.log2(math.e))
+"""Product of the weights of queries and keys at which heads of 16 numbers reach the bound."""
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        (1.0, 1.0, 1.0),
+        (1.0, 0.99 * BOUND_16, 0.99 * BOUND_16),
+        (1.0, 16 * BOUND_16, 1.0),
+        (1.0, 1.0, 16 * BOUND_16),
+        (-4.0, 4 * BOUND_16, 1.0),
+    ],
+    ids=["small", "just below the bound", "large for keys", "large for the text's keys", "below zero"],
+)
+def test_attention_of_long_images_is_a_softmax(
+    weights: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores are as far apart as the weights let them: those of the image far below zero, those of the text above."""
     monkeypatch.setattr(attention, "LONG", 0)
-    heads, size, tokens, longest = 2, 16, 20, 7
+    heads, size, tokens, lengths, first = 2, 16, 20, (7, 2), (0, 7)
     generator = torch.Generator().manual_seed(3)
-
-    def normed(rows: int) -> Tensor:
-        x_RHE = torch.randn(rows, heads, size, generator=generator)
-        return weight * nn.functional.rms_norm(x_RHE, (size,))
-
-    q, k, text_k = normed(2 * tokens), normed(2 * tokens), normed(9)
+    draw = [torch.randn(rows, heads, size, generator=generator) for rows in (2 * tokens, 2 * tokens, 9)]
+    q, k, text_k = (
+        weight * nn.functional.rms_norm(direction + 0.1 * drawn, (size,))
+        for weight, direction, drawn in zip(weights, (1, -1, 1), draw, strict=True)
+    )
     v, text_v = torch.randn(2 * tokens, heads, size), torch.randn(9, heads, size)
-    first, lengths, weights = (0, longest), (longest, 2), torch.full((size,), weight)
-    places = (torch.tensor(first), torch.tensor(lengths), longest)
+    norms = (torch.full((size,), weights[0]), torch.full((size,), weights[1]), torch.full((size,), weights[2]))
+    places = (torch.tensor(first), torch.tensor(lengths), max(lengths))
     given = (q.flatten(1), k.flatten(1), v.flatten(1), text_k.flatten(1), text_v.flatten(1), *places, tokens, heads)
-    found, _ = attention.attend(attention.Inputs(*given, (weights, weights, weights)))
+    found, log_sum = attention.attend(attention.Inputs(*given, norms))
     for sample in range(2):
         own, words = (
             slice(sample * tokens, (sample + 1) * tokens),
@@ -235,8 +251,47 @@ def test_attention_of_long_images_is_a_softmax(weight: float, monkeypatch: pytes
         expected = torch.einsum("hqk,khe->qhe", score.softmax(-1), values)
         # Each fp32 score has the error of a sum of `size` terms, a share twice that, and its exponent's own.
         terms = torch.einsum("qhe,khe->hqk", q[own].abs().double(), keys.abs()).max() / math.sqrt(size)
-        error = 4 * (size + 2) * torch.finfo(torch.float32).eps * (terms + 1) * values.abs().max()
-        assert bool((found[own].view_as(q[own]) - expected).abs().max() <= error)
+        error = 4 * (size + 2) * torch.finfo(torch.float32).eps * (terms + 1)
+        assert bool((found[own].view_as(q[own]) - expected).abs().max() <= error * values.abs().max())
+        of_sample = log_sum.view(2, heads, tokens)[sample] / math.log2(math.e)
+        assert bool((of_sample - score.logsumexp(-1)).abs().max() <= error)
+
+
+def test_the_block_of_a_long_image_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LONG", 0)
+    assert_same(*(passes(kernels, with_lengths=True, depth=1) for kernels in ("plain", "fused")))
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e12], ids=["too long for a graph", "a graph"])
+def test_text_is_filled_to_few_numbers_of_rows_where_each_is_a_graph(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer, "_LONG_FLOPS", limit)
+    found: list[int] = []
+
+    def note(given: TextTokens, sizes: int) -> PackedText:
+        found.append(sizes)
+        return pack(given, sizes)
+
+    monkeypatch.setattr(transformer, "pack", note)
+    denoiser = model("fused", depth=1)
+    monkeypatch.setattr(denoiser, "_graphs", lambda *_: None)
+    denoiser(torch.randn(3, 4, 6, 4), torch.rand(3), text(with_lengths=True))
+    assert found == [FEW_SIZES if limit else MANY_SIZES]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_pass_is_no_graph_where_its_activations_do_not_fit_twice(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer, "_LONG_FLOPS", 1e12)
+    denoiser, x = model("fused"), torch.zeros(3, 4, 6, 4)
+    activations = 2 * (3 * 6) * 2 * (11 * 32 + 3 * 64)  # bytes of bf16, tokens, blocks, numbers of a token
+    state = 20 * sum(parameter.numel() for parameter in denoiser.parameters())
+    found = []
+    for memory in (2 * activations + state, 2 * activations + state - 1):
+        monkeypatch.setattr(transformer, "memory_bytes", lambda _, memory=memory: memory)
+        with torch.set_grad_enabled(grad):
+            found.append(denoiser._waits_for_host(x, None))
+    assert found == [True, not grad]
 
 
 @pytest.mark.parametrize("matmul", ["plain", "fp8"])
