@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintype.export.pipeline_folder import sampling_shift, timesteps
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.pretrained.packages import diffusers_package, quiet
+from tintype.pretrained.packages import pipeline_class, quiet
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
@@ -39,8 +39,7 @@ class Figure:
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
     """Open it as a user does, from this folder alone, in one type."""
-    kind = getattr(diffusers_package(), about["pipeline"])
-    pipe = kind.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
+    pipe = pipeline_class(about["pipeline"]).from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

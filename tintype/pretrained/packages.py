@@ -31,6 +31,18 @@ def diffusers_package() -> ModuleType:
     return optional_package("diffusers", "diffusers", "this")
 
 
+def pipeline_class(name: str) -> Untyped:
+    """Return a PRX pipeline of diffusers, whose text encoder transformers has then.
+
+    diffusers adds `T5GemmaEncoder` to transformers, which transformers 5.22 forgets where it loads itself anew.
+    """
+    kind, transformers = getattr(diffusers_package(), name), transformers_package()
+    if not hasattr(transformers, "T5GemmaEncoder"):
+        added = importlib.import_module("diffusers.pipelines.prx").T5GemmaEncoder
+        transformers.T5GemmaEncoder = added  # type: ignore[attr-defined]
+    return kind
+
+
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
     """Silence the deprecations, reports and progress bars of these packages, which log as transformers does."""

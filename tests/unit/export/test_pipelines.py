@@ -22,7 +22,7 @@ from tintype.export.parity import embedded, measure, open_pipeline
 from tintype.export.pipeline_folder import export_pipeline, timesteps
 from tintype.export.trained import Exported, ExportOptions, export_file, load_trained
 from tintype.flow.path import sampling_times
-from tintype.pretrained.packages import quiet
+from tintype.pretrained.packages import pipeline_class, quiet, transformers_package
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.techniques.apply import apply_techniques
@@ -108,6 +108,14 @@ def test_diffusers_saves_it_again(make: Any, text: str, tokenizer: str, tmp_path
     there = json.loads((tmp_path / "model_index.json").read_text())
     assert there["_class_name"] == exported.about["pipeline"]
     assert there["default_sample_size"] == 16
+
+
+def test_transformers_has_the_text_encoder_again_where_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline_class("PRXPipeline")
+    transformers = transformers_package()
+    monkeypatch.delattr(transformers, "T5GemmaEncoder")
+    pipeline_class("PRXPipeline")
+    assert hasattr(transformers, "T5GemmaEncoder")
 
 
 def test_the_tokenizer_cuts_where_training_did(make: Any) -> None:
