@@ -100,7 +100,12 @@ def _score_features(
         return
     if reference is not None:
         pair = FeaturePair(fake_NF, reference)
-        shaped = _pairs_by_shape(parts.plan.data, protocol, samples, fake_NF, reference)
+        shaped, left_out = _pairs_by_shape(parts.plan.data, protocol, samples, fake_NF, reference)
+        if left_out:
+            card.warnings.append(
+                f"no distances of {', '.join(left_out)} by {encoder.name} ({sampling.words}): they need {FEWEST} "
+                "images of the shape, generated and held out (count, reference_count)"
+            )
         for kind in protocol.metrics:
             name = sampling.metric(f"{kind}_{encoder.name}")
             if kind in FEATURE_METRICS:
@@ -117,21 +122,20 @@ def _score_features(
 
 def _pairs_by_shape(
     data: DataPart, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
-) -> dict[str, FeaturePair]:
-    """Return the features of each shape against real ones of that shape; {} for one shape.
-
-    Shapes with fewer images than a distance needs are left out.
-    """
+) -> tuple[dict[str, FeaturePair], list[str]]:
+    """Return the features of each shape against real ones of that shape, and shapes with too few; none of one shape."""
     if not samples.shapes:
-        return {}
+        return {}, []
     real_MF = reference.points.offset_NF + reference.mean_F
-    found = {}
+    found, left_out = dict[str, FeaturePair](), list[str]()
     for shape, row_M in rows_by_shape(held_out(data, protocol), protocol.reference_count).items():
         row_N = torch.tensor([row for row, one in enumerate(samples.shapes) if one == shape], dtype=torch.int64)
         if min(len(row_M), len(row_N)) >= FEWEST:
             real = Reference(real_MF[row_M.to(real_MF.device)], reference.device)
             found[shape_name(shape)] = FeaturePair(fake_NF[row_N], real)
-    return found
+        else:
+            left_out.append(shape_name(shape))
+    return found, left_out
 
 
 def shape_name(shape: Shape) -> str:

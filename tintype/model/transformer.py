@@ -53,7 +53,7 @@ _LONG_FLOPS = 1e12
 _FP8_FACTOR = 2
 """Factor on that number in FP8, whose products take half the time."""
 _STATE_BYTES = 20
-"""Of a parameter in training: weight, gradient, AdamW's two averages, and the gradient that a graph writes, in fp32."""
+"""Bytes of a parameter's weight, gradient and two averages of AdamW, and of the gradient that a graph writes."""
 _MOST_SHAPES = 64
 _REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()

@@ -81,8 +81,8 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
         say_note(console, f"not counted: {text}")
 
 
-def _show_memory(cost: PlanCost, console: Console, gpu: str | None) -> None:
-    table = Table(Column("memory of a GPU", no_wrap=True), Column("GiB", justify="right"), "", title_justify="left")
+def _show_memory(cost: PlanCost, console: Console, gpu: str | None, head: str = "memory of a GPU") -> None:
+    table = Table(Column(escape(head), no_wrap=True), Column("GiB", justify="right"), "", title_justify="left")
     for name, count in vars(cost.memory).items():
         if count:
             table.add_row(name, f"{count / _GIB:,.2f}", "estimate" if name in _ESTIMATED else "exact")
@@ -117,6 +117,8 @@ def _days(days: float) -> str:
 def show_study_cost(study: Study, console: Console, gpu: str) -> None:
     """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
 
+    The memory of the first arm is given by part.
+
     A study that is not meant for a GPU has one line, without time, and notes on what is not counted.
     """
     speed = estimated_speed(gpu)
@@ -129,10 +131,10 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
         for text in (found,) if isinstance(found, str) else found.missing:
             say_note(console, f"not counted: {text}")
         return
-    heads = ("trained", "a step", "a run", "GiB", "GPU time")
+    heads = ("trained", "a step", "images/s", "GiB", "GPU time")
     numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
     table = Table("arm", *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
-    runs, hours, missing = 0, 0.0, list[str]()
+    runs, hours, missing, first = 0, 0.0, list[str](), None
     uncounted: dict[str, list[str]] = {}
     for arm in study.arms:
         cost = _cost_or_reason(arm.plans[0], speed)
@@ -142,13 +144,15 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
         missing += cost.missing
         runs += len(arm.plans)
         hours += len(arm.plans) * cost.gpu_hours
-        row = (numerals.count(cost.trained), _flop(cost.step_flops), _flop(cost.run_flops))
+        row = (numerals.count(cost.trained), _flop(cost.step_flops), f"{cost.images_per_s:,.3g}")
         table.add_row(escape(arm.label), *row, f"{cost.memory.total / _GIB:,.1f}", _days(cost.gpu_hours / 24))
-    if runs:
+        first = first or (cost, arm.label)
+    if first is not None:
         console.print(table)
         which = "these" if uncounted else "all"
         say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
         say(console, "a caption counts as text.max_tokens tokens, an upper bound")
+        _show_memory(first[0], console, gpu, f"memory of a GPU, {first[1]}")
     missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")

@@ -69,6 +69,14 @@ def protocol_of(run: Path, **changes: object) -> Protocol:
     return protocol.model_copy(update=changes)
 
 
+def test_shapes_with_too_few_images_for_a_distance_are_named(run: Path) -> None:
+    result = evaluate(run, protocol_of(run, count=10))
+    (warning,) = [one for one in result.warnings if one.startswith("no distances of")]
+    named = {f"{width}x{height}" for height, width in SHAPES}
+    assert {one for one in named if one in warning} == named - set(result.details.get("fd_clip", {}))
+    assert "by clip" in warning and "8 images" in warning
+
+
 @torch.no_grad()
 def test_scores_are_those_of_each_shape_and_of_the_whole(run: Path) -> None:
     """The samples have the shapes of their captions' images; distances are taken shape by shape, and over all."""

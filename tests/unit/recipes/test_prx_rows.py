@@ -91,7 +91,8 @@ def test_the_preset_is_prxs_evaluation() -> None:
     assert protocol.sampler.guidance.model_dump()["scale"] == 3.5 and protocol.also == ()
     labels = [definitions(protocol)[name].label for name in study.settings.primary]
     assert labels == ["FID", "CMMD (processor's crop)", "DINO-MMD"]
-    assert protocol == protocol_of(["preset=prx"])
+    assert load_study("prx-repa").settings.evaluation == protocol_of(["preset=prx"])
+    assert protocol == protocol_of(["preset=prx", "metrics=[fd,mmd_published,memorised]"])
 
 
 def test_settings_beside_a_preset_replace_its_own() -> None:
@@ -127,6 +128,9 @@ def smaller(text: str) -> str:
         "to.kind=e2e-flux,to.compute=bf16": f"to.kind=e2e-flux,to.weights={chosen('e2e-flux')['weights']},to.{size}",
         "to.kind=flux2,to.compute=bf16": f"to.kind=flux2,to.weights={chosen('flux2')['weights']},to.{size}",
         "model.bottleneck=256": "model.bottleneck=4",
+        "data.size_px=256": "data.size_px=16",
+        "data.size_px=1024": "data.size_px=32",
+        "model.patch=32": "model.patch=4",
         "count=1000000": "count=6",
         "steps=20000,data.count=3350": "steps=2,warmup_steps=1,data.count=4",
     }.items():
@@ -134,9 +138,13 @@ def smaller(text: str) -> str:
     return text
 
 
-def pocket_rows(folder: Path) -> Study:
-    """Return prx-rows with all of its arms; only sizes, weights and numbers of steps and images are others."""
-    document = recipes.find("studies", "prx-rows").data
+def pocket(name: str, folder: Path) -> Study:
+    """Return a study with all of its arms; only sizes, weights, and numbers of steps and images are others."""
+    document = recipes.find("studies", name).data
+    given = document["evaluation"]
+    also = given.get("also", []) if isinstance(given, dict) else []
+    for resolution in document.get("resolutions", []):
+        resolution["set"] = [smaller(one) for one in resolution["set"]]
     for arm in document["arms"]:
         arm["set"] = [smaller(one) for one in arm.get("set", [])]
         arm["techniques"] = [smaller(one) for one in arm["techniques"]]
@@ -150,21 +158,24 @@ def pocket_rows(folder: Path) -> Study:
     document["primary"] = ["validation_loss"]
     document["evaluation"] = {
         "count": 8,
-        "also": [],
+        "also": [{**one, "count": 8} for one in also],
         "reference_count": 8,
         "validation_count": 4,
-        "metrics": ["fd"],
+        "metrics": ["fd", *(["memorised"] if "memorised" in str(given) else [])],
         "sampler": {"steps": 2, "batch": 8},
     }
-    (folder / "rows.json").write_text(json.dumps(document))
-    return load_study(str(folder / "rows.json"))
+    (folder / "study.json").write_text(json.dumps(document))
+    return load_study(str(folder / "study.json"))
 
 
 @pytest.mark.slow
-def test_every_row_is_trained_and_scored_at_pocket_size(tmp_path: Path) -> None:
-    study = pocket_rows(tmp_path)
-    assert [arm.name for arm in study.arms] == ["baseline", *ROWS]
+@pytest.mark.parametrize("name", TWINS)
+def test_every_row_is_trained_and_scored_at_pocket_size(name: str, tmp_path: Path) -> None:
+    study = pocket(name, tmp_path)
+    assert [arm.label for arm in study.arms] == [arm.label for arm in load_study(name).arms]
     outcome = run_study(study, tmp_path / "out", 1)
     assert not outcome.failed and outcome.done == outcome.total == len(study.arms)
     assert outcome.report is not None
-    assert all(arm.runs[0].metrics["validation_loss"] is not None for arm in outcome.report.results.arms)
+    wanted = ["validation_loss", *(f"{kind}_scenes" for kind in study.settings.evaluation.metrics)]
+    for arm in outcome.report.results.arms:
+        assert all(arm.runs[0].metrics[metric] is not None for metric in wanted), arm.name

@@ -63,13 +63,21 @@ def test_arms_of_captions_that_are_asked_for_one_kind_of_prompt_are_noted_before
     assert ("Scored on long prompts only, though both reads other captions" in capsys.readouterr().out) == said
 
 
-@pytest.mark.parametrize(("name", "said"), [("phases", True), ("prx-data", False), ("routing", False)])
+@pytest.mark.parametrize(
+    ("name", "metrics", "said"), [("phases", "[fd]", True), ("phases", "", False), ("routing", "[fd]", False)]
+)
 def test_a_study_with_a_fine_tune_says_before_it_runs_where_copies_are_not_measured(
-    name: str, said: bool, capsys: pytest.CaptureFixture[str]
+    name: str, metrics: str, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_arms(load_study(name), Console(width=200))
+    show_arms(load_study(name, [f"evaluation.metrics={metrics}"] if metrics else []), Console(width=200))
     note = "Copies of training images are not measured, though sft may learn few images by heart"
     assert (note in capsys.readouterr().out) == said
+
+
+def test_every_packaged_study_with_a_fine_tune_looks_for_copies() -> None:
+    studies = [load_study(name) for name in recipes.names("studies")]
+    tuned = [one for one in studies if any(arm.plans[0].start is not None for arm in one.arms)]
+    assert len(tuned) >= 5 and all(one.settings.evaluation.reads_training_images for one in tuned)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_the_encoding_lacks_is_written_in_plain_letters(monkeypatch: pytest
 def test_tables_stay_aligned(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = printed(COMMANDS["arms"], encoding, monkeypatch).splitlines()
     tables = [list(lines) for of_table, lines in groupby(shown, _in_table) if of_table]
-    assert len(tables) == 2, "the arms, and their cost"
+    assert len(tables) == 3, "the arms, their cost, and the memory of the baseline"
     for lines in tables:
         assert len({len(line) for line in lines}) == 1
 
