@@ -19,6 +19,8 @@ from tintype.terminal.lines import say, say_note
 _GIB = 2**30
 _ESTIMATED = ("copies", "activations")
 _OWNERS = {"text": "text encoder"}
+_HOST_S = 0.005
+"""Steps that are counted as shorter wait for the host, which has to start their kernels."""
 
 
 def as_json(cost: PlanCost) -> dict[str, Any]:
@@ -77,6 +79,10 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
         f"so {gpus}: {cost.images_per_s:,.4g} images/s, {_gpu_time(cost.gpu_hours)}, {_days(cost.days)}; without "
         "scoring, saves, and waits for data or for each other",
     )
+    if not cost.speed.measured and cost.phases[0].batch / cost.images_per_s < _HOST_S:
+        say_note(
+            console, "steps this short wait for the host: the run takes longer than that; `tintype bench` measures it"
+        )
     for text in cost.missing:
         say_note(console, f"not counted: {text}")
 

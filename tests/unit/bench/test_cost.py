@@ -340,12 +340,19 @@ def test_the_command_calls_estimates_by_their_name() -> None:
     assert "a caption counts as 256 tokens (text.max_tokens), an upper bound" in shown
 
 
+@pytest.mark.parametrize(("recipe", "short"), [("pocket", True), ("mini", False)])
+def test_a_step_that_would_wait_for_the_host_is_noted(recipe: str, short: bool) -> None:
+    shown = CliRunner().invoke(app, ["plan", "cost", recipe, "--gpu", "h200"]).output
+    assert ("steps this short wait for the host" in " ".join(shown.split())) == short
+
+
 @pytest.mark.slow
 def test_a_study_prints_the_cost_of_its_arms_before_it_starts(tmp_path: Path) -> None:
     out = ["--dry-run", "--out", f"{tmp_path}/out"]
     shown = CliRunner().invoke(app, ["ablate", "routing-mini", "--arm", "tread", *out]).output
     assert "Estimated cost of a run on one h200" in shown and "all 20 runs" in shown
     assert "a caption counts as text.max_tokens tokens, an upper bound" in shown
+    assert "images/s" in shown and "memory of a GPU, baseline" in shown and "activations" in shown
     small = CliRunner().invoke(app, ["ablate", "pocket", *out]).output
     assert "a run of the baseline: 686 k trained parameters" in small.replace("\u00a0", " ")
 
