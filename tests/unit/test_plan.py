@@ -58,7 +58,7 @@ def test_data_of_another_kind_takes_the_place_of_scenes() -> None:
     assert tiny_plan("data.kind=scenes") == tiny_plan()
     with pytest.raises(UserError, match=r"data\.path: this key is required"):
         tiny_plan("data.kind=store")
-    with pytest.raises(UserError, match=r"data\.count: unknown key"):
+    with pytest.raises(UserError, match=r"data\.count: kind store has no such key; kind scenes has it"):
         tiny_plan("data.kind=store", "data.path=DIR", "data.count=3")
     with pytest.raises(UserError, match="unknown kind 'stor'; did you mean 'store'"):
         tiny_plan("data.kind=stor")
@@ -105,6 +105,12 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(path: tuple[str, ...]) 
         tiny_plan(f"{dotted}=1")
     assert f"--set {dotted}=1: {dotted}: unknown key" in str(refused.value)
     assert f"did you mean '{path[-1]}'" in str(refused.value)
+
+
+def test_a_key_of_another_kind_is_named_with_it() -> None:
+    wanted = "data.buckets: kind scenes has no such key; kind store has it"
+    with pytest.raises(UserError, match=wanted):
+        read_plan("mini", ["data.buckets=[[64,64]]"])
 
 
 def test_errors_name_the_file_the_line_and_the_key() -> None:

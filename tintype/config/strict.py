@@ -307,7 +307,10 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     parts = [place, f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
+        key, loc = str(path[-1]), problem["loc"][:-1]
+        if kinds := _other_kinds_with(key, model, loc):
+            return f"{where}: kind {loc[-1]} has no such key; kind {' and '.join(kinds)} has it"
+        return f"{where}: unknown key; {nearest(key, _valid_keys(model, loc))}"
     if problem["type"] == "union_tag_invalid":
         kind, valid = problem["ctx"]["tag"], set(problem["ctx"]["expected_tags"].replace("'", "").split(", "))
         if OF_PLUGIN in valid:
@@ -403,6 +406,14 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
         elif of_kind:
             candidates = of_kind
     return candidates
+
+
+def _other_kinds_with(key: str, model: type[Settings], loc: KeyPath) -> list[str]:
+    """Return the kinds of a part that have a key which the chosen one, the last of the path, has not."""
+    kinds = [one for one in _classes_at(model, loc[:-1]) if issubclass(one, Part)]
+    if not loc or loc[-1] not in {one.kind_name() for one in kinds}:
+        return []
+    return sorted(one.kind_name() for one in kinds if key in one.model_fields)
 
 
 def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
