@@ -38,17 +38,7 @@ ROWS = {
     "bf16-storage": "prx-optimizers",
 }
 """The study beside prx-rows that has a row."""
-TWINS = {
-    "prx-rows": "prx-rows-mini",
-    "prx-repa": "prx-repa-mini",
-    "prx-tokenizers": "prx-tokenizers-mini",
-    "prx-objectives": "objectives-mini",
-    "prx-routing": "routing-mini",
-    "prx-captions": "captions-mini",
-    "prx-data": "phases-mini",
-    "prx-optimizers": "optimizers-mini",
-}
-"""The same question on one GPU."""
+STUDIES = ("prx-rows", *dict.fromkeys(ROWS.values()))
 
 
 def arms(name: str) -> dict[str, ArmPlan]:
@@ -68,12 +58,29 @@ def test_a_row_is_the_same_run_in_every_study_that_has_it(name: str) -> None:
 
 
 def test_every_study_has_a_twin_for_one_gpu() -> None:
-    packaged = set(recipes.names("studies"))
-    assert {name for name in packaged if name.startswith("prx-") and not name.endswith("-mini")} == set(TWINS)
-    assert set(TWINS.values()) <= packaged
-    for name, twin in TWINS.items():
-        of_all, of_twin = load_study(name).arms[0].plans[0], load_study(twin).arms[0].plans[0]
+    of_prx = {name for name in recipes.names("studies") if name.startswith("prx-")}
+    assert of_prx == {*STUDIES, *(f"{name}-mini" for name in STUDIES)}
+    for name in STUDIES:
+        whole, twin = load_study(name), load_study(f"{name}-mini")
+        of_all, of_twin = whole.arms[0].plans[0], twin.arms[0].plans[0]
         assert of_all.train.steps * of_all.train.batch > 50 * of_twin.train.steps * of_twin.train.batch
+        assert len(twin.arms[0].plans) == 5 and len(twin.by_resolution()) == len(whole.by_resolution())
+        assert _rows(name) == _rows(f"{name}-mini")
+
+
+def _rows(name: str) -> list[str]:
+    """Return the names of the arms, without learning rates, which are those of the recipe."""
+    return [arm.split(" ")[0] if arm.startswith("muon ") else arm for arm in arms(name)]
+
+
+WITHOUT_TEACHERS = ("prx-objectives", "prx-routing", "prx-captions", "prx-data", "prx-optimizers")
+
+
+@pytest.mark.parametrize("name", WITHOUT_TEACHERS)
+def test_a_row_on_one_gpu_is_that_of_the_study_with_all_rows(name: str) -> None:
+    whole, family = arms("prx-rows-mini"), arms(f"{name}-mini")
+    for row in (row for row, study in ROWS.items() if study == name):
+        assert [plan.hash for plan in family[row].plans] == [plan.hash for plan in whole[row].plans], row
 
 
 def test_the_second_resolution_of_routing_is_the_jit_recipe() -> None:
@@ -131,6 +138,11 @@ def smaller(text: str) -> str:
         "data.size_px=256": "data.size_px=16",
         "data.size_px=1024": "data.size_px=32",
         "model.patch=32": "model.patch=4",
+        "data.size_px=64": "data.size_px=16",
+        "data.size_px=128": "data.size_px=32",
+        "model.bottleneck=64": "model.bottleneck=4",
+        "count=65536": "count=6",
+        "steps=200,warmup_steps=20,data.count=1024": "steps=2,warmup_steps=1,data.count=4",
         "count=1000000": "count=6",
         "steps=20000,data.count=3350": "steps=2,warmup_steps=1,data.count=4",
     }.items():
@@ -169,7 +181,7 @@ def pocket(name: str, folder: Path) -> Study:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", [*STUDIES, *(f"{name}-mini" for name in WITHOUT_TEACHERS)])
 def test_every_row_is_trained_and_scored_at_pocket_size(name: str, tmp_path: Path) -> None:
     study = pocket(name, tmp_path)
     assert [arm.label for arm in study.arms] == [arm.label for arm in load_study(name).arms]
