@@ -162,7 +162,8 @@ def evaluate(
         kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
         with Progress("loading the run", kept=kept) as bars:
             scored = evaluate_run(run, *set_, ema_length=ema_length, device=device, threads=threads, on_progress=report)
-        title, result = f"{run} at step {scored.step} ({scored.weights} weights)", scored
+        size = "" if scored.size_px is None else f", images of {scored.size_px} px"
+        title, result = f"{run} at step {scored.step} ({scored.weights} weights{size})", scored
         meanings = definitions(scored.protocol, plan_from_folder(run).data.of_scenes)
     print_json(result.dump()) if json_ else show_evaluation(title, result, meanings, console)
 

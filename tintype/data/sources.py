@@ -48,14 +48,20 @@ def forget_sources() -> None:
     open_source.cache_clear()
 
 
-def open_held_out(data: DataPart, count: int, device: torch.device, shaped: bool = False) -> ImageSource:
+def open_held_out(
+    data: DataPart,
+    count: int,
+    device: torch.device,
+    shaped: bool = False,
+    stage_shapes: tuple[Shape, ...] | None = None,
+) -> ImageSource:
     """Open the held-out images that a run is scored against; those of one source of a mixture.
 
-    They are square, or where `shaped` of the shapes that training has.
+    They are square, or where `shaped` of the shapes that training has, in an earlier stage the `stage_shapes`.
     """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
         try:
-            return open_source(data.held_out(count, shaped), "eval", device)
+            return open_source(data.held_out(count, shaped), "eval", device, stage_shapes if shaped else None)
         except TooSmallError as error:
             if shaped or len(data.shapes) == 1:
                 raise

@@ -94,6 +94,11 @@ class Protocol(Settings):
         description="Held-out images and samples are squares of data.size_px, or have the shapes of data.buckets, "
         "each sample that of its caption's image; the distances and the validation loss are given per shape too",
     )
+    size: Literal["data", "stage"] = Field(
+        "data",
+        description="Held-out images and samples have data.size_px at every step, or the size of the stage "
+        "(train.stages) that trained the weights last; scores of two sizes are not compared",
+    )
     seed: int = Field(0, ge=0, description="Seeds the noise; apart from the seed of training")
     encoders: tuple[EncoderChoice, ...] = Field(
         (SceneEncoderSettings(),), description="What the distances are taken on"
@@ -157,6 +162,11 @@ class Protocol(Settings):
         return self.shapes == "buckets"
 
     @property
+    def staged(self) -> bool:
+        """Whether held-out images and samples have the size of the stage that trained the weights."""
+        return self.size == "stage"
+
+    @property
     def held_out_count(self) -> int:
         """The number of held-out images that it needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
@@ -191,6 +201,8 @@ class Protocol(Settings):
             content["revisions"] = changed
         if content["shapes"] == "square":
             del content["shapes"]  # it joined later
+        if content["size"] == "data":
+            del content["size"]  # it joined later
         if content["prompts"] == CAPTIONS[0]:
             del content["prompts"]  # so that older results have the same names
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):

@@ -30,6 +30,7 @@ from tintype.evaluation.fit import data_problems, refuse
 from tintype.evaluation.protocol import Protocol
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
+from tintype.plan import Plan
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.dist import current
 from tintype.runtime.files import damaged, write_bytes
@@ -62,37 +63,60 @@ class About:
         return _sha256(f"{tintype.__version__} {self.identity} {self.fingerprint} {self.count}")[:16]
 
 
-def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
+@dataclass(frozen=True)
+class ScoredData:
+    """A run's data in the size in which its weights are scored."""
+
+    data: DataPart
+    stage_shapes: tuple[Shape, ...] | None = None
+    """Shapes that the images of each bucket are cut to in an earlier stage; None for the buckets as they are written"""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.stage_shapes or self.data.scored.shapes
+
+
+def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
+    """Return the data on which the weights after so many steps are scored."""
+    size_px = plan.size_px_at(step - 1) if protocol.staged else plan.data.size_px
+    if size_px == plan.data.size_px:
+        return ScoredData(plan.data)
+    several = len(plan.data.shapes) > 1
+    return ScoredData(plan.data.at_size(size_px), plan.shapes_at_size(size_px) if several else None)
+
+
+def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
     """Return images that training never sees; the first are the prompts and the reference.
 
     Refuse data that the protocol does not fit.
     """
-    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"), protocol.shaped)
-    refuse(data_problems(data, source, protocol))
+    count, shapes = protocol.held_out_count, scored.stage_shapes
+    source = open_held_out(scored.data, count, torch.device("cpu"), protocol.shaped, shapes)
+    refuse(data_problems(scored.data, source, protocol))
     return source
 
 
 @lru_cache(maxsize=8)
-def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
+def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
     """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
-    source, data = held_out(data, protocol), data.scored
+    source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
-    fingerprint = _data_fingerprint(data, source, protocol.shaped)
+    fingerprint = _data_fingerprint(data, source, scored.shapes if protocol.shaped else ())
     return _source_reference(source, words, fingerprint, protocol.reference_count, encoder, device)
 
 
 @lru_cache(maxsize=8)
 def training_reference(
-    data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device
+    scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device
 ) -> tuple[Reference, int] | None:
     """Return the first training images, always square, and how many there are of them all; on the first rank.
 
     Of a mixture they are those of the source that the run is scored against.
     """
-    data = data.scored.squared
+    data = scored.data.scored.squared
     source = open_source(data, "train", torch.device("cpu"))
     words = "training scenes" if data.of_scenes else f"training images of the store {str(source.identity)[:12]}"
-    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source, False)}")
+    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source)}")
     count = min(len(source), protocol.training_count)
     found = _source_reference(source, words, fingerprint, count, encoder, device)
     return None if found is None else (found, len(source))
@@ -242,14 +266,14 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
-def _data_fingerprint(data: DataPart, source: ImageSource, shaped: bool = False) -> str:
+def _data_fingerprint(data: DataPart, source: ImageSource, shapes: Sequence[Shape] = ()) -> str:
     """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
-    renderer or resize makes another reference."""
+    renderer or resize makes another reference. `shapes` are those of the images where they are not square."""
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity
-    if shaped:
-        settings["shapes"] = data.shapes
+    if shapes:
+        settings["shapes"] = shapes
     probes = source.images(range(min(_PROBES, len(source))))
     return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 

@@ -85,6 +85,9 @@ class EvaluationResult(MetricValues):
     format: Literal[3] = FORMAT
     plan: str = ""
     step: int
+    size_px: int | None = None
+    """Size of the images where the protocol takes that of the stage; None where it is that of the data. It is not
+    dumped then."""
     weights: str
     ema: AverageInfo | None = None
     """None for the weights of a checkpoint. It is not dumped then."""
@@ -102,7 +105,14 @@ class EvaluationResult(MetricValues):
     previews_sha256: tuple[str, ...] = ()
 
     def dump(self) -> dict[str, JsonValue]:
-        return self.model_dump(mode="json", exclude=set() if self.ema else {"ema"})
+        return self.model_dump(
+            mode="json", exclude={name for name in ("ema", "size_px") if getattr(self, name) is None}
+        )
+
+    @property
+    def scale(self) -> str:
+        """The protocol's hash, and the size of the images where that is a stage's: other scores are not compared."""
+        return self.protocol_hash if self.size_px is None else f"{self.protocol_hash} at {self.size_px} px"
 
 
 class ImageSet(_Record):

@@ -18,7 +18,7 @@ from tintype.evaluation import results
 from tintype.evaluation.fit import data_problems, file_problems, fit_protocol, readiness_problems, refuse
 from tintype.evaluation.progress import Counter, OnScoring, Scoring
 from tintype.evaluation.protocol import Protocol, nonfinite
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import ScoredData, held_out, scored_data
 from tintype.evaluation.results import AverageInfo, EvaluationResult, result_file, result_of
 from tintype.evaluation.samples import Samples, samples_of, sampling_prompts, sampling_shapes
 from tintype.evaluation.score import Scorecard, encoder_info, score
@@ -79,14 +79,15 @@ def evaluate(
         parts, step = load_run(path, device, average, kept_step=kept_step)
         refuse_other_steps(world.all_gather(step), path)
         parts = with_guides(path, parts, step, [one.sampler.guidance.guide for one in protocol.conditions])
-        RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
+        scored = scored_data(parts.plan, protocol, step)
+        RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(scored, protocol).identity)
         began = time.perf_counter()
         file = result_file(path, protocol, step, average.name if average else "")
         with as_user_error(OSError, f"cannot write to {file.parent}"):
             file.parent.mkdir(parents=True, exist_ok=True)
             remove_unfinished(file.parent)
-        samples = _samples(path, step, parts.plan, protocol, average)
-        card = _sample_and_score(parts, protocol, samples, on_progress, threads, fence)
+        samples = _samples(path, step, scored, protocol, average)
+        card = _sample_and_score(parts, scored, protocol, samples, on_progress, threads, fence)
         if not world.leads:
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
@@ -99,6 +100,7 @@ def evaluate(
         result = EvaluationResult(
             plan=parts.plan.hash,
             step=step,
+            size_px=scored.data.size_px if protocol.staged else None,
             weights=weights_words(path, parts.plan, average),
             ema=AverageInfo(length=average.length, residual=average.residual) if average else None,
             protocol=protocol,
@@ -185,17 +187,20 @@ def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: 
         folder.log_event("damaged-file", step, file=name, reason=str(error), moved_to=str(moved_to))
 
 
-def _samples(path: Path, step: int, plan: Plan, protocol: Protocol, average: Reconstruction | None) -> list[Samples]:
-    folder, size_px, weights = path / "evaluation" / "samples", plan.data.size_px, average.name if average else ""
+def _samples(
+    path: Path, step: int, scored: ScoredData, protocol: Protocol, average: Reconstruction | None
+) -> list[Samples]:
+    folder, size_px, weights = path / "evaluation" / "samples", scored.data.size_px, average.name if average else ""
     found = []
     for one in protocol.conditions:
-        prompts, shapes = sampling_prompts(plan.data, protocol, one), sampling_shapes(plan.data, protocol, one)
+        prompts, shapes = sampling_prompts(scored, protocol, one), sampling_shapes(scored, protocol, one)
         found.append(samples_of(folder, step, one, prompts, protocol.seed, size_px, weights, shapes))
     return found
 
 
 def _sample_and_score(
     parts: Model,
+    scored: ScoredData,
     protocol: Protocol,
     samples: Sequence[Samples],
     on_progress: OnScoring,
@@ -210,7 +215,7 @@ def _sample_and_score(
     with cpu_threads(parts.plan.run.device, threads or parts.plan.run.threads):
         for one in samples:
             one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps), fence)
-        return score(parts, protocol, samples, counter, PREVIEWS)
+        return score(parts, scored, protocol, samples, counter, PREVIEWS)
 
 
 def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tuple[str, ...]:

@@ -21,12 +21,12 @@ from tintype.data.buckets import Shape
 from tintype.data.sample_shards import digests, prompt_digests, read_shard, read_unchecked, write_shard
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, Sampling
-from tintype.evaluation.reference import held_out, in_blocks, rows_by_shape
+from tintype.evaluation.reference import ScoredData, held_out, in_blocks, rows_by_shape
 from tintype.runtime.dist import current
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_json
 from tintype.sampling.generate import generate, spans
-from tintype.settings import DataPart, plain
+from tintype.settings import plain
 from tintype.train.parts import Model
 
 SHARD_IMAGES = 256
@@ -145,24 +145,24 @@ def samples_of(
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px, tuple(shapes))
 
 
-def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
+def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
     """Return one prompt for each image of a condition."""
     if (file := sampling.prompt_file) is not None:
         return repeat(file.prompts, sampling.per_prompt)
     assert sampling.count is not None
-    source = held_out(data, protocol)
+    source = held_out(scored, protocol)
     ids, _ = in_blocks(source, sampling.count)
     return [record.captions[sampling.prompts] for record in source.records(ids)]
 
 
-def sampling_shapes(data: DataPart, protocol: Protocol, sampling: Sampling) -> list[Shape]:
+def sampling_shapes(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> list[Shape]:
     """Return the shape of each image of a condition, in the order of its prompts; [] where all are square.
 
     Prompts of a file have no image whose shape they could have.
     """
     if sampling.count is None or not protocol.shaped:
         return []
-    rows = rows_by_shape(held_out(data, protocol), sampling.count)
+    rows = rows_by_shape(held_out(scored, protocol), sampling.count)
     return [shape for shape, row_N in rows.items() for _ in row_N]
 
 

@@ -19,6 +19,7 @@ from tintype.evaluation.progress import Counter
 from tintype.evaluation.protocol import FEWEST, Protocol, definitions, warnings_of
 from tintype.evaluation.reference import (
     BLOCK,
+    ScoredData,
     data_reference,
     held_out,
     rows_by_shape,
@@ -38,7 +39,6 @@ from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRI
 from tintype.runtime.dist import current
 from tintype.sampling.generate import spans
 from tintype.seams import Encoder, TextImageEncoder
-from tintype.settings import DataPart
 from tintype.train.parts import Model
 from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import READ_TOGETHER, SceneReading, scene_features
@@ -60,7 +60,12 @@ class Scorecard:
 
 
 def score(
-    parts: Model, protocol: Protocol, samples: Sequence[Samples], counter: Counter, previews: int = 0
+    parts: Model,
+    scored: ScoredData,
+    protocol: Protocol,
+    samples: Sequence[Samples],
+    counter: Counter,
+    previews: int = 0,
 ) -> Scorecard:
     """Score the samples of all conditions; the words that the first `previews` images got wrong are named."""
     card = Scorecard()
@@ -68,13 +73,13 @@ def score(
         counter.begin("checking the images")
         if current().leads:
             card.warnings += _duplicates(one)  # the first pass, which checks the shards
-        if parts.plan.data.of_scenes and one.sampling.prompts in SCENE_METRICS:
-            _score_scenes(card, parts, protocol, one, previews if one is samples[0] else 0)
+        if scored.data.of_scenes and one.sampling.prompts in SCENE_METRICS:
+            _score_scenes(card, parts, scored, protocol, one, previews if one is samples[0] else 0)
         for settings in protocol.encoders_of(one.sampling):
-            _score_features(card, parts, protocol, settings, one, counter)
+            _score_features(card, parts, scored, protocol, settings, one, counter)
     counter.begin("validation loss")
-    _score_held_out(card, parts, protocol)
-    card.warnings += warnings_of(card.measured, definitions(protocol, parts.plan.data.of_scenes))
+    _score_held_out(card, parts, scored, protocol)
+    card.warnings += warnings_of(card.measured, definitions(protocol, scored.data.of_scenes))
     return card
 
 
@@ -84,7 +89,13 @@ def encoder_info(settings: EncoderPart, encoder: Encoder) -> EncoderInfo:
 
 
 def _score_features(
-    card: Scorecard, parts: Model, protocol: Protocol, settings: EncoderPart, samples: Samples, counter: Counter
+    card: Scorecard,
+    parts: Model,
+    scored: ScoredData,
+    protocol: Protocol,
+    settings: EncoderPart,
+    samples: Samples,
+    counter: Counter,
 ) -> None:
     sampling = samples.sampling
     counter.begin(f"loading the encoder {settings.title}")
@@ -93,14 +104,14 @@ def _score_features(
     counter.begin(f"encoding with {encoder.name}", len(samples))
     fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, counter.count)
     counter.begin(f"comparing with the reference ({encoder.name})")
-    reference = data_reference(parts.plan.data, protocol, encoder, parts.device) if sampling.distances else None
+    reference = data_reference(scored, protocol, encoder, parts.device) if sampling.distances else None
     compared = sampling.distances and protocol.reads_training_images
-    training = training_reference(parts.plan.data, protocol, encoder, parts.device) if compared else None
+    training = training_reference(scored, protocol, encoder, parts.device) if compared else None
     if fake_NF is None:
         return
     if reference is not None:
         pair = FeaturePair(fake_NF, reference)
-        shaped, left_out = _pairs_by_shape(parts.plan.data, protocol, samples, fake_NF, reference)
+        shaped, left_out = _pairs_by_shape(scored, protocol, samples, fake_NF, reference)
         if left_out:
             card.warnings.append(
                 f"no distances of {', '.join(left_out)} by {encoder.name} ({sampling.words}): they need {FEWEST} "
@@ -121,14 +132,14 @@ def _score_features(
 
 
 def _pairs_by_shape(
-    data: DataPart, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
+    scored: ScoredData, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
 ) -> tuple[dict[str, FeaturePair], list[str]]:
     """Return the features of each shape against real ones of that shape, and shapes with too few; none of one shape."""
     if not samples.shapes:
         return {}, []
     real_MF = reference.points.offset_NF + reference.mean_F
     found, left_out = dict[str, FeaturePair](), list[str]()
-    for shape, row_M in rows_by_shape(held_out(data, protocol), protocol.reference_count).items():
+    for shape, row_M in rows_by_shape(held_out(scored, protocol), protocol.reference_count).items():
         row_N = torch.tensor([row for row, one in enumerate(samples.shapes) if one == shape], dtype=torch.int64)
         if min(len(row_M), len(row_N)) >= FEWEST:
             real = Reference(real_MF[row_M.to(real_MF.device)], reference.device)
@@ -155,14 +166,16 @@ def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples)
     return TextFeatures(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts], groups)
 
 
-def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Samples, previews: int) -> None:
-    data, kind = parts.plan.data, samples.sampling.prompts
+def _score_scenes(
+    card: Scorecard, parts: Model, scored: ScoredData, protocol: Protocol, samples: Samples, previews: int
+) -> None:
+    kind = samples.sampling.prompts
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
-    real = _read_real(data, protocol, len(samples), parts.device)
+    real = _read_real(scored, protocol, len(samples), parts.device)
     if reading is None or real is None:
         return
-    scenes = [record.attributes for record in held_out(data, protocol).records(range(len(samples)))]
-    read = ReadScenes(reading, real, scenes, "long" if kind == "long" else "short", data.size_px)
+    scenes = [record.attributes for record in held_out(scored, protocol).records(range(len(samples)))]
+    read = ReadScenes(reading, real, scenes, "long" if kind == "long" else "short", scored.data.size_px)
     for metric in SCENE_METRICS[kind]:
         name = samples.sampling.metric(metric.name)
         of_real = metric.measure(replace(read, reading=real))
@@ -172,9 +185,9 @@ def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Sa
 
 
 @lru_cache(maxsize=8)
-def _read_real(data: DataPart, protocol: Protocol, count: int, device: torch.device) -> SceneReading | None:
+def _read_real(scored: ScoredData, protocol: Protocol, count: int, device: torch.device) -> SceneReading | None:
     """Return the scene encoder's reading of the real images of the prompts."""
-    source = held_out(data, protocol)
+    source = held_out(scored, protocol)
     return _read(spans(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
 
 
@@ -191,8 +204,8 @@ def _read(
     return None if found is None else SceneReading(found.pop(_FEATURE), found)
 
 
-def _score_held_out(card: Scorecard, parts: Model, protocol: Protocol) -> None:
-    source = held_out(parts.plan.data, protocol)
+def _score_held_out(card: Scorecard, parts: Model, scored: ScoredData, protocol: Protocol) -> None:
+    source = held_out(scored, protocol)
     batches = validation.batches_of_one_shape(source, protocol.validation_count, protocol.sampler.batch)
     error_NT = current().share(
         batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed, protocol.prompts).T

@@ -17,7 +17,7 @@ from markupsafe import Markup
 import tintype
 from tintype.config.strict import write_yaml
 from tintype.errors import UserError
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import held_out, scored_data
 from tintype.evaluation.samples import sampling_prompts
 from tintype.export.public import HUB_NAME, escape, fenced, one_line, redacted
 from tintype.export.record import RunRecord, read_record
@@ -201,9 +201,12 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
         return []
     if not data.at_hand:
         raise UserError("--with-captions: the store that has the captions is not on this machine; leave it out")
-    protocol = record.evaluations[0].result.protocol
-    RunFolder(record.path).check_identity(data.scored_name, held_out(data, protocol).identity)  # else they are others'
-    return list(sampling_prompts(data, protocol, protocol.conditions[0])[:count])
+    result = record.evaluations[0].result
+    protocol, scored = result.protocol, scored_data(record.plan, result.protocol, result.step)
+    RunFolder(record.path).check_identity(
+        data.scored_name, held_out(scored, protocol).identity
+    )  # else they are others'
+    return list(sampling_prompts(scored, protocol, protocol.conditions[0])[:count])
 
 
 def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:

@@ -68,9 +68,10 @@ def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[li
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
     """Return the errors of one batch, as `velocity_errors` does: [T, B]."""
-    bias = velocity_bias(parts, parts.plan.data.size_px) if len(parts.plan.data.shapes) == 1 else None
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     image_BCHW = source.images(ids).to(parts.device)
+    height, width = image_BCHW.shape[-2:]
+    bias = velocity_bias(parts, (height, width)) if len(parts.plan.data.shapes) == 1 else None
     x_BCHW = parts.tokenizer.encode(image_BCHW, draws)
     seen = _class_tokens(parts, image_BCHW)
     noise_BCHW = scaled(draws.normal("validation", tuple(x_BCHW.shape[1:])), parts.objective.noise_scale)

@@ -19,29 +19,34 @@ MOST_IMAGES = 1024
 """The mean is taken over this many training images, or over all where there are fewer."""
 _BATCH = 64
 _DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
-_cached: dict[tuple[str, int, torch.device], Tensor] = {}
+_cached: dict[tuple[str, int, int, torch.device], Tensor] = {}
 """Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
 
 
 def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias | None:
-    """Return the bias that guidance must undo for this run, or None. Scheduled weights are those of the last step."""
+    """Return the bias that guidance must undo for this run, or None. Scheduled weights are those of the last step.
+
+    The mean velocity is known at the sizes of the training images: that of the data, and those of earlier stages.
+    """
     plan = parts.plan
+    height, width = (size_px, size_px) if isinstance(size_px, int) else size_px
+    known = [*(stage.size_px for stage in plan.train.stages), plan.data.size_px]
     strength = sum(loss.velocity_bias(_trained_steps(parts) - 1) for loss in plan.losses)
     if not strength:
         return None
-    if size_px not in (plan.data.size_px, (plan.data.size_px, plan.data.size_px)):
-        shown = f"{size_px} px" if isinstance(size_px, int) else f"{size_px[0]} × {size_px[1]} px"
+    if height != width or height not in known:
+        shown = f"{height} px" if height == width else f"{height} × {width} px"
         raise UserError(
-            f"guidance.unbias: the mean velocity is known at the size of the training images, {plan.data.size_px} px, "
-            f"and not at {shown}; sample at that size, or without unbias"
+            f"guidance.unbias: the mean velocity is known at the size of the training images, "
+            f"{' and '.join(map(str, known))} px, and not at {shown}; sample at that size, or without unbias"
         )
     if len(plan.data.shapes) > 1:
         raise UserError("guidance.unbias: data.buckets has no mean velocity of one shape; sample without unbias")
     if plan.tuning is not None:  # then the latents are this run's alone, and of this step
-        return VelocityBias(strength, mean_target(parts))
-    key = plan.model_dump_json(include=_DECIDE), _first(parts), parts.device
+        return VelocityBias(strength, mean_target(parts, height))
+    key = plan.model_dump_json(include=_DECIDE), height, _first(parts), parts.device
     if key not in _cached:
-        _cached[key] = mean_target(parts)
+        _cached[key] = mean_target(parts, height)
     return VelocityBias(strength, _cached[key])
 
 
@@ -57,22 +62,23 @@ def _first(parts: Model) -> int:
 
 
 @torch.no_grad()
-def mean_target(parts: Model) -> Tensor:
+def mean_target(parts: Model, size_px: int) -> Tensor:
     """Return the mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
 
-    Of a mixture, whose shares may have changed, the last images are taken.
+    The images have the size of the data or of a stage. Of a mixture, whose shares may have changed, the last images are
+    taken.
 
     The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
     """
     seed, count = parts.plan.seed, min(MOST_IMAGES, len(parts.source))
-    begin = _first(parts)
+    begin, source = _first(parts), parts.source_of(size_px)
     sums = []
     for first in range(begin, begin + count, _BATCH):
         position_B = torch.arange(first, min(first + _BATCH, begin + count))
         ids = parts.order.ids(first, len(position_B))
         with parts.compute():
             draws = Draws(seed, position_B.to(parts.device))
-            x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws)
+            x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
             t_B = parts.objective.draw(x_BCHW, draws).t_B
             zero_BCHW = torch.zeros_like(x_BCHW)
             sample = Sample(x_BCHW, zero_BCHW, t_B, interpolate(x_BCHW, zero_BCHW, t_B))

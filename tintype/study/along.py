@@ -10,6 +10,10 @@ steps (Bonferroni).
 When an arm reaches the baseline's final quality is read off its difference from the baseline's end: where the mean
 crosses zero, and where the interval begins and ends to allow that. Between scored steps everything is linear; before
 the first and after the last nothing is known, and nothing is said.
+
+Where the protocol scores weights at the size of their stage, only scores of one size are compared: a difference at a
+step is there if arm and baseline have images of one size, and what is held against the baseline's end is of the last
+stage.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import fmean, geometric_mean
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study import spread
@@ -34,6 +38,7 @@ from tintype.study.results import (
     StudyResults,
 )
 
+_Value = TypeVar("_Value")
 _LARGEST_LOG = 600.0
 """Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
 _INCOMPLETE = "not all runs of the arm and the baseline have all scores"
@@ -63,7 +68,8 @@ def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
     values = [value for curve in curves.values() for of_step in curve.values for value in of_step]
     log = metric.range == NOT_NEGATIVE and min(values) > 0
     group = _Group(curves, [name for name in baselines if name in curves], log, metric.direction, view.confidence)
-    return [_compare(arm, group, metric.name) for arm in compared if arm.name in curves and arm.role != "baseline"]
+    ended = [name for name, curve in curves.items() if curve.sizes[-1] == group.old.sizes[-1]]
+    return [_compare(arm, group, metric.name) for arm in compared if arm.name in ended and arm.role != "baseline"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class _Curve:
     steps: list[int]
     seconds: list[float]
     """Mean over the runs, at each step."""
+    sizes: list[int | None]
+    """At each step, the size of the images where it is that of a stage."""
     values: list[list[float]]
     """At each step, one value for each run."""
     complete: bool
@@ -80,6 +88,19 @@ class _Curve:
 
     def at(self, step: int) -> list[float]:
         return self.values[self.steps.index(step)]
+
+    def size_at(self, step: int) -> int | None:
+        return self.sizes[self.steps.index(step)]
+
+    @property
+    def last_stage(self) -> _Curve:
+        """The scores with images of the size that the last one has; those of other sizes measure another thing."""
+        kept = [index for index, size_px in enumerate(self.sizes) if size_px == self.sizes[-1]]
+
+        def of(values: Sequence[_Value]) -> list[_Value]:
+            return [values[index] for index in kept]
+
+        return _Curve(of(self.steps), of(self.seconds), of(self.sizes), of(self.values), self.complete)
 
     def at_seconds(self, seconds: float) -> list[float]:
         """Return the value of each run at a time between the first and the last score."""
@@ -98,6 +119,7 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
     return _Curve(
         steps,
         [fmean(score.seconds for score in scores) for scores in by_step],
+        [scores[0].size_px for scores in by_step],
         [[score.metrics[metric] for score in scores] for scores in by_step],
         len(whole) == len(runs),
     )
@@ -123,13 +145,15 @@ class _Group:
         return self.old.steps
 
     def at(self, step: int, arm: str, confidence: float) -> DifferenceAt:
-        """Compare an arm with the baseline at a step that both have."""
-        values = {name: curve.at(step) for name, curve in self.curves.items() if step in curve.steps}
-        return self._difference(step, arm, values, confidence)
+        """Compare an arm with the baseline at a step that both have, with images of one size."""
+        size_px = self.curves[arm].size_at(step)
+        alike = {name: one for name, one in self.curves.items() if step in one.steps and one.size_at(step) == size_px}
+        found = self._difference(step, arm, {name: curve.at(step) for name, curve in alike.items()}, confidence)
+        return found.model_copy(update={"size_px": size_px})
 
     def with_end(self, step: int, arm: str, values: Sequence[float]) -> DifferenceAt:
         """Compare these values of an arm with the baseline at its end; `step` is theirs."""
-        ends = {name: curve.values[-1] for name, curve in self.curves.items()}
+        ends = {name: curve.values[-1] for name, curve in self.curves.items() if curve.sizes[-1] == self.old.sizes[-1]}
         return self._difference(step, arm, {**ends, arm: list(values)}, self.confidence)
 
     def _difference(self, step: int, arm: str, values: Mapping[str, list[float]], confidence: float) -> DifferenceAt:
@@ -162,9 +186,10 @@ def difference_at(
 
 def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     new, old = group.curves[arm.name], group.old
-    steps = [step for step in new.steps if step in group.steps]
+    steps = [step for step in new.steps if step in group.steps and new.size_at(step) == old.size_at(step)]
+    last = new.last_stage
     strict = 1 - (1 - group.confidence) / max(1, len(steps))
-    ends = [group.with_end(step, arm.name, values) for step, values in zip(new.steps, new.values, strict=True)]
+    ends = [group.with_end(step, arm.name, values) for step, values in zip(last.steps, last.values, strict=True)]
     complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
     reason = _fall_words(arm, metric) or ("" if complete else _INCOMPLETE)
     return AlongArm(
@@ -177,7 +202,7 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
         target_step=old.steps[-1],
         target_seconds=old.seconds[-1],
         differences=[group.at(step, arm.name, group.confidence) for step in steps],
-        reach=_reach(new, ends, group.direction),
+        reach=_reach(last, ends, group.direction),
         equal_time=_equal_time(arm.name, group),
         crossing=f"no verdict: {reason}"
         if reason
@@ -224,7 +249,7 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float | No
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
     """Compare the arm at the baseline's total seconds with the baseline's end, or say why it has no score there."""
-    new = group.curves[arm]
+    new = group.curves[arm].last_stage
     seconds, last = group.old.seconds[-1], new.seconds[-1]
     if seconds > last * (1 + SAME_TIME):
         refused = f"the arm ended at {last:.3g} s of the baseline's {seconds:.3g} s"
@@ -240,6 +265,8 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value of a broken line at a place between its ends."""
+    if len(places) == 1:
+        return values[0]
     for (x, y), (later, value) in pairwise(zip(places, values, strict=True)):
         if x <= at <= later:
             return y + (value - y) * (at - x) / (later - x) if later > x else y

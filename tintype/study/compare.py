@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.reference import held_out, in_blocks
+from tintype.evaluation.reference import ScoredData, held_out, in_blocks
 from tintype.evaluation.results import (
     EvaluationResult,
     WrongWords,
@@ -409,7 +409,7 @@ def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write
     """Describe a resolution; `write` the real images that its samples are shown beside."""
     plan = arms[0].plans[0]
     if plan.data.at_hand:
-        prompts = list(sampling_prompts(plan.data, protocol, protocol.conditions[0])[:PREVIEWS])
+        prompts = list(sampling_prompts(ScoredData(plan.data), protocol, protocol.conditions[0])[:PREVIEWS])
         real_previews = _real_previews(arms[0], protocol, out) if write else _written_previews(arms[0], out)
     else:
         prompts, real_previews = _shown_before(arms[0].resolution, out)
@@ -504,6 +504,7 @@ def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) ->
                     step=step,
                     seconds=seconds_until(lines, step),
                     images=plan.train.images_before(step),
+                    size_px=result.size_px,
                     metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
                     errors=result.errors,
                     previews=[f"{run.folder}/{name}" for name in result.previews],
@@ -862,7 +863,7 @@ def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
 
 
 def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:
-    source = held_out(baseline.plans[0].data, protocol)
+    source = held_out(ScoredData(baseline.plans[0].data), protocol)
     ids, _ = in_blocks(source, protocol.count)
     images = [source.images([id_])[0] for id_ in ids[:PREVIEWS]]
     folder = real_folder(baseline.resolution)

@@ -21,7 +21,9 @@ from typing import Literal
 
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
 from tintype.metrics.metric import NOT_NEGATIVE
+from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.effect import Effect, parse_effect
@@ -259,7 +261,9 @@ def _identity(results: StudyResults) -> str:
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
     revised = {one.name: one.revision for one in results.metrics if one.revision > 1}
-    return repr((plan, results.protocol, revised))
+    usual = plain(Protocol())  # settings that joined later are not in older results
+    protocol = {key: value for key, value in results.protocol.items() if key not in usual or value != usual[key]}
+    return repr((plan, protocol, revised))
 
 
 def _group(studies: list[StudyResults], plan: PowerPlan, metric: str | None, without: Sequence[str]) -> Group:

@@ -107,6 +107,8 @@ class ScoreAt(_Data):
     """Training seconds up to the step: those of the step's parts, without data loading, saves and compilations."""
     images: int
     """Training images seen up to the step."""
+    size_px: int | None = None
+    """Size of the images where the protocol takes that of the stage; None where it is that of the data."""
     metrics: dict[str, float]
     errors: dict[str, float] = {}
     """Standard error of each metric over the sampling noise."""
@@ -437,6 +439,8 @@ class DifferenceAt(_Data):
     """An arm minus the baseline at one step; without an interval where there is no seed spread."""
 
     step: int
+    size_px: int | None = None
+    """Size of the images where the protocol takes that of the stage; None where it is that of the data."""
     mean: float
     baseline_mean: float
     value: float

@@ -19,7 +19,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.early import score_along
 from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import held_out, scored_data
 from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.metrics import validation
@@ -197,12 +197,11 @@ def _run(
     )
 
 
-def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:
+def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
     """Measure the validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
-    error_TN = validation.velocity_errors(
-        parts, held_out(parts.plan.data, protocol), count, count, protocol.seed, protocol.prompts
-    )
+    source = held_out(scored_data(parts.plan, protocol, step), protocol)
+    error_TN = validation.velocity_errors(parts, source, count, count, protocol.seed, protocol.prompts)
     return {validation.METRIC.name: float(error_TN.mean())}
 
 

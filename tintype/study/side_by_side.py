@@ -109,7 +109,7 @@ class ScoreRow:
 
     metric: str
     protocol: str
-    """Its hash. Values of two protocols are never in one row."""
+    """Its hash, and the size of the images where that is a stage's. Values of two are never in one row."""
     images: int
     scores: list[Score | None]
 
@@ -251,7 +251,7 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
 
 def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
     """Return a row for each metric of each protocol; those that more runs have come first. Speed is of the run."""
-    by_protocol = [{result.protocol_hash: result for result in run.results} for run in runs]
+    by_protocol = [{result.scale: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
     protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
     rows = []
@@ -340,7 +340,7 @@ def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> 
     for run in runs:
         if run.state != "done":
             notes.append(f"{run.name} is {run.state}: at step {run.step:,} of {run.plan.train.steps:,}")
-    protocols = [frozenset(result.protocol_hash for result in run.results) for run in runs]
+    protocols = [frozenset(result.scale for result in run.results) for run in runs]
     if any(protocols) and not frozenset.intersection(*protocols):
         notes.append(
             "no evaluation is common to all runs, so their scores cannot be compared; "

@@ -84,7 +84,8 @@ def _scores_table(rows: Sequence[ScoreRow], letters: Sequence[str]) -> Table:
     for row in rows:
         steps = {score.step for score in row.scores if score is not None}
         cells = [_score(score, len(steps) > 1) for score in row.scores]
-        table.add_row(escape(row.metric), f"{row.protocol[:8]}, {row.images:,} images", *cells)
+        protocol, _, size = row.protocol.partition(" ")
+        table.add_row(escape(row.metric), f"{protocol[:8]} {size}".strip() + f", {row.images:,} images", *cells)
     return table
 
 

@@ -43,7 +43,7 @@ class Outcome:
 
 KeepAt = Collection[int]
 """Steps whose weights are kept for scoring (`train.load`); this changes nothing else of the run."""
-Probe = Callable[[Session], dict[str, float]]
+Probe = Callable[[Session, int], dict[str, float]]
 """Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
 
 
@@ -52,7 +52,7 @@ def train(
     path: Path,
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    probe: Probe = lambda parts: {},
+    probe: Probe = lambda parts, step: {},
     on_wait: Callable[[str], None] = lambda text: None,
     keep_at: KeepAt = (),
     fence: Fence = OPEN,
@@ -136,7 +136,7 @@ class RunTraining:
         line = window_line(self.parts, self.state, window, self.clock) | self.saver.read()
         if saving:
             activity.mark("evaluation")
-            line |= self.probe(self.parts)
+            line |= self.probe(self.parts, self.state.step)
         self.folder.log_metrics(line)
         self.clock.read()
         self.saver.check()

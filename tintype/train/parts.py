@@ -50,6 +50,10 @@ class Model:
         """The training images. They are opened when first asked for: a run can be sampled where its data is not."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
+    def source_of(self, size_px: int) -> seams.ImageSource:
+        """Return the training images in the size of the data, or of a stage."""
+        return self.source if size_px == self.plan.data.size_px else open_smaller(self.plan, size_px, self.device)
+
     @cached_property
     def order(self) -> seams.Order:
         return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
@@ -102,6 +106,13 @@ class Model:
     def compute(self) -> AbstractContextManager[None]:
         """Runs the matrix products in the plan's type."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision.compute == "bf16")
+
+
+def open_smaller(plan: Plan, size_px: int, device: torch.device) -> seams.ImageSource:
+    """Open the training images in the size of an earlier stage."""
+    if len(plan.data.shapes) > 1:
+        return open_source(plan.data, "train", device, plan.shapes_at_size(size_px))
+    return open_source(plan.data.at_size(size_px), "train", device)
 
 
 LOSSES = "losses_"

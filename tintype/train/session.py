@@ -35,6 +35,7 @@ from tintype.train.parts import (
     build_networks,
     build_objective,
     lacks_fp8,
+    open_smaller,
     register,
     storage_dtype,
 )
@@ -76,7 +77,7 @@ class Session(Model):
 
     def source_at(self, step: int) -> ImageSource:
         """Return the images in the size of this step; `source` has those of the last stage."""
-        return source_of_stage(self.plan, step, self.source, self.device)
+        return self.source_of(self.plan.size_px_at(step))
 
     def terms_at(self, step: int) -> list[Term]:
         """Return the terms that have a weight at this step."""
@@ -156,7 +157,7 @@ def build_session(plan: Plan) -> Session:
         parameter.data = parameter.data.to(storage_dtype(plan, name))
     modules = modules.to(device)
     if joint:
-        first_source = source_of_stage(plan, 0, source, device)
+        first_source = open_smaller(plan, plan.train.stages[0].size_px, device) if plan.train.stages else source
         joint.begin(first_source, order, plan.seed, plan.train.images_before(plan.train.steps), one_shape(plan))
     if layout.world.size > 1:
         layout.world.agree({"tokenizer": tokenizer.identity, "text": networks.text.identity, **of_data(source)})
@@ -181,16 +182,6 @@ def build_session(plan: Plan) -> Session:
         kept=kept,
         **vars(networks),
     )
-
-
-def source_of_stage(plan: Plan, step: int, source: ImageSource, device: torch.device) -> ImageSource:
-    """Return the images in the size of a step; `source` has those of the last stage."""
-    size_px = plan.size_px_at(step)
-    if size_px == plan.data.size_px:
-        return source
-    if len(plan.data.shapes) > 1:
-        return open_source(plan.data, "train", device, plan.shapes_at_size(size_px))
-    return open_source(plan.data.at_size(size_px), "train", device)
 
 
 def one_shape(plan: Plan) -> int | None:

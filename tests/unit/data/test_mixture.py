@@ -20,7 +20,7 @@ from tintype.data.sources import open_source
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.reference import _data_fingerprint, held_out
+from tintype.evaluation.reference import ScoredData, _data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
 from tintype.plan import Plan, diff, plan_from_yaml
 from tintype.runtime.files import read_json
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_source_names_the_source(tmp_path: Path, setting: s
     with pytest.raises(UserError, match=message):
         open_source(data, "train", CPU)
     with pytest.raises(UserError, match=message):
-        held_out(data, Protocol(count=8, also=(), reference_count=8))
+        held_out(ScoredData(data), Protocol(count=8, also=(), reference_count=8))
 
 
 def test_every_source_must_have_the_captions(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_a_run_is_scored_against_the_held_out_images_of_one_source(tmp_path: Pat
     protocol = Protocol(count=8, also=(), reference_count=8, validation_count=2, sampler=SamplerSettings(steps=1))
     plan, photos = tiny_plan(*TWO, "data.evaluate=b"), tiny_plan("data.style=photo", "data.max_objects=4").data
     assert plan.data.of_scenes
-    source = held_out(plan.data, protocol)
-    assert torch.equal(source.images(range(8)), held_out(photos, protocol).images(range(8)))
+    source = held_out(ScoredData(plan.data), protocol)
+    assert torch.equal(source.images(range(8)), held_out(ScoredData(photos), protocol).images(range(8)))
     assert _data_fingerprint(plan.data.scored, source) == _data_fingerprint(photos, source)
     train(plan, tmp_path / "run", Interrupt())
     assert {"scene_accuracy", "fd_scenes"} <= set(evaluate(tmp_path / "run", protocol).metrics)

@@ -13,6 +13,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import (
     About,
     ImageFeatures,
+    ScoredData,
     cached_features,
     data_reference,
     held_out,
@@ -34,7 +35,7 @@ def about(fingerprint: str = "f" * 64) -> About:
 
 
 def images() -> list[torch.Tensor]:
-    return [held_out(DATA, PROTOCOL).images(range(24))]
+    return [held_out(ScoredData(DATA), PROTOCOL).images(range(24))]
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +86,13 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
 
 
 def test_a_changed_renderer_makes_another_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = held_out(DATA, PROTOCOL)
+    source = held_out(ScoredData(DATA), PROTOCOL)
     before = module._data_fingerprint(DATA, source)
     monkeypatch.setattr(type(source), "images", lambda self, ids: torch.zeros(len(ids), 3, 16, 16, dtype=torch.uint8))
     assert module._data_fingerprint(DATA, source) != before
 
 
 def test_the_reference_of_a_run_is_its_held_out_images() -> None:
-    reference = data_reference(DATA, PROTOCOL, scene_features(CPU), CPU)
+    reference = data_reference(ScoredData(DATA), PROTOCOL, scene_features(CPU), CPU)
     assert reference is not None and len(reference) == 24
-    assert data_reference(DATA, PROTOCOL, scene_features(CPU), CPU) is reference
+    assert data_reference(ScoredData(DATA), PROTOCOL, scene_features(CPU), CPU) is reference

@@ -16,7 +16,7 @@ from tintype.data.sources import forget_sources, ids_by_shape
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import ScoredData, held_out
 from tintype.evaluation.run import evaluate
 from tintype.evaluation.samples import samples_of, sampling_prompts, sampling_shapes
 from tintype.flow.objective import mean_square
@@ -83,13 +83,13 @@ def test_scores_are_those_of_each_shape_and_of_the_whole(run: Path) -> None:
     protocol = protocol_of(run)
     result = evaluate(run, protocol)
     parts, step = load_run(run)
-    source = held_out(parts.plan.data, protocol)
+    source = held_out(ScoredData(parts.plan.data), protocol)
     of_sample, of_real = ids_by_shape(source, 36), ids_by_shape(source, 40)
     assert list(of_sample) == SHAPES
     main = protocol.conditions[0]
     prompts, shapes = (
-        sampling_prompts(parts.plan.data, protocol, main),
-        sampling_shapes(parts.plan.data, protocol, main),
+        sampling_prompts(ScoredData(parts.plan.data), protocol, main),
+        sampling_shapes(ScoredData(parts.plan.data), protocol, main),
     )
     samples = samples_of(run / "evaluation" / "samples", step, main, prompts, 0, 16, shapes=shapes)
     shards = list(samples.shards())
@@ -119,7 +119,7 @@ def test_scores_are_those_of_each_shape_and_of_the_whole(run: Path) -> None:
 def image_errors(run: Path, protocol: Protocol, ids: list[int]) -> Tensor:
     """Return the validation loss of images one by one, written out."""
     parts, _ = load_run(run)
-    source, found = held_out(parts.plan.data, protocol), []
+    source, found = held_out(ScoredData(parts.plan.data), protocol), []
     for id_ in ids:
         draws = Draws(0, torch.tensor([id_]))
         x = source.images([id_]).float() / 127.5 - 1
@@ -139,7 +139,7 @@ def test_squares_are_scored_as_before(run: Path) -> None:
     assert set(result.details["validation_loss"]) == {f"t={t:g}" for t in TIMES} and "fd_clip" not in result.details
     assert Protocol().hash == "94cf733a10ce" == Protocol(shapes="square").hash  # from before there was a choice
     assert Protocol(shapes="buckets").hash != Protocol().hash
-    assert tuple(held_out(load_run(run)[0].plan.data, square).images([0, 1, 2]).shape[2:]) == (16, 16)
+    assert tuple(held_out(ScoredData(load_run(run)[0].plan.data), square).images([0, 1, 2]).shape[2:]) == (16, 16)
 
 
 def test_a_run_without_buckets_is_refused(run: Path, tmp_path: Path) -> None:

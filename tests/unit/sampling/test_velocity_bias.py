@@ -61,13 +61,13 @@ def test_of_phases_it_is_that_of_the_last() -> None:
     parts = build_session(tiny_plan("data.style=photo", "data.count=8", techniques=phases))
     assert sorted(parts.order.ids(8, 16)) == sorted([*range(8), *range(8)]), "the last 16 are the 8 real ones, twice"
     expected = -encoded(parts, list(range(8))).mean(0)
-    assert distance(mean_target(parts).double(), expected) < rounding_bound(24, 1.0)
+    assert distance(mean_target(parts, 16).double(), expected) < rounding_bound(24, 1.0)
 
 
 def test_the_mean_target_of_a_velocity_is_the_negative_mean_of_the_data() -> None:
     parts = build_session(tiny_plan())
     expected = -encoded(parts, list(range(24))).mean(0)
-    assert distance(mean_target(parts).double(), expected) < rounding_bound(24, 1.0)
+    assert distance(mean_target(parts, 16).double(), expected) < rounding_bound(24, 1.0)
 
 
 def test_the_mean_target_of_x_prediction_has_its_clamp() -> None:
@@ -76,7 +76,7 @@ def test_the_mean_target_of_x_prediction_has_its_clamp() -> None:
     t = plan.time.draw(Draws(plan.seed, torch.arange(24))).double()[:, None, None, None]
     x = encoded(parts, ids_at(plan.seed, 0, 24, 24).tolist())
     expected = -(x * t / t.clamp_min(0.5)).mean(0)
-    assert torch.allclose(mean_target(parts).double(), expected, atol=1e-5)
+    assert torch.allclose(mean_target(parts, 16).double(), expected, atol=1e-5)
     assert float((expected + x.mean(0)).abs().max()) > 0.05
 
 
@@ -85,14 +85,14 @@ def test_of_much_data_the_first_images_of_training_are_taken(monkeypatch: pytest
     monkeypatch.setattr(module, "_BATCH", 4)
     parts = build_session(tiny_plan("seed=5"))
     expected = -encoded(parts, ids_at(5, 0, 10, 24).tolist()).mean(0)
-    assert distance(mean_target(parts).double(), expected) < rounding_bound(24, 1.0)
+    assert distance(mean_target(parts, 16).double(), expected) < rounding_bound(24, 1.0)
 
 
 def test_a_step_with_unbias_is_undone_by_the_weight_and_the_mean() -> None:
     plan = tiny_plan(techniques=["contrastive:weight=0.25"])
     noise = Draws(3, torch.arange(2)).normal("sample", (3, 16, 16))
     velocity = noise - images(plan, PLAIN)
-    expected = 0.75 * velocity + 0.25 * mean_target(build_session(plan))
+    expected = 0.75 * velocity + 0.25 * mean_target(build_session(plan), 16)
     assert torch.allclose(noise - images(plan, UNBIAS), expected, atol=1e-5)
     assert float((velocity - expected).abs().max()) > 0.1
 
@@ -126,9 +126,9 @@ def test_another_size_than_that_of_training_is_refused() -> None:
 def test_the_mean_is_taken_once_for_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def counted(parts: Session) -> Tensor:
+    def counted(parts: Session, size_px: int) -> Tensor:
         taken.append(parts.plan)
-        return mean_target(parts)
+        return mean_target(parts, 16)
 
     monkeypatch.setattr(module, "mean_target", counted)
     monkeypatch.setattr(module, "_cached", {})

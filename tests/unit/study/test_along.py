@@ -219,3 +219,45 @@ def test_a_crossing_is_rarely_shown_by_chance() -> None:
 def test_arms_are_compared_with_the_baseline_of_their_resolution_only_where_they_can_be() -> None:
     other = arm("new", around([6, 5, 4, 5])).model_copy(update={"incomparable": {"fd": "another space"}})
     assert with_along(study(BASELINE, other)).along == []
+
+
+def of_sizes(one: Arm, sizes: Sequence[int]) -> Arm:
+    """Return the arm with scores on images of these sizes, one for each step."""
+    runs = [
+        run.model_copy(
+            update={"along": [at.model_copy(update={"size_px": px}) for at, px in zip(run.along, sizes, strict=False)]}
+        )
+        for run in one.runs
+    ]
+    return one.model_copy(update={"runs": runs})
+
+
+LARGE = of_sizes(BASELINE, [64] * 4)
+
+
+def test_scores_on_images_of_two_sizes_are_not_compared() -> None:
+    """The arm is better than the baseline's end at its first step, on smaller images: that says nothing."""
+    staged = of_sizes(arm("new", around([0.5, 0.4, 5, 2.5])), [32, 32, 64, 64])
+    found = along(staged, LARGE)
+    assert [(one.step, one.size_px) for one in found.differences] == [(300, 64), (400, 64)]
+    assert found.reach.step == pytest.approx(300 + 100 * 2 / 2.5)
+    assert found.crossing == "behind until step 300, ahead from step 400"
+    assert found.equal_time.value == pytest.approx(2.5 - 3)
+    early = along(of_sizes(arm("new", around([7, 5, 3, 1]), per_step_s=0.16), [32, 32, 32, 64]), LARGE).equal_time
+    assert early.refused == "the arm's first score is at 64 s, after the baseline's 40 s"
+    last = along(of_sizes(arm("new", around([7, 5, 3, 1])), [32, 32, 32, 64]), LARGE)
+    assert last.equal_time.value == pytest.approx(1 - 3) and [one.step for one in last.differences] == [400]
+    assert with_along(study(LARGE, of_sizes(arm("new", around([7, 5, 3, 1])), [32] * 4))).along == []
+
+
+def test_arms_of_the_same_stages_are_compared_in_each() -> None:
+    sizes = [32, 32, 64, 64]
+    old, new = of_sizes(BASELINE, sizes), of_sizes(arm("new", around([7, 5, 3.5, 3])), sizes)
+    found = along(new, old)
+    plain = along(arm("new", around([7, 5, 3.5, 3])))
+    without = [one.model_copy(update={"size_px": None}) for one in found.differences]
+    assert without == plain.differences and [one.size_px for one in found.differences] == sizes
+    assert found.reach.step == pytest.approx(400), "what is held against the end is of the last stage"
+    other = of_sizes(arm("other", around([1, 9, 9, 9], 3)), [16, 16, 64, 64])
+    shared = next(one for one in with_along(study(old, new, other)).along if one.arm == "new").differences
+    assert shared[0] == found.differences[0] and shared[2] != found.differences[2], "a spread is of one size too"

@@ -9,9 +9,11 @@ import pytest
 
 from tests.unit.study.example_results import draw_previews, example, several, with_scores_along
 from tests.unit.study.test_report import _Page
+from tintype.study.along import with_along
 from tintype.study.report import write_report
-from tintype.study.report.along import _reached, band, lead, timing_note
+from tintype.study.report.along import _reached, band, lead, stage_rows, timing_note
 from tintype.study.report.markdown import to_markdown
+from tintype.study.report.view import View, columns_of
 from tintype.study.results import StudyResults, read_results_file
 
 
@@ -91,3 +93,35 @@ def test_a_band_leaves_out_runs_that_fell_off() -> None:
     values = [run.along[0].metrics["fd_scenes"] for run in baseline.runs[1:]]
     _, mean, low, high = band(fell, baseline, "fd_scenes", over_seconds=False)[0]
     assert (mean, low, high) == (fmean(values), min(values), max(values))
+
+
+def test_scores_with_smaller_images_have_a_table_of_their_own(tmp_path: Path) -> None:
+    """One arm was scored on images of 32 px at its first step: they are no point of its curve."""
+    arms = []
+    for arm in with_scores_along(example()).arms:
+        sizes = [32 if arm.name == "short_captions" else 64, 64, 64, 64]
+        runs = [
+            run.model_copy(
+                update={
+                    "along": [one.model_copy(update={"size_px": px}) for one, px in zip(run.along, sizes, strict=True)]
+                }
+            )
+            for run in arm.runs
+        ]
+        arms.append(arm.model_copy(update={"runs": runs}))
+    results = with_along(example().model_copy(update={"arms": arms, "along_images": 128}))
+    short = next(arm for arm in results.arms if arm.name == "short_captions")
+    assert [point[0] for point in band(results, short, "fd_scenes", over_seconds=False)] == [750, 1125, 1500]
+    ((arm, cells),) = stage_rows(View(*next(columns_of(results))), "fd_scenes")
+    values = [run.along[0].metrics["fd_scenes"] for run in short.runs]
+    assert arm.name == "short_captions" and cells[:2] == ["375", "32 px"]
+    assert float(cells[2]) == pytest.approx(fmean(values), rel=1e-2)
+    draw_previews(results, tmp_path)
+    html, text = write_report(results, tmp_path).read_text(), (tmp_path / "report.md").read_text()
+    assert html.count("<td>32 px</td>") == 2 and text.count("| 32 px |") == 2, "in two metrics"
+    assert "750 (64 px)" in html and "750 (64 px)" in text
+    for written in (html, text):
+        assert "compared with scores of the same size alone" in written
+    plain = with_scores_along(example())
+    assert not stage_rows(View(*next(columns_of(plain))), "fd_scenes")
+    assert "of the same size" not in to_markdown(plain) and "earlier stages" not in to_markdown(plain)

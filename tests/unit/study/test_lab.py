@@ -174,7 +174,7 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
     assert one.hash == three.hash, "it is housekeeping: a run may resume with another number"
     seen: list[int] = []
 
-    def probe(parts: Session) -> dict[str, float]:
+    def probe(parts: Session, step: int) -> dict[str, float]:
         seen.append(torch.get_num_threads())
         return {}
 

@@ -13,6 +13,8 @@ from scipy import stats as scipy_stats
 
 from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.settings import plain
 from tintype.study import power
 from tintype.study.effect import Effect
 from tintype.study.power import plan_power
@@ -213,6 +215,16 @@ def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path
     assert [group.metrics[0].spread.freedom for group in plan.groups] == pytest.approx([16, 8])
     pairs = plan_power([tmp_path], "5%", 3, None, 3, method="paired")
     assert [group.metrics[0].spread.freedom for group in pairs.groups] == pytest.approx([6.4, 3.2])
+
+
+def test_settings_of_the_protocol_that_joined_later_keep_no_studies_apart(tmp_path: Path) -> None:
+    results, protocol = example(), plain(Protocol(count=64))
+    older = {key: value for key, value in protocol.items() if key not in ("size", "shapes", "training_count")}
+    stored(results.model_copy(update={"protocol": older}), tmp_path, "a")
+    later = with_seeds_from(results, 5, "later")
+    stored(later.model_copy(update={"protocol": protocol}), tmp_path, "b")
+    stored(later.model_copy(update={"protocol": {**protocol, "size": "stage"}, "name": "stage"}), tmp_path, "c")
+    assert [len(group.studies) for group in plan_power([tmp_path], "5%", 3, None, 3).groups] == [2, 1]
 
 
 def test_a_metric_that_was_defined_anew_is_kept_apart(tmp_path: Path) -> None:

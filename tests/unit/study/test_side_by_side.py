@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ PROTOCOL, OTHER = Protocol(count=8, also=()), Protocol(count=9, also=())
 METRIC = "scene_accuracy"
 
 
-def write_score(run: Path, protocol: Protocol, step: int, value: float) -> None:
+def write_score(run: Path, protocol: Protocol, step: int, value: float, size_px: int | None = None) -> None:
     """Score a run without sampling it."""
     file = result_file(run, protocol, step)
     file.parent.mkdir(parents=True)
@@ -42,6 +43,7 @@ def write_score(run: Path, protocol: Protocol, step: int, value: float) -> None:
         warnings=(),
         seconds=1.0,
         step=step,
+        size_px=size_px,
         weights="raw",
         protocol=protocol,
         protocol_hash=protocol.hash,
@@ -127,6 +129,21 @@ def test_scores_of_two_protocols_are_never_in_one_row(place: Path) -> None:
     assert rows[METRIC, OTHER.hash] == [False, False, True]
     assert any("no evaluation is common to all runs" in text for text in found.notes)
     assert any("other data" in text for text in found.notes)
+
+
+def test_scores_with_images_of_two_sizes_are_never_in_one_row(place: Path, tmp_path: Path) -> None:
+    protocol = Protocol(count=8, also=(), size="stage")
+    for name, size_px in (("a", 16), ("b", 32)):
+        shutil.copytree(place / name, tmp_path / name)
+        shutil.rmtree(tmp_path / name / "evaluation")
+        write_score(tmp_path / name, protocol, 6, 0.5, size_px)
+    found = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")])
+    rows = {row.protocol: [score is not None for score in row.scores] for row in found.scores if row.metric == METRIC}
+    assert rows == {f"{protocol.hash} at 16 px": [True, False], f"{protocol.hash} at 32 px": [False, True]}
+    assert any("no evaluation is common to all runs" in text for text in found.notes)
+    out = io.StringIO()
+    show_side_by_side(found, Console(file=out, width=200))
+    assert f"{protocol.hash[:8]} at 16 px, 8 images" in out.getvalue()
 
 
 def test_a_run_of_a_study_is_named_by_arm_and_seed(place: Path) -> None:

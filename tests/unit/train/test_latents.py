@@ -18,7 +18,7 @@ from tests.tiny_autoencoders import CHANNELS, option, write_autoencoder
 from tintype.data.order import ids_at
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.reference import held_out
+from tintype.evaluation.reference import ScoredData, held_out
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
@@ -68,7 +68,7 @@ def test_a_latent_run_trains_resumes_bit_exactly_and_samples(posterior: str, tmp
 
 def test_validation_sees_the_same_latents_in_any_batches(tmp_path: Path) -> None:
     parts = build_model(latent_plan("flux2", options=",to.posterior=sample"))
-    source = held_out(parts.plan.data, Protocol())
+    source = held_out(ScoredData(parts.plan.data), Protocol())
     whole, cut = (velocity_errors(parts, source, 6, batch, seed=0) for batch in (6, 4))
     assert torch.allclose(whole, cut, rtol=1e-4)
 

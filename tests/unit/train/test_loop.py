@@ -36,7 +36,9 @@ def test_the_loop_is_one_file_that_can_be_read_at_once() -> None:
 
 
 def test_metrics_have_one_line_for_each_window_and_the_probe_at_saves(tmp_path: Path) -> None:
-    train(tiny_plan("run.save_every_steps=3"), tmp_path / "run", Interrupt(), probe=lambda parts: {"probed": 1.0})
+    train(
+        tiny_plan("run.save_every_steps=3"), tmp_path / "run", Interrupt(), probe=lambda parts, step: {"probed": step}
+    )
     lines = RunFolder(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if "probed" in line] == [3, 6]

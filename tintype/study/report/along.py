@@ -21,6 +21,12 @@ NOTE = (
     "the arm's own schedule. Nothing is extrapolated."
 )
 
+STAGE_HEADS = ["Step", "Images", "Mean", "Lowest to highest seed"]
+_STAGES = (
+    " Weights of an earlier stage were scored with images of its size: such scores are in tables of their own, and are "
+    "compared with scores of the same size alone."
+)
+
 
 def metrics_along(results: StudyResults) -> list[MetricInfo]:
     """Return the metrics that have scores along training."""
@@ -36,6 +42,7 @@ def lead(results: StudyResults) -> str:
         f"Each score is taken on {images:,} images{fewer}: compare these numbers with each other, not with those of "
         f"other sections. Differences are arm minus baseline with {100 * results.confidence:g}% intervals over seeds, "
         "which describe and are not corrected. Only a crossing is a verdict, at an error of 5% for each arm and metric."
+        + (_STAGES if _last_size_px(results) is not None else "")
     )
 
 
@@ -96,6 +103,11 @@ def _reached(written: list[str], at_first: bool) -> str:
     return f"{value} [{low}, {high or '…'}]" if low else value
 
 
+def step_of(one: DifferenceAt) -> str:
+    """Return the step of a difference, with the size of the images where that is a stage's."""
+    return f"{one.step:,}" + ("" if one.size_px is None else f" ({one.size_px} px)")
+
+
 def _step(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
@@ -104,18 +116,42 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{numerals.significant(value)} s"
 
 
-def band(view: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
+def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
     """Return the mean and the range over runs at each scored step, by step or by the mean seconds of the runs.
 
-    Runs that fell off are left out.
+    Runs that fell off are left out, and so are scores with the smaller images of an earlier stage.
     """
-    by_step: dict[int, list[ScoreAt]] = {}
-    for one in (one for run in view.healthy(arm, metric) for one in run.along):
-        if math.isfinite(one.metrics.get(metric, math.nan)):
-            by_step.setdefault(one.step, []).append(one)
+    scored = _by_step(results, arm, metric).items()
     found: Band = []
-    for step, scores in sorted(by_step.items()):
+    for _, scores in (one for one in scored if one[1][0].size_px == _last_size_px(results)):
         values = [one.metrics[metric] for one in scores]
-        place = fmean(one.seconds for one in scores) if over_seconds else float(step)
+        place = fmean(one.seconds for one in scores) if over_seconds else float(scores[0].step)
         found.append((place, fmean(values), min(values), max(values)))
     return found
+
+
+def stage_rows(view: View, metric: str) -> list[tuple[Arm, list[str]]]:
+    """Return the scores with the smaller images of an earlier stage: arm, and the cells under `STAGE_HEADS`."""
+    column, last, found = view.column(metric), _last_size_px(view.results), list[tuple[Arm, list[str]]]()
+    for arm in (arm for arm in view.everyone if metric not in arm.incomparable):
+        for step, scores in _by_step(view.results, arm, metric).items():
+            if scores[0].size_px != last:
+                values = [one.metrics[metric] for one in scores]
+                spread = f"{column.written(min(values))} to {column.written(max(values))}"
+                found.append((arm, [f"{step:,}", f"{scores[0].size_px} px", column.written(fmean(values)), spread]))
+    return found
+
+
+def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[ScoreAt]]:
+    """Return the scores of the runs that did not fall off, by their step; all of one step have images of one size."""
+    found: dict[int, list[ScoreAt]] = {}
+    for one in (one for run in results.healthy(arm, metric) for one in run.along):
+        if math.isfinite(one.metrics.get(metric, math.nan)):
+            found.setdefault(one.step, []).append(one)
+    return dict(sorted(found.items()))
+
+
+def _last_size_px(results: StudyResults) -> int | None:
+    """Return the size of the last stage's images; None where all scores have the size of the data."""
+    sizes = [one.size_px for arm in results.arms for run in arm.runs for one in run.along if one.size_px is not None]
+    return max(sizes, default=None)

@@ -27,6 +27,7 @@ def to_markdown(results: StudyResults) -> str:
         picked_rows=[[one.image, one.prompt, one.made] for one in results.picked],
         along=along,
         along_rows=_along_rows,
+        stage_rows=_stage_rows,
         difference_rows=_difference_rows,
         views=[View(one, columns) for one, columns in columns_of(results)],
         where=["Resolution", "Tokens"] if results.resolutions else [],
@@ -103,7 +104,17 @@ def _difference_rows(views: Sequence[View]) -> Iterator[list[str]]:
             for arm, one in along.compared(view, metric.name):
                 cells = along.difference_cells(view.column(metric.name), one)
                 for at, cell in zip(one.differences, cells, strict=True):
-                    yield [*_named(arm), metric.label, f"{at.step:,}", cell]
+                    yield [*_named(arm), metric.label, along.step_of(at), cell]
+
+
+def _stage_rows(views: Sequence[View]) -> list[list[str]]:
+    """Return a row for each score with the images of an earlier stage."""
+    return [
+        [*_named(arm), metric.label, *cells]
+        for view in views
+        for metric in along.metrics_along(view.results)
+        for arm, cells in along.stage_rows(view, metric.name)
+    ]
 
 
 def _prompt_kinds(view: View) -> list[str]:
