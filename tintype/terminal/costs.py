@@ -76,8 +76,8 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
     say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
     say(
         console,
-        f"so {gpus}: {_images(cost.images_per_s)} images/s, {_gpu_time(cost.gpu_hours)}, {_days(cost.days)}; without "
-        "scoring, saves, and waits for data or for each other",
+        f"so {gpus}: {numerals.significant(cost.images_per_s)} images/s, {_gpu_time(cost.gpu_hours)}, {_days(cost.days)}; "
+        "without scoring, saves, and waits for data or for each other",
     )
     if not cost.speed.measured and cost.phases[0].batch / cost.images_per_s < _HOST_S:
         say_note(
@@ -116,10 +116,6 @@ def _flop(flop: float) -> str:
     return f"{flop / 1e6:,.4g} MFLOP"
 
 
-def _images(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
-
-
 def _days(days: float) -> str:
     return f"{days:,.3g} days" if days >= 1 else numerals.duration(days * 86_400)
 
@@ -154,7 +150,7 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
         missing += cost.missing
         runs += len(arm.plans)
         hours += len(arm.plans) * cost.gpu_hours
-        row = (numerals.count(cost.trained), _flop(cost.step_flops), _images(cost.images_per_s))
+        row = (numerals.count(cost.trained), _flop(cost.step_flops), numerals.significant(cost.images_per_s))
         table.add_row(escape(arm.label), *row, f"{cost.memory.total / _GIB:,.1f}", _days(cost.gpu_hours / 24))
         first = first or (cost, arm.label)
     if first is not None:

@@ -19,7 +19,7 @@ from tintype.bench.record import AnyResult, Change
 from tintype.bench.run import Comparison, Row
 from tintype.bench.study import RunSeconds, StudySpeeds, measure_study
 from tintype.metrics.throughput import tokenizer_words
-from tintype.page.numerals import count
+from tintype.page.numerals import count, significant
 from tintype.runtime.interrupt import watch_signals
 from tintype.study.study import Study, check_study
 from tintype.terminal.interrupts import leave
@@ -93,10 +93,15 @@ def _floor_line(row: Row) -> str:
 def _numbers(row: Row) -> list[str]:
     if row.images_per_s is None or row.time_split is None:
         return [row.failed or ""]
-    spread = f" ({row.slowest_images_per_s:.4g}–{row.fastest_images_per_s:.4g})"
+    spread = f" ({significant(row.slowest_images_per_s, 4)}–{significant(row.fastest_images_per_s, 4)})"
     ratio = "" if row.times_dense is None else f"{row.times_dense:.3f}"
     shares = "/".join(f"{100 * row.time_split[part]:.0f}" for part in _SHOWN_PARTS)
-    return [f"{row.images_per_s:.4g}" + spread, ratio, shares, "" if row.peak_gib is None else f"{row.peak_gib:.1f}"]
+    return [
+        significant(row.images_per_s, 4) + spread,
+        ratio,
+        shares,
+        "" if row.peak_gib is None else f"{row.peak_gib:.1f}",
+    ]
 
 
 @show.register
