@@ -252,10 +252,11 @@ def speed_with_teachers() -> Iterator[Claim]:
     for row in rows:
         name = row["technique"].removeprefix("repa, ").replace("dinov2-b", "DINOv2-B").replace("dinov2-l", "DINOv2-L")
         shares = [f"{100 * row['time_split'][part]:.0f}%" for part in ("teacher", "losses")]
-        made.append([name, f"{row['images_per_s']:.0f}", f"{100 * (1 - row['times_dense']):.1f}%", *shares])
+        less = 100 * (1 - row["times_dense"])
+        made.append([name, f"{row['images_per_s']:.0f}", f"{round(less, 1) + 0:.1f}%", *shares])
     yield Block("teachers", table(["teacher", "images/s", "less than dense", "teacher", "losses"], made))
-    again = any(row["technique"] == "dense again" for row in rows)
-    yield Quote("`dense` was not measured again after them", holds=not again)
+    again = next(row for row in rows if row["technique"] == "dense again")
+    yield Quote("the last row is the first once more", holds=abs(again["times_dense"] - 1) < 0.01 and again is rows[-1])
 
 
 def speed_of_workers() -> Iterator[Claim]:
