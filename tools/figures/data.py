@@ -15,7 +15,7 @@ import yaml
 from tintype.page import numerals
 from tintype.page.numerals import fixed
 from tintype.study.report.findings import compared_mean
-from tintype.study.results import Arm, Comparison, EarlierVerdict, StudyResults
+from tintype.study.results import Arm, Comparison, EarlierVerdict, Replicated, StudyResults
 
 ROOT = Path(__file__).parents[2]
 BASELINE = "baseline"
@@ -108,9 +108,9 @@ def signed(value: float, digits: int) -> str:
     return fixed(value, digits, signed=True)
 
 
-def interval(one: Comparison | EarlierVerdict, digits: int) -> str:
+def interval(one: Comparison | EarlierVerdict | Replicated, digits: int) -> str:
     """`+0.139 [+0.121, +0.157]`."""
-    assert one.low is not None and one.high is not None
+    assert one.difference is not None and one.low is not None and one.high is not None
     ends = numerals.interval(one.low, one.high, digits).replace(numerals.NO_BREAK, " ")
     return f"{signed(one.difference, digits)} {ends}"
 

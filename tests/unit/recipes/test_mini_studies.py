@@ -1,4 +1,4 @@
-"""The packaged studies of single techniques on one GPU: whole, of five seeds, and each arm one decision."""
+"""The packaged studies of single techniques on one GPU: each arm is one decision."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def test_arms_differ_in_their_seam_alone_and_have_five_seeds(name: str, sections
         changed = {key.split(".")[0] for key in arm.changes}
         assert arm.role != "arm" or (changed and changed <= sections)
         assert arm.role == "control" or [plan.seed for plan in arm.plans] == SEEDS
+
+
+def test_small_images_first_are_as_many_or_as_many_tokens() -> None:
+    baseline, _, few, many = (arm.plans[0] for arm in load_study("stages-mini").arms)
+    assert [one.train.images_before(500) for one in (baseline, few, many)] == [64_000, 64_000, 160_000]
+    tokens = [
+        [(one.size_px_at(step) // 4) ** 2 * one.train.batch_at(step) for step in (249, 250)] for one in (few, many)
+    ]
+    assert tokens == [[8_192, 32_768], [32_768, 32_768]]
+    assert load_study("stages-mini").settings.evaluation.staged
 
 
 def test_the_grid_has_each_prediction_with_each_loss_once() -> None:

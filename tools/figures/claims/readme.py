@@ -14,6 +14,7 @@ from tools.figures.claims.studies import (
     FID,
     FRECHET,
     LOSS,
+    STAGES,
     TUNED,
     UNDECIDED,
     captions,
@@ -28,6 +29,7 @@ from tools.figures.claims.studies import (
     repa_e_is_above_the_frozen_vae,
     rise_of_bf16,
     routing_is_undecided,
+    small_first_loses,
     tokenizers,
     tokenizers_photos,
 )
@@ -91,6 +93,7 @@ def finds() -> Iterator[Claim]:
     yield from finds_of_optimizers()
     yield from finds_of_spaces()
     yield from finds_of_data()
+    yield from finds_of_stages()
 
 
 def held_up() -> Iterator[Claim]:
@@ -114,6 +117,20 @@ def finds_of_predictions() -> Iterator[Claim]:
     yield Quote(
         "with the weights of its paper or of its authors' code is worse in both too",
         holds=spread_out.verdicts(spread_out.arms, spread_out.primary) == {"worse"},
+    )
+
+
+def finds_of_stages() -> Iterator[Claim]:
+    one = study(STAGES)
+    again = one.results.replication
+    yield from small_first_loses(one)
+    yield Quote(
+        "(worse, and it holds on eight fresh seeds); with four times the images in that half, for about the same "
+        "operations, both primary metrics are undecided",
+        holds=again is not None
+        and len(again.seeds) == 8
+        and {row.outcome for row in again.rows if row.metric in one.primary} == {"holds"}
+        and one.verdicts(["small first, more images"], one.primary) == UNDECIDED,
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median, stdev
 
+from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.study.replicate import Claim as Claimed
 from tintype.study.replicate import claims_of, replicated
 from tintype.study.report import earlier
 from tintype.study.results import Comparison, EarlierVerdict
+from tintype.study.study import load_study
 from tools.figures.data import (
     BASELINE,
     Study,
+    data,
     each,
     interval,
     judged,
@@ -34,6 +37,7 @@ ACCURACY, ACCURACY_SHORT, FRECHET, FID, SPEED = (
     "images_per_s",
 )
 
+STAGES = "2026-11-18_stages-mini"
 BACKDROP_ONLY = 0.17
 """Scene accuracy of a model that draws only backdrop and light: docs/metrics.md, which a test compares."""
 
@@ -57,6 +61,7 @@ FIRST_READ_SHARED = {
     "2026-11-17_muon-mini": "Does a member of Muon's family beat AdamW at its learning rate?",
     "2026-11-17_dispersive-mini": "Does keeping the samples of a batch apart help?",
     "2026-11-17_prediction-mini": "Which prediction, and which loss?",
+    "2026-11-18_stages-mini": "Should a small model begin with small images?",
 }
 """The studies that were never read by the paired method."""
 REPLICATED = {"2026-11-15_optimizers-mini": "2026-11-16_muon-replication-mini"}
@@ -1034,6 +1039,77 @@ def prediction_page() -> Iterator[Claim]:
     yield Quote(f"Here a patch has {channels * sizes['patch'] ** 2}, and the model is {sizes['width']} wide")
 
 
+def stages_page() -> Iterator[Claim]:
+    one = study(STAGES)
+    small, more = one.arms
+    runs, again = sum(len(arm.runs) for arm in one.results.arms), one.results.replication
+    assert again is not None
+    yield Quote(
+        f"{runs} runs of `mini`, {one.setup()}, eight seeds, and {3 * len(again.seeds)} runs on eight fresh seeds",
+        holds=len(one.results.seeds) == len(again.seeds) == 8,
+    )
+    yield Block("stages-verdicts", _verdict_table(one, {ACCURACY: 3, FRECHET: 2, LOSS: 4}))
+    yield Quote(f"`{small}` has {100 * _operations(small):.0f}% of the baseline's operations")
+    yield Quote(
+        "**With as many images, small ones first are worse.**", holds=one.compared(small, ACCURACY).verdict == "worse"
+    )
+    yield from small_first_loses(one)
+    rows = {(row.arm, row.metric): row for row in again.rows}
+    fresh = rows[small, ACCURACY]
+    yield Quote(
+        f"**On eight fresh seeds that holds** ({interval(fresh, 3)}), and so does its higher validation loss",
+        holds={rows[small, metric].outcome for metric in (ACCURACY, LOSS)} == {"holds"},
+    )
+    recall = rows[more, "recall_scenes"]
+    yield Quote(
+        f"nothing is shown to be gained.** `{more}` has {100 * _operations(more):.0f}% of the operations. Both primary "
+        "metrics are undecided. Its recall is lower, on the fresh seeds too",
+        holds=one.verdicts([more], one.primary) == UNDECIDED and (recall.verdict, recall.outcome) == ("worse", "holds"),
+    )
+    distances = [one.compared(arm, FRECHET) for arm in one.arms]
+    yield Quote(
+        "is undecided in both arms, and higher in both",
+        holds={row.verdict for row in distances} == UNDECIDED and min(row.difference for row in distances) > 0,
+    )
+    short = rows[small, ACCURACY_SHORT]
+    yield Quote(
+        f"`{small}` follows them better, on the fresh seeds too. That is little: the baseline's mean is "
+        f"{one.mean(BASELINE, ACCURACY_SHORT):.2f} there",
+        holds=(short.verdict, short.outcome) == ("better", "holds"),
+    )
+    early = {arm: [at for run in one.arm(arm).runs for at in run.along if at.step == 250] for arm in one.arms}
+    means = [fmean(at.metrics[ACCURACY] for at in scores) for scores in early.values()]
+    yield Quote(
+        f"have a scene accuracy of {means[0]:.2f} and {means[1]:.2f}, on {one.results.along_images} images",
+        holds={at.size_px for scores in early.values() for at in scores} == {32},
+    )
+    yield _few_objects_right(one)
+    took = {
+        (row["size_px"], row["batch"]): 1000 * row["step_s"] for row in data(f"studies/{STAGES}/speed.json")["rows"]
+    }
+    yield Quote(
+        f"steps take {took[32, 128]:.1f} ms with 128 images of 32 px, {took[32, 512]:.1f} with 512 of them, and "
+        f"{took[64, 128]:.1f} with 128 of 64 px: for so small a model a quarter of the tokens is more than half of the "
+        "time",
+        holds=took[32, 128] > took[64, 128] / 2,
+    )
+
+
+def small_first_loses(one: Study) -> Iterator[Claim]:
+    row = one.compared("small first", ACCURACY)
+    assert row.low is not None and row.high is not None
+    yield Quote(
+        f"loses {-row.difference:.3f} [{-row.high:.3f}, {-row.low:.3f}] of scene accuracy", holds=row.verdict == "worse"
+    )
+
+
+def _operations(label: str) -> float:
+    """Return the operations of an arm of the study of stages, as a share of the baseline's."""
+    plans = {arm.label: arm.plans[0] for arm in load_study("stages-mini").arms}
+    costs = [cost_of_plan(plans[name], estimated_speed("h200")).run_flops for name in (label, BASELINE)]
+    return costs[0] / costs[1]
+
+
 def _five_seeds(one: Study) -> Claim:
     runs = sum(len(arm.runs) for arm in one.results.arms)
     return Quote(f"{runs} runs of `mini`, {one.setup()}, five seeds", holds=len(one.results.seeds) == 5)
@@ -1069,9 +1145,7 @@ def list_page() -> Iterator[Claim]:
     }
     yield Quote("Arms that are not listed are undecided", holds=others == {"better", "worse", "undecided"})
 
-    fresh = [study(folder).results.replication for folder in FIRST_READ_SHARED]
-    yield Quote("Later studies were read by the shared method alone, and are not replicated", holds=not any(fresh))
-    later = ["study", "question", "seeds", "verdicts"]
+    later = ["study", "question", "seeds", "verdicts", "replicated"]
     yield Block("later-studies", table(later, [_listed_later(folder) for folder in FIRST_READ_SHARED]))
 
 
@@ -1084,7 +1158,16 @@ def _listed_later(folder: str) -> list[str]:
                 said.setdefault(f"{verdict} in {metric.label}", []).append(arm.name)
     name = f"[{folder.partition('_')[2]}]({folder}/README.md)"
     found = "; ".join(f"{words}: {_named(arms)}" for words, arms in said.items()) or "none"
-    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), found]
+    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), found, _fresh(one)]
+
+
+def _fresh(one: Study) -> str:
+    """Count the verdicts on primary metrics that hold on fresh seeds."""
+    if (again := one.results.replication) is None:
+        return "no"
+    rows = [row for row in again.rows if row.metric in one.primary]
+    held = sum(row.outcome == "holds" for row in rows)
+    return f"{held} of {len(rows)} hold{'s' if held == 1 else ''} on {len(again.seeds)} fresh seeds"
 
 
 def _named(arms: Sequence[str]) -> str:
@@ -1136,4 +1219,5 @@ PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "studies/2026-11-17_muon-mini/README.md": muon_family_page,
     "studies/2026-11-17_dispersive-mini/README.md": dispersive_page,
     "studies/2026-11-17_prediction-mini/README.md": prediction_page,
+    f"studies/{STAGES}/README.md": stages_page,
 }
