@@ -76,8 +76,8 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
     say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
     say(
         console,
-        f"so {gpus}: {numerals.significant(cost.images_per_s)} images/s, {_gpu_time(cost.gpu_hours)}, {_days(cost.days)}; "
-        "without scoring, saves, and waits for data or for each other",
+        f"so {gpus}: {numerals.significant(cost.images_per_s)} images/s, {_gpu_time(cost.gpu_hours)}, "
+        f"{_days(cost.days)}; without scoring, saves, and waits for data or for each other",
     )
     if not cost.speed.measured and cost.phases[0].batch / cost.images_per_s < _HOST_S:
         say_note(
