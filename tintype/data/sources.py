@@ -68,14 +68,18 @@ def open_held_out(
             raise UserError(f"{error}; or score images in the shapes of training: shapes=buckets") from None
 
 
-def ids_by_shape(source: ImageSource, count: int) -> dict[Shape | None, list[int]]:
-    """Return the first `count` ids of a source, those of one shape together; where all have one, under None."""
+def ids_by_shape(source: ImageSource, count: int) -> list[tuple[Shape | None, list[int]]]:
+    """Return the first `count` ids of a source, those of one bucket together, each with its shape; None for one shape.
+
+    The order of the buckets is the same in every stage. In a small one, several may have one shape.
+    """
     if not isinstance(source, StoreSource) or source.bucket_N is None:
-        return {None: list(range(count))}
-    found: dict[Shape | None, list[int]] = {}
+        return [(None, list(range(count)))]
+    found: dict[int, list[int]] = {}
     for id_ in range(count):
-        found.setdefault(source.shape(id_), []).append(id_)
-    return dict(sorted(found.items(), key=lambda one: one[0] or (0, 0)))
+        found.setdefault(int(source.bucket_N[id_]), []).append(id_)
+    ordered = sorted(found, key=lambda bucket: source.buckets[bucket])
+    return [(source.shape(found[bucket][0]), found[bucket]) for bucket in ordered]
 
 
 @contextmanager

@@ -64,6 +64,7 @@ class Curve:
             "best": self.best.length if self.best else None,
             "finished": len(self.points) == len(self.lengths),
             "protocol_hash": self.protocol.hash,
+            "size_px": next((point.result.size_px for point in self.points if point.result), None),
             "points": [
                 {
                     "length": point.length,

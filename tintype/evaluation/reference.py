@@ -71,10 +71,6 @@ class ScoredData:
     stage_shapes: tuple[Shape, ...] | None = None
     """Shapes that the images of each bucket are cut to in an earlier stage; None for the buckets as they are written"""
 
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return self.stage_shapes or self.data.scored.shapes
-
 
 def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
     """Return the data on which the weights after so many steps are scored."""
@@ -101,7 +97,7 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
     """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
-    fingerprint = _data_fingerprint(data, source, scored.shapes if protocol.shaped else ())
+    fingerprint = _data_fingerprint(data, source, scored if protocol.shaped else None)
     return _source_reference(source, words, fingerprint, protocol.reference_count, encoder, device)
 
 
@@ -140,7 +136,7 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
     """Return the first ids of a source, those of one shape together, and spans of them, each of one shape."""
     ids: list[int] = []
     blocks: list[tuple[int, int]] = []
-    for alike in ids_by_shape(source, count).values():
+    for _, alike in ids_by_shape(source, count):
         blocks += spans(len(ids), len(ids) + len(alike), BLOCK)
         ids += alike
     return ids, blocks
@@ -148,12 +144,12 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
 
 def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
     """Return the rows of each shape in a table of the first images in the order of `in_blocks`; {} for one shape."""
-    found, first = {}, 0
-    for shape, alike in ids_by_shape(source, count).items():
+    found, first = dict[Shape, list[Tensor]](), 0
+    for shape, alike in ids_by_shape(source, count):
         if shape is not None:
-            found[shape] = torch.arange(first, first + len(alike))
+            found.setdefault(shape, []).append(torch.arange(first, first + len(alike)))
         first += len(alike)
-    return found
+    return {shape: torch.cat(rows) for shape, rows in found.items()}
 
 
 def shared_features(
@@ -266,14 +262,17 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
-def _data_fingerprint(data: DataPart, source: ImageSource, shapes: Sequence[Shape] = ()) -> str:
+def _data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
     """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
-    renderer or resize makes another reference. `shapes` are those of the images where they are not square."""
+    renderer or resize makes another reference. `shaped` is the data where its images are not square: then the shapes
+    count, and in a stage the buckets too, which say which image has which shape."""
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity
-    if shapes:
-        settings["shapes"] = shapes
+    if shaped is not None:
+        settings["shapes"] = shaped.stage_shapes or data.shapes
+    if shaped is not None and shaped.stage_shapes:
+        settings["buckets"] = data.shapes
     probes = source.images(range(min(_PROBES, len(source))))
     return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 

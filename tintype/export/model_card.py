@@ -176,7 +176,7 @@ def _results(record: RunRecord) -> Iterator[EvalResult]:
                 task_name="Text to image",
                 dataset_type=record.plan.data.kind,
                 dataset_name=one_line(f"tintype, {record.plan.data.describe_held_out()}"),
-                dataset_config=f"protocol {one_line(one.result.protocol_hash)}",
+                dataset_config=f"protocol {one_line(one.result.scale)}",
                 metric_type=one_line(metric),
                 metric_name=one_line(meaning.label),
                 metric_value=one.result.metrics[metric],

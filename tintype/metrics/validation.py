@@ -51,6 +51,11 @@ METRIC = Metric(
 )
 
 
+def name_at(size_px: int) -> str:
+    """Return the name of the loss in a run's log where its images have the size of an earlier stage."""
+    return f"{METRIC.name}_{size_px}_px"
+
+
 def velocity_errors(
     parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
@@ -62,7 +67,7 @@ def velocity_errors(
 
 def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[list[int]]:
     """Return the ids of the first images in batches, those of one shape together."""
-    return [ids[slice(*span)] for ids in ids_by_shape(source, count).values() for span in spans(0, len(ids), batch)]
+    return [ids[slice(*span)] for _, ids in ids_by_shape(source, count) for span in spans(0, len(ids), batch)]
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ crosses zero, and where the interval begins and ends to allow that. Between scor
 the first and after the last nothing is known, and nothing is said.
 
 Where the protocol scores weights at the size of their stage, only scores of one size are compared: a difference at a
-step is there if arm and baseline have images of one size, and what is held against the baseline's end is of the last
-stage.
+step is there if arm and baseline have images of one size; a crossing, and what is held against the baseline's end, are
+of the last stage.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     new, old = group.curves[arm.name], group.old
     steps = [step for step in new.steps if step in group.steps and new.size_at(step) == old.size_at(step)]
     last = new.last_stage
-    strict = 1 - (1 - group.confidence) / max(1, len(steps))
+    crossed = [step for step in steps if step in last.steps]
+    strict = 1 - (1 - group.confidence) / max(1, len(crossed))
     ends = [group.with_end(step, arm.name, values) for step, values in zip(last.steps, last.values, strict=True)]
     complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
     reason = _fall_words(arm, metric) or ("" if complete else _INCOMPLETE)
@@ -206,7 +207,7 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
         equal_time=_equal_time(arm.name, group),
         crossing=f"no verdict: {reason}"
         if reason
-        else _crossing([group.at(step, arm.name, strict) for step in steps], group.direction),
+        else _crossing([group.at(step, arm.name, strict) for step in crossed], group.direction),
     )
 
 
@@ -255,7 +256,8 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
         refused = f"the arm ended at {last:.3g} s of the baseline's {seconds:.3g} s"
         return EqualTime(seconds=seconds, refused=refused)
     if seconds < new.seconds[0]:
-        refused = f"the arm's first score is at {new.seconds[0]:.3g} s, after the baseline's {seconds:.3g} s"
+        first = "first score" if len(new.steps) == len(group.curves[arm].steps) else "first score at its last size"
+        refused = f"the arm's {first} is at {new.seconds[0]:.3g} s, after the baseline's {seconds:.3g} s"
         return EqualTime(seconds=seconds, refused=refused)
     at = min(seconds, last)
     step = _interpolated(new.seconds, new.steps, at)

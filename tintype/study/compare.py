@@ -473,7 +473,7 @@ def _finished_run(
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,
-        curves={name: _curve(lines, name) for name in ("flow", validation.METRIC.name, "grad_norm") if logs},
+        curves={name: _curve(lines, name) for name in _curves_of(plan, lines) if logs},
         time_split=result.time_split,
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),
@@ -568,6 +568,13 @@ def _warnings(runs: Runs) -> list[str]:
         for text in run.warnings:
             counted.setdefault(re.sub(r"[0-9][0-9.,e+-]*", "#", text), []).append(text)
     return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
+
+
+def _curves_of(plan: Plan, lines: Sequence[LogLine]) -> list[str]:
+    """Return the names of the curves of a report; validation losses with the images of earlier stages come last."""
+    of_stages = [validation.name_at(stage.size_px) for stage in plan.train.stages]
+    logged = [name for name in of_stages if any(name in line for line in lines)]
+    return ["flow", validation.METRIC.name, "grad_norm", *logged]
 
 
 def _curve(lines: Sequence[LogLine], name: str) -> results.Curve:

@@ -10,6 +10,7 @@ fewer degrees of freedom than their sum (see `pooled`); and a run counts once, h
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -19,11 +20,13 @@ from shlex import quote
 from statistics import fmean
 from typing import Literal
 
+from pydantic import ValidationError
+
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.metrics.metric import NOT_NEGATIVE
-from tintype.settings import plain
+from tintype.settings import Plain, plain
 from tintype.study import stats
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.effect import Effect, parse_effect
@@ -261,9 +264,16 @@ def _identity(results: StudyResults) -> str:
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
     revised = {one.name: one.revision for one in results.metrics if one.revision > 1}
-    usual = plain(Protocol())  # settings that joined later are not in older results
-    protocol = {key: value for key, value in results.protocol.items() if key not in usual or value != usual[key]}
-    return repr((plan, protocol, revised))
+    return repr((plan, _protocol(results), revised))
+
+
+def _protocol(results: StudyResults) -> Plain:
+    """Return the protocol with settings that joined later; without the size of stages, which no final score has."""
+    try:
+        whole = plain(Protocol.model_validate_json(json.dumps(results.protocol)))
+    except ValidationError:  # of a plugin that is not loaded, for example
+        whole = dict(results.protocol)
+    return {key: value for key, value in whole.items() if key != "size"}
 
 
 def _group(studies: list[StudyResults], plan: PowerPlan, metric: str | None, without: Sequence[str]) -> Group:

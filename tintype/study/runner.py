@@ -198,11 +198,15 @@ def _run(
 
 
 def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
-    """Measure the validation loss while training, on fewer images than the final one."""
-    count = min(_PROBE_IMAGES, protocol.validation_count)
-    source = held_out(scored_data(parts.plan, protocol, step), protocol)
+    """Measure the validation loss while training, on fewer images than the final one.
+
+    With the smaller images of a stage it has a name of its own.
+    """
+    count, scored = min(_PROBE_IMAGES, protocol.validation_count), scored_data(parts.plan, protocol, step)
+    source, size_px = held_out(scored, protocol), scored.data.size_px
     error_TN = validation.velocity_errors(parts, source, count, count, protocol.seed, protocol.prompts)
-    return {validation.METRIC.name: float(error_TN.mean())}
+    name = validation.METRIC.name if size_px == parts.plan.data.size_px else validation.name_at(size_px)
+    return {name: float(error_TN.mean())}
 
 
 def _note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:

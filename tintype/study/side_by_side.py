@@ -138,8 +138,9 @@ class SideBySide:
     """Reasons why numbers of these runs should not be held against each other."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each score of each run: metric, run, value, error, step, and the evaluation's hash.
+        """Return a dictionary for each score of each run: metric, run, value, error, step, and the evaluation.
 
+        That is the hash of the protocol, and the size of the images where it is a stage's.
         Values are of one thing where `evaluation` is the same.
         """
         return [
@@ -225,13 +226,13 @@ def _state(folder: Path, plan: Plan) -> State:
 
 
 def _newest_results(folder: Path) -> list[EvaluationResult]:
-    """Return the newest result of each protocol. Averages that were made of snapshots are left out."""
+    """Return the newest result of each protocol and size of images, without averages that were made of snapshots."""
     newest: dict[str, EvaluationResult] = {}
     for file in sorted((folder / "evaluation").glob("*/result.json")):
         result = read_result(file)
-        before = newest.get(result.protocol_hash)
+        before = newest.get(result.scale)
         if result.ema is None and (before is None or before.step < result.step):
-            newest[result.protocol_hash] = result
+            newest[result.scale] = result
     return list(newest.values())
 
 
@@ -314,6 +315,9 @@ def _incomparable(runs: Sequence[RunData]) -> dict[str, str]:
         found["loss"] = (
             f"its terms or their weights differ in {', '.join(some)}, and totals of other terms do not compare"
         )
+    if some := [run.name for run in others if run.plan.train.stages != first.train.stages]:
+        reason = f"train.stages differ in {', '.join(some)}, so at some steps it is of images of another size"
+        found |= dict.fromkeys(["loss", "flow", *(term.kind for term in first.losses)], reason)
     for term in first.losses:
         if some := [run.name for run in others if _term(run.plan, term.kind) not in (None, _term(first, term.kind))]:
             found[term.kind] = f"the term has other settings in {', '.join(some)}"
@@ -344,7 +348,7 @@ def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> 
     if any(protocols) and not frozenset.intersection(*protocols):
         notes.append(
             "no evaluation is common to all runs, so their scores cannot be compared; "
-            "`tintype evaluate` with the same settings scores each alike"
+            "`tintype evaluate` with the same settings scores each alike (with size=data, on images of one size)"
         )
     if any(key.partition(".")[0] == "data" for changed in changes for key in changed):
         notes.append("the runs have other data: losses, and scores against held-out images, are not of one thing")

@@ -242,9 +242,11 @@ def test_scores_on_images_of_two_sizes_are_not_compared() -> None:
     assert [(one.step, one.size_px) for one in found.differences] == [(300, 64), (400, 64)]
     assert found.reach.step == pytest.approx(300 + 100 * 2 / 2.5)
     assert found.crossing == "behind until step 300, ahead from step 400"
+    stuck = of_sizes(arm("stuck", around([9, 1, 9, 1], 5)), [32] * 4)
+    assert with_along(study(LARGE, staged, stuck)).along == [found], "it ended on smaller images"
     assert found.equal_time.value == pytest.approx(2.5 - 3)
     early = along(of_sizes(arm("new", around([7, 5, 3, 1]), per_step_s=0.16), [32, 32, 32, 64]), LARGE).equal_time
-    assert early.refused == "the arm's first score is at 64 s, after the baseline's 40 s"
+    assert early.refused == "the arm's first score at its last size is at 64 s, after the baseline's 40 s"
     last = along(of_sizes(arm("new", around([7, 5, 3, 1])), [32, 32, 32, 64]), LARGE)
     assert last.equal_time.value == pytest.approx(1 - 3) and [one.step for one in last.differences] == [400]
     assert with_along(study(LARGE, of_sizes(arm("new", around([7, 5, 3, 1])), [32] * 4))).along == []
@@ -261,3 +263,6 @@ def test_arms_of_the_same_stages_are_compared_in_each() -> None:
     other = of_sizes(arm("other", around([1, 9, 9, 9], 3)), [16, 16, 64, 64])
     shared = next(one for one in with_along(study(old, new, other)).along if one.arm == "new").differences
     assert shared[0] == found.differences[0] and shared[2] != found.differences[2], "a spread is of one size too"
+    turned = of_sizes(arm("new", around([9, 7, 3, 2])), sizes)
+    assert along(turned, old).crossing == NO_CROSSING, "behind on small images and ahead on large ones is none"
+    assert along(arm("new", around([9, 7, 3, 2]))).crossing == "behind until step 200, ahead from step 300"

@@ -122,6 +122,13 @@ def test_scores_with_smaller_images_have_a_table_of_their_own(tmp_path: Path) ->
     assert "750 (64 px)" in html and "750 (64 px)" in text
     for written in (html, text):
         assert "compared with scores of the same size alone" in written
+    other = [arm.model_copy(update={"incomparable": {"fd_scenes": "another space"}}) for arm in results.arms]
+    assert not stage_rows(View(*next(columns_of(results.model_copy(update={"arms": other})))), "fd_scenes")
+    alike = [
+        arm.model_copy(update={"runs": [run.model_copy(update={"along": run.along[1:]}) for run in arm.runs]})
+        for arm in results.arms
+    ]
+    assert "same size" not in lead(results.model_copy(update={"arms": alike})), "all have images of 64 px"
     plain = with_scores_along(example())
     assert not stage_rows(View(*next(columns_of(plain))), "fd_scenes")
     assert "of the same size" not in to_markdown(plain) and "earlier stages" not in to_markdown(plain)

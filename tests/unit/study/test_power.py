@@ -223,8 +223,12 @@ def test_settings_of_the_protocol_that_joined_later_keep_no_studies_apart(tmp_pa
     stored(results.model_copy(update={"protocol": older}), tmp_path, "a")
     later = with_seeds_from(results, 5, "later")
     stored(later.model_copy(update={"protocol": protocol}), tmp_path, "b")
-    stored(later.model_copy(update={"protocol": {**protocol, "size": "stage"}, "name": "stage"}), tmp_path, "c")
-    assert [len(group.studies) for group in plan_power([tmp_path], "5%", 3, None, 3).groups] == [2, 1]
+    stages = with_seeds_from(results, 50, "stages")  # all final scores are at the size of the data
+    stored(stages.model_copy(update={"protocol": {**protocol, "size": "stage"}, "name": "stages"}), tmp_path, "c")
+    stored(stages.model_copy(update={"protocol": {**protocol, "seed": 1}, "name": "other noise"}), tmp_path, "d")
+    unknown = {**protocol, "metrics": ["of_a_plugin"]}
+    stored(stages.model_copy(update={"protocol": unknown, "name": "plugin"}), tmp_path, "e")
+    assert [len(group.studies) for group in plan_power([tmp_path], "5%", 3, None, 3).groups] == [3, 1, 1]
 
 
 def test_a_metric_that_was_defined_anew_is_kept_apart(tmp_path: Path) -> None:

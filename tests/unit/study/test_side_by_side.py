@@ -116,6 +116,9 @@ def test_losses_of_other_things_are_not_compared(place: Path) -> None:
     space = compared("objective.noise_scale=2.0")
     assert not {"loss", "flow", "validation_loss"} & set(space.curves) and len(space.scores) == 2
     assert "validation_loss is not compared" in space.notes[-1] and len(terms.scores) == 1
+    stages = compared("train.stages=[{size_px: 16, until: 3}]", "data.size_px=32")
+    assert not {"loss", "flow"} & set(stages.curves) and "validation_loss" in stages.curves
+    assert "train.stages differ in other" in stages.notes[-1]
     assert "loss" in compared().curves and compared().notes == []
     out = io.StringIO()
     show_side_by_side(objective, Console(file=out, width=200))
@@ -138,12 +141,19 @@ def test_scores_with_images_of_two_sizes_are_never_in_one_row(place: Path, tmp_p
         shutil.rmtree(tmp_path / name / "evaluation")
         write_score(tmp_path / name, protocol, 6, 0.5, size_px)
     found = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")])
-    rows = {row.protocol: [score is not None for score in row.scores] for row in found.scores if row.metric == METRIC}
+    rows = rows_of(found)
     assert rows == {f"{protocol.hash} at 16 px": [True, False], f"{protocol.hash} at 32 px": [False, True]}
     assert any("no evaluation is common to all runs" in text for text in found.notes)
     out = io.StringIO()
     show_side_by_side(found, Console(file=out, width=200))
     assert f"{protocol.hash[:8]} at 16 px, 8 images" in out.getvalue()
+    write_score(tmp_path / "b", protocol, 3, 0.4, 16)
+    shared = rows_of(compare_runs([str(tmp_path / "a"), str(tmp_path / "b")]))
+    assert shared == {f"{protocol.hash} at 16 px": [True, True], f"{protocol.hash} at 32 px": [False, True]}
+
+
+def rows_of(found: SideBySide) -> dict[str, list[bool]]:
+    return {row.protocol: [score is not None for score in row.scores] for row in found.scores if row.metric == METRIC}
 
 
 def test_a_run_of_a_study_is_named_by_arm_and_seed(place: Path) -> None:

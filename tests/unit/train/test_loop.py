@@ -41,7 +41,7 @@ def test_metrics_have_one_line_for_each_window_and_the_probe_at_saves(tmp_path: 
     )
     lines = RunFolder(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines if "probed" in line] == [3, 6]
+    assert [(line["step"], line["probed"]) for line in lines if "probed" in line] == [(3, 3), (6, 6)]
     assert all(line["images"] == 4 * line["step"] and line["loss"] > 0 for line in lines)
 
 

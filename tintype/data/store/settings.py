@@ -69,6 +69,11 @@ class StoreSettings(DataPart):
         if len(set(self.buckets)) < len(self.buckets):
             yield "buckets: a shape is given twice"
 
+    def at_size(self, size_px: int) -> StoreSettings:
+        """Return the same images in another size. A sole bucket is the square, and shrinks with it; several stay."""
+        sole = {"buckets": ((size_px, size_px),)} if len(self.buckets) == 1 else {}
+        return self.model_copy(update={"size_px": size_px, **sole})
+
     @property
     def squared(self) -> StoreSettings:
         return self.model_copy(update={"buckets": ()})

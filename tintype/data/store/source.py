@@ -77,6 +77,7 @@ class StoreSource:
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
         width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
+        self.buckets = settings.buckets
         self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self._refuse_small(width_N, height_N, settings.size_px)
         self._decoding = PixelBudget()

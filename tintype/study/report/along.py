@@ -42,7 +42,7 @@ def lead(results: StudyResults) -> str:
         f"Each score is taken on {images:,} images{fewer}: compare these numbers with each other, not with those of "
         f"other sections. Differences are arm minus baseline with {100 * results.confidence:g}% intervals over seeds, "
         "which describe and are not corrected. Only a crossing is a verdict, at an error of 5% for each arm and metric."
-        + (_STAGES if _last_size_px(results) is not None else "")
+        + (_STAGES if len(_sizes_px(results)) > 1 else "")
     )
 
 
@@ -153,5 +153,8 @@ def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[Sco
 
 def _last_size_px(results: StudyResults) -> int | None:
     """Return the size of the last stage's images; None where all scores have the size of the data."""
-    sizes = [one.size_px for arm in results.arms for run in arm.runs for one in run.along if one.size_px is not None]
-    return max(sizes, default=None)
+    return max(_sizes_px(results), default=None)
+
+
+def _sizes_px(results: StudyResults) -> set[int]:
+    return {one.size_px for arm in results.arms for run in arm.runs for one in run.along if one.size_px is not None}

@@ -1084,14 +1084,17 @@ def stages_page() -> Iterator[Claim]:
         holds={at.size_px for scores in early.values() for at in scores} == {32},
     )
     yield _few_objects_right(one)
-    took = {
-        (row["size_px"], row["batch"]): 1000 * row["step_s"] for row in data(f"studies/{STAGES}/speed.json")["rows"]
-    }
+    alone = {(row["size_px"], row["batch"]): row for row in data(f"studies/{STAGES}/speed.json")["rows"]}
+    took = {work: 1000 * row["step_s"] for work, row in alone.items()}
     yield Quote(
         f"steps take {took[32, 128]:.1f} ms with 128 images of 32 px, {took[32, 512]:.1f} with 512 of them, and "
-        f"{took[64, 128]:.1f} with 128 of 64 px: for so small a model a quarter of the tokens is more than half of the "
-        "time",
+        f"{took[64, 128]:.1f} with 128 of 64 px: a quarter of the tokens takes more than half of the time",
         holds=took[32, 128] > took[64, 128] / 2,
+    )
+    small_waits, waits = (alone[size_px, 128]["data_share"] for size_px in (32, 64))
+    yield Quote(
+        f"the GPU waits {100 * small_waits:.0f}% of the time with 128 images of 32 px, and {100 * waits:.0f}% with "
+        "those of 64 px"
     )
 
 
