@@ -69,7 +69,7 @@ class ScoredData:
 
     data: DataPart
     stage_shapes: tuple[Shape, ...] | None = None
-    """Shapes that the images of each bucket are cut to in an earlier stage; None for the buckets as they are written"""
+    """Shapes that the images of each bucket are cut to in an earlier stage; None for the buckets as written."""
 
 
 def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
@@ -269,10 +269,10 @@ def _data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | 
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity
-    if shaped is not None:
-        settings["shapes"] = shaped.stage_shapes or data.shapes
     if shaped is not None and shaped.stage_shapes:
-        settings["buckets"] = data.shapes
+        settings |= {"shapes": shaped.stage_shapes, "buckets": data.shapes}
+    elif shaped is not None:
+        settings["shapes"] = data.shapes
     probes = source.images(range(min(_PROBES, len(source))))
     return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 

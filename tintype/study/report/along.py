@@ -121,11 +121,13 @@ def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) ->
 
     Runs that fell off are left out, and so are scores with the smaller images of an earlier stage.
     """
-    scored = _by_step(results, arm, metric).items()
+    last_size_px = _last_size_px(results)
     found: Band = []
-    for _, scores in (one for one in scored if one[1][0].size_px == _last_size_px(results)):
+    for step, scores in _by_step(results, arm, metric).items():
+        if scores[0].size_px != last_size_px:
+            continue
         values = [one.metrics[metric] for one in scores]
-        place = fmean(one.seconds for one in scores) if over_seconds else float(scores[0].step)
+        place = fmean(one.seconds for one in scores) if over_seconds else float(step)
         found.append((place, fmean(values), min(values), max(values)))
     return found
 
