@@ -30,6 +30,7 @@ from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
 from tintype.runtime.machine import choose_device, cpu_threads
+from tintype.runtime.memory import checked_memory
 from tintype.runtime.notes import note_once
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.sample import save_png
@@ -87,7 +88,8 @@ def evaluate(
             file.parent.mkdir(parents=True, exist_ok=True)
             remove_unfinished(file.parent)
         samples = _samples(path, step, scored, protocol, average)
-        card = _sample_and_score(parts, scored, protocol, samples, on_progress, threads, fence)
+        with checked_memory():
+            card = _sample_and_score(parts, scored, protocol, samples, on_progress, threads, fence)
         if not world.leads:
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):

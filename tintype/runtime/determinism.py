@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tintype.runtime.memory import count_failures
+
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
 """Workspaces with which cuBLAS promises the same bits, and without which torch refuses its products."""
@@ -31,6 +33,8 @@ def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
         "run.deterministic is false": not wanted,
         f"the gradients of {ranks} ranks are added up": ranks > 1,
         f"the environment variable {_WORKSPACE} is {workspace}": workspace not in _EXACT_WORKSPACES,
+        "GPU memory ran out earlier in this process, which can change the algorithms of convolutions": count_failures()
+        > 0,
     }
     return [reason for reason, holds in reasons.items() if holds]
 

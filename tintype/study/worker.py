@@ -24,6 +24,7 @@ from tintype.runtime.garbage import without_pauses
 from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
+from tintype.runtime.memory import count_failures
 from tintype.study.packing import forget_peak, read_peak
 from tintype.study.ranks import RankedRun, start_ranks
 from tintype.study.runner import ENDED, FAILURES, Message, Task, _next_task, _note_failure, _run
@@ -81,10 +82,13 @@ class Worker:
         """When this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
-        """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'."""
+        """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'.
+
+        It also ends when the GPU's memory has run out: later runs need a new process (`tintype.runtime.memory`).
+        """
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
-            while self._interrupt.signal is None:
+            while self._interrupt.signal is None and not count_failures():
                 left = [task for task in left if not self._has_ended(task)]
                 if found := self._take_next(left):
                     task, lease = found

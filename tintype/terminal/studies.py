@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +20,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.memory import count_failures
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.analysis import Method
@@ -79,6 +82,9 @@ def work_with_progress(out: Path, console: Console, run: str | None, wait: bool,
     """Work on a study and show the progress of the runs that this worker takes."""
     outcome = work_on_study(out, ShownProgress(console), run, wait, expiry_s)
     done = f"{outcome.done} of the {len(outcome.last)} runs that this worker took are done"
+    if outcome.signal is None and count_failures():
+        say(console, f"{done}; GPU memory ran out, so the worker starts again in a new process")
+        os.execv(sys.executable, [sys.executable, "-m", "tintype", *sys.argv[1:]])
     if outcome.signal is not None:
         leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
     say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")

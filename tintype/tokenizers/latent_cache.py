@@ -24,6 +24,7 @@ from tintype.errors import UserError, as_user_error
 from tintype.pretrained.frozen import encode_evenly
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
 from tintype.runtime.identity import check_same
+from tintype.runtime.memory import checked_memory
 from tintype.runtime.rows import Content, DiskRows, fingerprint
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, Tokenizer
@@ -77,7 +78,8 @@ class LatentCache:
         if self.device.type == "cpu":
             moment_MCHW = self.tokenizer.moments(image_MCHW)
         else:
-            moment_MCHW = encode_evenly(self.tokenizer.moments, image_MCHW, self.batch)
+            with checked_memory():
+                moment_MCHW = encode_evenly(self.tokenizer.moments, image_MCHW, self.batch)
         row_ML = torch.cat([hashes(image_MCHW), moment_MCHW.cpu().flatten(1).contiguous().view(torch.int32)], dim=1)
         self.rows.write(torch.tensor(ids, dtype=torch.int64), row_ML)
 

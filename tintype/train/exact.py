@@ -10,6 +10,7 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.determinism import allow_inexact, deterministic, inexact_operation, why_inexact
 from tintype.runtime.dist import World
 from tintype.runtime.machine import choose_device, cpu_threads, exact_fp32
+from tintype.runtime.memory import checked_memory
 from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 from tintype.train.state import TrainState
@@ -32,7 +33,12 @@ def deterministic_steps(plan: Plan, world: World) -> AbstractContextManager[None
 def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock) -> StepResult:
     """Take a step. An operation that has no deterministic form is an event of the run."""
     step = state.step + 1
-    return exact_update(parts, state, clock, lambda operation: folder.log_event("not-exact", step, operation=operation))
+
+    def log_inexact(operation: str) -> None:
+        folder.log_event("not-exact", step, operation=operation)
+
+    with checked_memory():
+        return exact_update(parts, state, clock, log_inexact)
 
 
 def exact_update(parts: Session, state: TrainState, clock: Clock, on_inexact: Callable[[str], None]) -> StepResult:

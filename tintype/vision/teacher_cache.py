@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder
+from tintype.runtime.memory import checked_memory
 from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
 from tintype.runtime.transfer import send
 from tintype.seams import ImageSource
@@ -57,7 +58,8 @@ class TeacherCache:
 
     def _computed(self, image_MCHW: Tensor, batch: int) -> Tensor:
         """Compute tokens in batches of one size: on a GPU those of the run."""
-        token_MLD = self.teacher.tokens(image_MCHW, _CPU_BATCH if image_MCHW.device.type == "cpu" else batch)
+        with checked_memory():
+            token_MLD = self.teacher.tokens(image_MCHW, _CPU_BATCH if image_MCHW.device.type == "cpu" else batch)
         row_MLD = token_MLD.to(torch.float16)
         if not row_MLD.isfinite().all():
             raise UserError(
