@@ -11,6 +11,9 @@ counts from the start of its last heartbeat, and stops believing in its lease af
 as long as a change is seen within half the expiry, as over NFS, whose caches last up to a minute. A holder that slept
 longer may claim the lease anew, if nobody has: the exclusive create shows that.
 
+A claim carries a checksum, and each of its values has a type and bounds. One that cannot be read (empty, damaged, of a
+later version) has an unknown holder: it is over when it has not changed for one and a half times the usual expiry.
+
 `Fence` says how late writes of a holder that lost its lease are kept out.
 """
 
@@ -19,25 +22,38 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tintype.errors import UserError
 from tintype.runtime.fence import Fence
-from tintype.runtime.files import Json, parse_object, remove_unfinished, write_bytes
+from tintype.runtime.files import Json, checksum_of, parse_object, remove_unfinished, write_bytes
 from tintype.runtime.host import Process, process_name
+from tintype.runtime.notes import note_once
 
 EXPIRY_S = 120.0
 """A holder that could not write its heartbeat for so long no longer holds its lease."""
 BEAT_S = 5.0
 """Time between heartbeats; at most a tenth of the expiry."""
+MOST_EXPIRY_S = 86_400.0
+"""A claim that says more is damaged: a run whose worker died must not wait for days."""
 _PATIENCE = 1.5
 """Others wait so many times the expiry."""
 _UNKNOWN = Process("", 0)
+_NAME = re.compile(r"([0-9]{6})\.json")
+_MOST_CLAIMS = 999_999
+"""Claims of one lease; more need longer names."""
+_MOST_BYTES = 1 << 20
+"""Size of a claim's file. A claim of a run has about one thousandth of it."""
 
 
 class LostLeaseError(Exception):
@@ -55,10 +71,10 @@ class Disk:
     """How leases use a file system."""
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder; none where it is not there."""
+        """Return the names in a folder; none where there is no folder."""
         try:
             return os.listdir(folder)  # noqa: PTH208 (names, no paths)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def exists(self, path: Path) -> bool:
@@ -69,9 +85,14 @@ class Disk:
             return False
 
     def read(self, path: Path) -> bytes:
-        """Return the content of a file; empty where it is not there, or is being replaced."""
+        """Return the content of a file; empty where it is not there, is being replaced, or is no file of a claim."""
         try:
-            return path.read_bytes()
+            opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+            with os.fdopen(opened, "rb") as file:
+                status = os.fstat(opened)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+                    return b""
+                return file.read(_MOST_BYTES)
         except OSError:  # over NFS also a stale handle
             return b""
 
@@ -82,8 +103,12 @@ class Disk:
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(made, "wb") as file:
-            file.write(content)
+        try:
+            with os.fdopen(made, "wb") as file:
+                file.write(content)
+        except OSError:  # a full disk: an empty claim would keep the others waiting for nobody
+            path.unlink(missing_ok=True)
+            raise
         remove_unfinished(path.parent)
         return True
 
@@ -92,9 +117,66 @@ class Disk:
         write_bytes(path, content)
 
 
+class _Checked(BaseModel):
+    """Types and bounds of what a claim holds. Extra keys are refused: no reader knows their type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+_Step = Annotated[int, Field(ge=0, le=1 << 53)]
+_Bytes = Annotated[int, Field(ge=0, le=1 << 53)]
+
+
+class _Process(_Checked):
+    machine: str
+    pid: int = Field(ge=1, lt=1 << 31)
+    started: int = Field(ge=0, lt=1 << 63)
+
+
+class _About(_Checked):
+    round: str = ""
+    arm: str = ""
+    seed: int = Field(0, ge=0)
+    step: _Step = 0
+    gpu: str = ""
+
+
+class _Now(_Checked):
+    beat: int = Field(ge=-1, le=1 << 53)
+    state: str = ""
+    share: float = Field(0.0, ge=0, le=1)
+    step: _Step = 0
+    loss: float | None = None
+    images_per_s: float | None = Field(None, ge=0)
+    died: str = ""
+
+
+class _Ended(_Checked):
+    state: str
+    text: str = ""
+    step: _Step = 0
+    training_s: _Seconds = 0.0
+    scoring_s: _Seconds = 0.0
+    peak_bytes: _Bytes = 0
+    gpu_bytes: _Bytes = 0
+
+
+class _Content(_Checked):
+    number: int
+    process: _Process
+    host: str
+    worker: str
+    expiry_s: float = Field(gt=0, le=MOST_EXPIRY_S)
+    held_s: _Seconds
+    about: _About
+    now: _Now
+    ended: _Ended | None
+
+
 @dataclass(frozen=True)
 class Claim:
-    """The content of a claim's file. Of one that is empty or damaged, only its number is known."""
+    """The content of a claim's file. Of one that cannot be read, only its number is known."""
 
     number: int
     process: Process = _UNKNOWN
@@ -109,16 +191,40 @@ class Claim:
     """How far its holder was at the last heartbeat."""
     ended: Mapping[str, Json] | None = None
     """How it ended, where the holder gave it back."""
+    damage: str = ""
+    """Why it cannot be read; empty where it can."""
 
     @classmethod
     def parse(cls, number: int, content: bytes) -> Claim:
-        with suppress(ValueError, TypeError, KeyError):
-            known: dict[str, Any] = parse_object(content)
-            return cls(number, Process(**known.pop("process")), **known)
-        return cls(number)
+        if not content:
+            return cls(number, damage="it is empty")
+        try:
+            known = parse_object(content)
+            if known.pop("checksum", None) != checksum_of(known):
+                return cls(number, damage="it does not match its checksum")
+            found = _Content.model_validate(known)
+            if found.number != number:
+                return cls(number, damage=f"it is a copy of {found.number:06d}.json")
+        except ValidationError as error:
+            first = error.errors()[0]
+            return cls(number, damage=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        except ValueError as error:
+            return cls(number, damage=f"it {error}")
+        return cls(
+            number,
+            Process(**found.process.model_dump()),
+            found.host,
+            found.worker,
+            found.expiry_s,
+            found.held_s,
+            found.about.model_dump(exclude_unset=True),
+            found.now.model_dump(exclude_unset=True),
+            None if found.ended is None else found.ended.model_dump(exclude_unset=True),
+        )
 
     def dump(self, beat: int) -> bytes:
         content = {
+            "number": self.number,
             "process": vars(self.process),
             "host": self.host,
             "worker": self.worker,
@@ -128,11 +234,13 @@ class Claim:
             "now": dict(self.now) | {"beat": beat},
             "ended": None if self.ended is None else dict(self.ended),
         }
-        return json.dumps(content, indent=1).encode() + b"\n"
+        return json.dumps({**content, "checksum": checksum_of(content)}, indent=1).encode() + b"\n"
 
     @property
     def words(self) -> str:
         """Return who held it, and how that ended where it is known."""
+        if self.damage:
+            return f"unknown: its claim {self.number:06d}.json cannot be read ({self.damage})"
         known = (self.ended or {}).get("text") or self.now.get("died")
         died = known or ("its process has ended" if self.process.has_ended else "it was silent too long")
         return f"{self.worker or 'unknown'} on {self.host or 'an unknown machine'}, process {self.process.pid}: {died}"
@@ -177,21 +285,37 @@ class Leases:
         """Return how long this process has seen no change of the newest claim."""
         return self.clock() - self._seen[name][2] if name in self._seen else 0.0
 
-    def is_free(self, name: str) -> bool:
-        """Return whether the lease can be taken."""
-        return self._is_over(name, self.newest(name))
+    def is_free(self, name: str, finished: bool = False) -> bool:
+        """Return whether the lease can be taken; `take` says what `finished` means."""
+        return self._is_over(name, self.newest(name), finished)
 
-    def _is_over(self, name: str, newest: Claim | None) -> bool:
+    def _is_over(self, name: str, newest: Claim | None, finished: bool) -> bool:
         if newest is None or newest.ended is not None or newest.is_dead:
             return True
-        return self.silent_s(name) > _PATIENCE * newest.expiry_s
+        if not newest.damage:
+            return self.silent_s(name) > _PATIENCE * newest.expiry_s
+        expiry_s = max(EXPIRY_S, self.expiry_s)
+        return self.silent_s(name) > (2 * BEAT_S if finished else _PATIENCE * expiry_s)
 
-    def take(self, name: str, about: Mapping[str, Json] | None = None) -> Lease | None:
-        """Take the lease; None where another process holds it, or was faster."""
+    def take(
+        self, name: str, about: Mapping[str, Json] | None = None, finished: bool = False, over: int = 0
+    ) -> Lease | None:
+        """Take the lease; None where another process holds it, or was faster.
+
+        `finished` work needs no claim. If its newest claim cannot be read, two heartbeats are waited for, in which a
+        living holder would write it anew. `over` is the number of a claim that another process has watched until it
+        was over.
+        """
         newest = self.newest(name)
-        if not self._is_over(name, newest):
+        if not self._is_over(name, newest, finished) and (newest is None or newest.number != over):
             return None
         number = newest.number + 1 if newest else 1  # after the claim that is over, and after no other
+        if number > _MOST_CLAIMS:
+            file = self.path(name, _MOST_CLAIMS)
+            raise UserError(f"{file} is the last claim that a run can have; stop all workers and remove {file.parent}")
+        if newest is not None and newest.damage:
+            file = self.path(name, newest.number)
+            note_once(str(file), f"{file} cannot be read ({newest.damage}): it is taken for expired")
         claim = Claim(number, Process.this(), platform.node(), self.worker, self.expiry_s, about=about or {})
         began_s = self.clock()
         if not self.disk.create(self.path(name, number), claim.dump(0)):
@@ -210,8 +334,7 @@ class Leases:
         return self.folder / name / f"{number:06d}.json"
 
     def _numbers(self, name: str) -> list[int]:
-        stems = [one.removesuffix(".json") for one in self.disk.names(self.folder / name) if one.endswith(".json")]
-        return sorted(int(stem) for stem in stems if stem.isdigit())
+        return sorted(int(found[1]) for one in self.disk.names(self.folder / name) if (found := _NAME.fullmatch(one)))
 
 
 class Lease:

@@ -20,7 +20,7 @@ from tintype.evaluation.results import result_file
 from tintype.plan import Plan
 from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt, watch_signals
-from tintype.runtime.leases import EXPIRY_S
+from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
 from tintype.study.analysis import Method
@@ -249,6 +249,8 @@ def work_on_study(
         raise UserError(
             f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
         )
+    if not 0 < expiry_s <= MOST_EXPIRY_S:
+        raise UserError(f"--expiry is {expiry_s:g} s; give more than 0 s and at most {MOST_EXPIRY_S:g} s")
     check_own_plugins(out)
     study = untuned_study(out)
     chosen = [_choose_task(study, out, run)] if run is not None else []

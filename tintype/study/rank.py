@@ -32,7 +32,7 @@ def train_rank(run: RankedRun, world: World, interrupt: Interrupt) -> Message | 
 
 def _take(run: RankedRun, task: Task) -> Lease | None:
     leases = Leases(run.leases, process_name(), run.expiry_s)
-    return leases.take(task.plan.hash, about_run(task, run.round))
+    return leases.take(task.plan.hash, about_run(task, run.round), over=run.over)
 
 
 def _ignore(message: Message) -> None:

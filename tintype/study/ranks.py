@@ -36,12 +36,14 @@ class RankedRun:
     leases: Path
     round: str
     expiry_s: float
+    over: int
+    """The number of the newest claim, which the worker has watched until it was over; 0 for none."""
 
     @classmethod
-    def of(cls, task: Task, protocol: Protocol, leases: Path, round: str, expiry_s: float) -> RankedRun:
+    def of(cls, task: Task, protocol: Protocol, leases: Path, round: str, expiry_s: float, over: int = 0) -> RankedRun:
         kept = task.along.steps if task.along else ()
         plan, folder = task.plan.to_yaml(), task.folder.resolve()
-        return cls(task.arm, plan, folder, kept, task.retries, protocol, leases.resolve(), round, expiry_s)
+        return cls(task.arm, plan, folder, kept, task.retries, protocol, leases.resolve(), round, expiry_s, over)
 
     @classmethod
     def read(cls, file: Path) -> RankedRun:

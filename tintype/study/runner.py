@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -43,6 +43,7 @@ OUT_OF_MEMORY = "out of memory"
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
 State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died"]
+STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("done", "diverged", "failed")
 """States of a run that is not tried again unless somebody asks for it."""
 

@@ -54,6 +54,8 @@ class RunStatus:
     deaths: int = 0
     """How many workers died in it or lost it."""
     error: str = ""
+    unread: str = ""
+    """Its first claim that cannot be read, and why; empty where all can."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,8 @@ def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
 def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path, perhaps: bool) -> RunStatus:
     task, newest = wanted.task, claims[-1] if claims else None
     held = newest is not None and newest.ended is None
-    lost = [one for one in claims if (one.ended or {"state": "died"})["state"] == "died"]
+    lost = [one for one in claims if not one.damage and (one.ended or {"state": "died"})["state"] == "died"]
+    unread = next((f"{one.number:06d}.json cannot be read: {one.damage}" for one in claims if one.damage), "")
     state = _state(wanted, newest, protocol, out, perhaps)
     now, steps = dict(newest.now) if newest else {}, task.plan.train.steps
     step = finite(now.get("step")) if held else finite((newest.ended or {}).get("step")) if newest else None
@@ -243,14 +246,16 @@ def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path
         gpu=str(newest.about.get("gpu", "")) if newest else "",
         left_s=_pace(newest, steps) if newest is not None and state == "running" else None,
         spent_s=sum(one.held_s for one in claims),
-        deaths=len(lost) - (state in ("running", "silent")),
+        deaths=len(lost) - (state in ("running", "silent") and newest in lost),
         error=_error(task, state, out),
+        unread=f"{LEASES}/{wanted.hash}/{unread}" if unread else "",
     )
 
 
 def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path, perhaps: bool) -> RunState:
     task = wanted.task
-    if newest is not None and newest.ended is None:
+    finished = newest is not None and newest.damage and is_settled(task, protocol)
+    if newest is not None and newest.ended is None and not finished:
         file = Leases(out / LEASES).path(wanted.hash, newest.number)
         with suppress(OSError):
             age_s = time.time() - file.stat().st_mtime  # of two clocks perhaps: it is shown, and decides nothing

@@ -19,7 +19,7 @@ import torch
 
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.runtime.files import Json
+from tintype.runtime.files import Json, finite
 from tintype.runtime.garbage import without_pauses
 from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
@@ -27,7 +27,7 @@ from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseErro
 from tintype.runtime.memory import count_failures
 from tintype.study.packing import forget_peak, read_peak
 from tintype.study.ranks import RankedRun, start_ranks
-from tintype.study.runner import ENDED, FAILURES, Message, Task, _next_task, _note_failure, _run
+from tintype.study.runner import ENDED, FAILURES, STATES, Message, Task, _next_task, _note_failure, _run
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
@@ -39,8 +39,6 @@ _MOST_LOOK_S = 5.0
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
 """Ranks that end so often before they take their run are not started again."""
-_PROGRESS = ("state", "share", "step", "loss", "images_per_s")
-"""The part of a message that a lease keeps while its run goes on."""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -111,7 +109,7 @@ class Worker:
 
     def _is_over(self, task: Task, newest: Claim | None) -> bool:
         """Return whether nothing is left to do for a run whose newest claim is this one."""
-        if newest is not None and newest.ended is None:
+        if newest is not None and newest.ended is None and not newest.damage:
             return False
         if self._round:
             return newest is not None and ended_in(newest, self._round)
@@ -136,17 +134,23 @@ class Worker:
         waiting, held = list(left), list[Task]()
         while (task := _next_task(waiting, held)) is not None:
             waiting.remove(task)
-            if self._is_late(task, self._leases.newest(task.plan.hash)):
+            newest = self._leases.newest(task.plan.hash)
+            finished = self._needs_no_claim(task, newest)
+            if self._is_late(task, newest):
                 pass
             elif has_room(task) and self._wants_ranks(task):
-                if self._leases.is_free(task.plan.hash):
+                if self._leases.is_free(task.plan.hash, finished):
                     return task, None
             elif has_room(task):
-                lease = self._leases.take(task.plan.hash, about_run(task, self._round))
+                lease = self._leases.take(task.plan.hash, about_run(task, self._round), finished)
                 if lease is not None:
                     return task, lease
             held.append(task)
         return None
+
+    def _needs_no_claim(self, task: Task, newest: Claim | None) -> bool:
+        """Return whether a claim cannot be read and nobody has to wait for it: the run has ended by its files."""
+        return newest is not None and bool(newest.damage) and is_settled(task, self._protocol)
 
     def _work_on(self, task: Task, lease: Lease) -> None:
         while lease.before and self._is_late(task, lease.before[-1]) and self._interrupt.signal is None:
@@ -172,7 +176,9 @@ class Worker:
         """Let ranks train a run, and tell how far they are. Their first one takes the lease, and gives it back."""
         leases, name = self._leases, task.plan.hash
         before = leases.newest(name)
-        run = RankedRun.of(task, self._protocol, leases.folder, self._round, leases.expiry_s)
+        free = leases.is_free(name, self._needs_no_claim(task, before))  # unless another has it since
+        over = before.number if before is not None and free else 0
+        run = RankedRun.of(task, self._protocol, leases.folder, self._round, leases.expiry_s, over)
         ranks, told = start_ranks(run), False
         while ranks.poll() is None:
             if self._interrupt.signal is not None and not told:
@@ -180,8 +186,8 @@ class Worker:
                 ranks.terminate()
             time.sleep(_LOOK_S)
             now = leases.newest(name)
-            if now is not None and now != before and now.ended is None and "state" in now.now:
-                self._send(progress_of(task, now))
+            if now is not None and now != before and (progress := progress_of(task, now)):
+                self._send(progress)
         newest = leases.newest(name)
         if newest is None or (before is not None and newest.number == before.number):
             self._unborn[name] += ranks.returncode != 0 and not told
@@ -234,14 +240,20 @@ def report_to(lease: Lease) -> Callable[[Message], None]:
     """Return a function that writes how far a run is into its lease."""
 
     def report(message: Message) -> None:
-        lease.report({key: getattr(message, key) for key in _PROGRESS})
+        loss, speed = finite(message.loss), finite(message.images_per_s)  # a diverging run has neither
+        share = min(1.0, message.share)
+        lease.report(
+            {"state": message.state, "share": share, "step": message.step, "loss": loss, "images_per_s": speed}
+        )
 
     return report
 
 
-def progress_of(task: Task, claim: Claim) -> Message:
-    """Return how far a run is, as its claim says."""
-    now: dict[str, Any] = {key: claim.now[key] for key in _PROGRESS if key in claim.now}
+def progress_of(task: Task, claim: Claim) -> Message | None:
+    """Return how far a run is, as its claim says; None where it has ended, or says nothing."""
+    if claim.ended is not None or claim.now.get("state") not in STATES:
+        return None
+    now: dict[str, Any] = {key: value for key, value in claim.now.items() if key not in ("beat", "died")}
     return Message(task.key, **now)
 
 

@@ -49,6 +49,7 @@ def _shown(status: StudyStatus) -> Group:
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     lines = [f"{status.name}: {len(status.runs)} runs: {summary}", _cost(status)]
     lines += [line for run in status.of("failed", "diverged") for line in _failure(run, status.folder)]
+    lines += [f"{run.arm}, seed {run.seed}: {run.unread}" for run in status.runs if run.unread]
     parts = [_table(status.of("running", "silent", "died"))] if status.of("running", "silent", "died") else []
     return Group(*map(escape, lines), *parts)
 

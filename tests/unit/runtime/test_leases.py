@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.fault.promises import Promise
+from tests.full_disk import disk_of
 from tintype.runtime import leases as module
 from tintype.runtime.host import Process
 from tintype.runtime.leases import Claim, Disk, Lease, Leases, LostLeaseError
@@ -59,7 +60,7 @@ def test_a_lease_has_one_holder_and_its_number_grows(tmp_path: Path) -> None:
     assert (first.number, second.number) == (1, 2) and not second.fence.takes_over
     with pytest.raises(LostLeaseError):
         first.check()
-    second.end({})
+    second.end({"state": "done"})
 
 
 def test_of_many_that_take_at_once_one_gets_it(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_of_many_that_take_at_once_one_gets_it(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             (winner,) = filter(None, pool.map(attempt, range(8)))
         winner.check()
-        winner.end({})
+        winner.end({"state": "done"})
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, -1e6, 1e6], ids=["same", "behind", "ahead"])
@@ -164,7 +165,7 @@ def test_the_lease_of_a_process_that_was_killed_here_is_free_at_once(tmp_path: P
     lease = taken(watching.take("run"))
     assert lease.number == 2 and lease.fence.takes_over and lease.fence.passed == {child}
     assert lease.before[-1].now["died"] == "its process ended with exit code -9"
-    lease.end({})
+    lease.end({"state": "done"})
 
 
 def test_an_empty_claim_is_held_by_somebody_unknown(tmp_path: Path, still: None) -> None:
@@ -173,9 +174,27 @@ def test_an_empty_claim_is_held_by_somebody_unknown(tmp_path: Path, still: None)
     (tmp_path / "run" / "000007.json").touch()
     time = Time()
     other = Leases(tmp_path, clock=lambda: time.now_s)
-    assert other.newest("run") == Claim(7) and other.take("run") is None
+    assert other.newest("run") == Claim(7, damage="it is empty") and other.take("run") is None
     time.now_s += 1.6 * module.EXPIRY_S
-    assert taken(other.take("run")).number == 8
+    lease = taken(other.take("run"))
+    assert lease.number == 8 and lease.fence.takes_over, "the event of the run names the claim"
+    assert lease.fence.taken_from == "unknown: its claim 000007.json cannot be read (it is empty)"
+
+
+def test_a_claim_that_another_process_watched_until_it_was_over_is_taken_at_once(tmp_path: Path, still: None) -> None:
+    """As by the first rank of a run, which a worker starts that has waited; a newer claim it leaves alone."""
+    time = Time()
+    first = taken(leases(tmp_path, time).take("run"))
+    assert leases(tmp_path, time).take("run") is None
+    second = taken(leases(tmp_path, time).take("run", over=first.number))
+    assert second.number == 2 and leases(tmp_path, time).take("run", over=first.number) is None
+
+
+def test_a_claim_that_could_not_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with disk_of(100), pytest.raises(OSError, match="File too large"):
+        Leases(tmp_path).take("run")
+    assert not list((tmp_path / "run").iterdir())
+    taken(Leases(tmp_path).take("run")).end({"state": "done"})
 
 
 class Write(NamedTuple):

@@ -101,6 +101,13 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
             ask(tmp_path)
 
 
+@pytest.mark.parametrize("expiry", ["0s", "2d"])
+def test_an_expiry_out_of_bounds_is_refused(expiry: str, tmp_path: Path) -> None:
+    prepare_study(study_with(tmp_path, "seeds=[0, 1]", "arms=[]"), tmp_path / "out")
+    ended = CliRunner().invoke(cli.app, ["work", str(tmp_path / "out"), "--expiry", expiry])
+    assert "give more than 0 s and at most 86400 s" in str(ended.exception)
+
+
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lease, "_keep", lambda self: None)
