@@ -26,6 +26,7 @@ from tintype.data.store.layout import open_store
 from tintype.data.store.texts import has_html
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.redact import hide_passwords
 from tintype.text.cleaning import clean as clean_caption
 
 SHORT, TIMES = 1000, 16
@@ -54,6 +55,8 @@ ATTACKS: list[tuple[str, Reader, str]] = [
     *[(f"HTML of {unit!r}", has_html, unit) for unit in ("<a ", "<!-", "<a\n\n", "</", "<a/")],
     *[(f"caption of {unit!r}", clean_caption, unit) for unit in ("<!--", "&#1", "&", "www.", "http://", "<a ", " ")],
     *[(f"parts of {unit!r}", parts_of, unit) for unit in (" ", "\n ", "，。", ". ", " \n")],
+    *[(f"addresses of {unit!r}", hide_passwords, f"://{unit}") for unit in ("", "a:", "http://", "?key", "&amp;", "@")],
+    ("an address of 'a:'", lambda text: hide_passwords(f"http://{text}"), "a:"),
     ("a number of digits", number, "1"),
     *[(f"JSON of {unit!r}", broken_json, unit) for unit in ("[", "1", "1e9", '{"a":')],
 ]

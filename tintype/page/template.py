@@ -15,6 +15,7 @@ from PIL import Image
 
 from tintype.page import numerals
 from tintype.page.marked import mark, marked
+from tintype.runtime.printable import visible
 
 _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "significant")
 
@@ -25,11 +26,12 @@ def template(
 ) -> Template:
     """Return a template of a package. It escapes everything, has `style`, and filters for numbers beside its own.
 
+    Every value passes through `finalize`, by default `shown`: also our own markup, which has texts from outside in it.
     It may import others by their paths in tintype, as `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,
-        finalize=finalize,
+        finalize=finalize or shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -38,6 +40,13 @@ def template(
     environment.globals["style"] = Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8"))
     environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, mark=mark, marked=marked, **filters)
     return environment.from_string((files(package) / name).read_text(encoding="utf-8"))
+
+
+def shown(value: object) -> object:
+    """Return a value of a page with the control characters of its text written out, and without passwords."""
+    if isinstance(value, Markup):
+        return Markup(visible(value))
+    return visible(value) if isinstance(value, str) else value
 
 
 @cache

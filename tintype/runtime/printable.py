@@ -1,8 +1,10 @@
-"""Text from outside, with characters that would act on a terminal written out: `\\x1b` in place of an escape."""
+"""Text from outside, fit to be shown: `\\x1b` in place of an escape that would act on a terminal, and no passwords."""
 
 from __future__ import annotations
 
 import re
+
+from tintype.runtime.redact import hide_passwords
 
 _ACTING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline; C1, which some terminals take for escapes
@@ -13,8 +15,8 @@ _ACTING = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return the text with each control character and each invisible one written as its code."""
-    return _ACTING.sub(_code, text)
+    """Return the text with each control character and each invisible one written as its code, without passwords."""
+    return _ACTING.sub(_code, hide_passwords(text))
 
 
 def acts(text: str) -> bool:

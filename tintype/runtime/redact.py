@@ -1,4 +1,4 @@
-"""Redact the paths of this machine from what is passed on: results, reports, model cards."""
+"""Redact what is passed on: passwords in addresses everywhere, paths of this machine in results, reports and cards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 LOCAL = "(a local file or folder)"
+HIDDEN = "(hidden)"
+_INSIDE = r"[^\s/?#\"<>\\{}|"
+"""The start of a class of letters that stand in the user and password of an address; quotes end JSON's texts."""
+_PASSWORDS = re.compile(
+    rf"(?<=://){_INSIDE}:@]*:{_INSIDE}]*@|(?:(?<=http://)|(?<=https://)){_INSIDE}@]+@", re.IGNORECASE
+)
+"""`user:password@` in any address; in those of the web, where a token may stand alone, also `user@`."""
+_TOKENS = re.compile(
+    r"(?:(?<=[?&])|(?<=&amp;))([\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pwd|signature|sig|credential))=[^\s&#\"<>\\{}|]+",
+    re.IGNORECASE,
+)
+"""Values of an address's query that let their owner in, as `?access_token=…`."""
 _LETTER = r"(?:[^\s/'\"`,;:()\[\]{}]|:(?=\w))"
 _IN_TEXT = (
     r"file://[^\s'\"`]+"
@@ -22,9 +34,19 @@ NamePath = Callable[[str], str]
 """Return what stands in place of a path."""
 
 
+def hide_passwords(text: str) -> str:
+    """Return the text without the passwords and tokens of its addresses."""
+    return _TOKENS.sub(rf"\1={HIDDEN}", _PASSWORDS.sub(f"{HIDDEN}@", text)) if "://" in text else text
+
+
 def redact_text(text: str, name: NamePath = lambda path: LOCAL) -> str:
-    """Return the text with each path replaced by its `name`."""
-    return _PATHS.sub(lambda found: name(found[0]), text)
+    """Return the text with each path replaced by its `name`, and without passwords."""
+    return _PATHS.sub(lambda found: name(found[0]), hide_passwords(text))
+
+
+def hide_all_passwords(value: object) -> object:
+    """Hide the passwords in all strings of nested data, keys too: what names a key elsewhere still does."""
+    return _mapped(value, hide_passwords, hide_passwords)
 
 
 def redact(value: object, name: NamePath) -> object:
@@ -59,9 +81,11 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _mapped(value: object, change: Callable[[str], str]) -> object:
+def _mapped(value: object, change: Callable[[str], str], rename: Callable[[str], str] = str) -> object:
     if isinstance(value, Mapping):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
+        return {
+            rename(key) if isinstance(key, str) else key: _mapped(inner, change, rename) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_mapped(inner, change) for inner in value]
+        return [_mapped(inner, change, rename) for inner in value]
     return change(value) if isinstance(value, str) else value

@@ -32,6 +32,7 @@ from tintype.runtime.files import (
     write_sealed,
 )
 from tintype.runtime.locks import refuse_foreign
+from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real_folder, reported_commands
 from tintype.study.looks import SeedPlan
@@ -259,12 +260,13 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
 
 def note_command(argv: Sequence[str], out: Path, note: Callable[[str], None]) -> None:
     """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
+    argv = [hide_passwords(word) for word in argv]
     try:
         known = read_commands(out)
     except DamagedFileError as error:
         note(f"{error}: it is written again from the last report")
         known = reported_commands(out)
         write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
-    if argv and list(argv) not in [command.argv for command in known]:
-        new = Command(argv=list(argv), date=datetime.now(UTC).isoformat(timespec="seconds"))
+    if argv and argv not in [command.argv for command in known]:
+        new = Command(argv=argv, date=datetime.now(UTC).isoformat(timespec="seconds"))
         write_lines(out / COMMANDS_FILE, [command.model_dump() for command in [*known, new]])

@@ -16,7 +16,7 @@ from tintype.errors import UserError
 from tintype.evaluation.results import EncoderInfo, WrongWords
 from tintype.metrics import throughput
 from tintype.runtime.files import read_checked
-from tintype.runtime.redact import last_names, redact
+from tintype.runtime.redact import hide_all_passwords, last_names, redact
 from tintype.seams import ANY_VALUE, Range
 from tintype.study.analysis import Method
 
@@ -641,8 +641,8 @@ class StudyResults(_Data):
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
     def dump(self) -> dict[str, Any]:
-        """Return what results.json holds, without the keys of what the study does not have, as several resolutions."""
-        content: dict[str, Any] = json.loads(self.model_dump_json())
+        """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
+        content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
         for key in ("tuning", "factors", "earlier", "picked"):
             if not getattr(self, key):
                 del content[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tintype.runtime.redact import LOCAL, last_names, redact, redact_text
+from tintype.runtime.redact import LOCAL, hide_all_passwords, hide_passwords, last_names, redact, redact_text
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,34 @@ def test_paths_of_one_last_name_get_numbers() -> None:
     assert redact(data, last_names()) == {
         "a": "vae", "b": ["vae-2", "from vae-2"], "c": {"d": "my photos"}, "e": "no my photos", "f": 3
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see https://al:s3cret@host.org/x, or ask", "see https://(hidden)@host.org/x, or ask"),
+        ("postgres://al:p@ss:word@host:5432/runs", "postgres://(hidden)@host:5432/runs"),
+        ("HTTPS://:s3cret@host", "HTTPS://(hidden)@host"),
+        ("https://ghp_s3cret@github.com/a/b", "https://(hidden)@github.com/a/b"),
+        ("s3://bucket/a?X-Amz-Signature=dead&part=2", "s3://bucket/a?X-Amz-Signature=(hidden)&part=2"),
+        ("http://host/a?part=2&amp;access_token=abc", "http://host/a?part=2&amp;access_token=(hidden)"),
+        ('{"a":"http://al:s3cret@x","b":1}', '{"a":"http://(hidden)@x","b":1}'),
+    ],
+)
+def test_passwords_in_addresses_are_hidden(text: str, shown: str) -> None:
+    assert hide_passwords(text) == shown == hide_passwords(shown)
+    assert hide_all_passwords({text: [text, 1, None]}) == {shown: [shown, 1, None]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ssh://git@github.com/a",
+        "http://host:80/ me@x.org",
+        '{"a":"http://x:1","b":"me@y"}',
+        "git@host:a?key=1",
+        "a:b@c",
+    ],
+)
+def test_addresses_without_a_password_stay(text: str) -> None:
+    assert hide_passwords(text) == text

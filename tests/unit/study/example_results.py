@@ -296,32 +296,30 @@ def with_differing_control() -> StudyResults:
 HOSTILE = "<script>alert('x')</script>|\"&\n![x](javascript:y)"
 
 
-def hostile() -> StudyResults:
+def hostile(text: str = HOSTILE) -> StudyResults:
     """Text that must stay text, wherever a name, a caption, an error or an event is shown."""
     results = with_failed_run()
     arm = results.arms[3]
-    failed = arm.runs[1].model_copy(
-        update={"error": HOSTILE, "events": [{"event": HOSTILE, "step": 3, "why": HOSTILE}]}
-    )
+    failed = arm.runs[1].model_copy(update={"error": text, "events": [{"event": text, "step": 3, "why": text}]})
     changed = arm.model_copy(
         update={
-            "name": HOSTILE,
-            "summary": HOSTILE,
-            "techniques": [HOSTILE],
-            "papers": [HOSTILE, "arXiv:1234.5678<script>"],
-            "changes": [Change(key=HOSTILE, before=HOSTILE, after={"a": HOSTILE})],
-            "runs": [arm.runs[0].model_copy(update={"details": {"scene_accuracy": {HOSTILE: 0.4}}}), failed],
+            "name": text,
+            "summary": text,
+            "techniques": [text],
+            "papers": [text, "arXiv:1234.5678<script>"],
+            "changes": [Change(key=text, before=text, after={"a": text})],
+            "runs": [arm.runs[0].model_copy(update={"details": {"scene_accuracy": {text: 0.4}}}), failed],
         }
     )
     return results.model_copy(
         update={
-            "name": HOSTILE,
-            "question": HOSTILE,
-            "method": HOSTILE,
-            "plan": HOSTILE,
-            "protocol": {HOSTILE: HOSTILE},
-            "prompts": [HOSTILE, *results.prompts[1:]],
-            "metrics": [m.model_copy(update={"label": HOSTILE, "definition": HOSTILE}) for m in results.metrics],
+            "name": text,
+            "question": text,
+            "method": text,
+            "plan": text,
+            "protocol": {text: text},
+            "prompts": [text, *results.prompts[1:]],
+            "metrics": [m.model_copy(update={"label": text, "definition": text}) for m in results.metrics],
             "arms": [*results.arms[:3], changed],
         }
     )

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from tintype.page import numerals
 from tintype.page.template import template
+from tintype.runtime.printable import visible
 from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, earlier, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
@@ -48,7 +49,7 @@ def to_markdown(results: StudyResults) -> str:
 
 def escaped(words: str) -> str:
     """Return text that stays text, on one line, in a table's cell as elsewhere."""
-    one_line = " ".join(words.split())
+    one_line = visible(" ".join(words.split()))
     return _MEANINGFUL.sub(r"\\\1", one_line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
