@@ -55,8 +55,7 @@ class VisibleStream:
     @property
     def rich_proxied_file(self) -> TextIO:
         """Return the stream that consoles write to, under the name that they look for."""
-        below: TextIO = getattr(self._stream, "rich_proxied_file", self._stream)
-        return getattr(below, "rich_proxied_file", below)
+        return self._stream
 
     def __getattr__(self, name: str) -> object:
         if name == "buffer":

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from tintype.runtime.notes import LOGGER
 from tintype.runtime.printable import visible
-from tintype.runtime.streams import PLAIN_LETTERS
+from tintype.runtime.streams import PLAIN_LETTERS, prepare_streams
 
 
 class EncodedConsole(Console):
     """A console that replaces control characters, and what its encoding lacks, before it measures text.
 
-    So tables stay aligned. Colours and bars, which it adds itself, go past the check of `runtime.streams`.
+    So tables stay aligned. Colours and moves of the cursor, which it adds itself, go past the check of
+    `runtime.streams`.
     """
+
+    @property
+    def file(self) -> IO[str]:
+        """Return the stream below all wrappers. A live display wraps the checked stream once more."""
+        file = super().file
+        while (below := getattr(file, "rich_proxied_file", None)) is not None:
+            file = below
+        return file
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
         shown = visible(text).encode(self.encoding, PLAIN_LETTERS).decode(self.encoding)
@@ -41,6 +55,13 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 def say_note(console: Console, text: str) -> None:
     """Print what the user should know and what stops nothing."""
     say(console, f"note: {text}", "yellow")
+
+
+def start_live(live: Live) -> None:
+    """Start a display that is redrawn in place. What other code prints meanwhile appears above it."""
+    live.start()
+    prepare_streams()  # the streams that it puts in place of stdout and stderr obey escape codes
+    live.refresh()
 
 
 class _Stderr(logging.Handler):

@@ -19,9 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tintype.runtime.printable import visible
-from tintype.runtime.streams import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work
-from tintype.terminal.lines import progress_console
+from tintype.terminal.lines import progress_console, start_live
 
 if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
@@ -194,9 +193,7 @@ class Progress:
     def __enter__(self) -> Self:
         begin_work()
         if shows_bars(self._console):
-            self._drawn.live.start()
-            prepare_streams()  # while bars are drawn stderr is another stream, which reads escape codes
-            self._drawn.refresh()  # not before: the first bar would show its colours as codes
+            start_live(self._drawn.live)
         self._heartbeat.__enter__()
         self._heartbeat.write()
         return self

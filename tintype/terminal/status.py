@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.study.status import RunState, RunStatus, StudyStatus, status_of
-from tintype.terminal.lines import number
+from tintype.terminal.interrupts import Interrupted, begin_work
+from tintype.terminal.lines import number, start_live
 from tintype.terminal.progress import duration
 
 _EVERY_S = 2.0
@@ -36,11 +37,19 @@ def show_status(status: StudyStatus, console: Console) -> None:
 def watch_status(out: Path, console: Console) -> None:
     """Show the status anew every two seconds, until nothing is left to do."""
     status = status_of(out)
-    with Live(_shown(status), console=console, auto_refresh=False) as live:
+    live = Live(_shown(status), console=console, auto_refresh=False)
+    begin_work()
+    try:
+        start_live(live)
         while not status.is_over:
             time.sleep(_EVERY_S)
             status = status_of(out)
             live.update(_shown(status), refresh=True)
+    except Interrupted as stopped:
+        stopped.kept = "a look writes nothing; run the same command again"
+        raise
+    finally:
+        live.stop()
 
 
 def _shown(status: StudyStatus) -> Group:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.caption_server import caption_server
 from tests.commands import COMMANDS as LISTED
+from tests.screen import on_a_terminal
 from tests.slow import third
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_export import pixel_plan, text_settings, write_run
@@ -37,6 +39,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.sample import save_png
 from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
+from tintype.terminal import status
 from tintype.terminal.interrupts import begin_work
 from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
@@ -375,6 +378,54 @@ def test_a_log_says_how_far_a_command_is(
     assert "\x1b" not in err and "" not in lines
     assert "error" not in json.loads(out)
     document_type(name.partition(" --")[0]).validate_json(out)
+
+
+@pytest.mark.parametrize("name", third(list(COMMANDS)))
+def test_a_terminal_shows_a_command_in_place(
+    name: str, things: Things, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draw every report many times: no code becomes text, and no frame stays on the screen."""
+    frames = 0
+
+    def draw(bars: Progress) -> None:
+        nonlocal frames
+        for _ in range(20):
+            bars._drawn.refresh()
+            frames += 1
+
+    on_each_report(monkeypatch, draw)
+    with on_a_terminal(stdout=False) as screen:
+        code, _, _ = shell(*COMMANDS[name].arguments(things))
+    assert code == 0, screen.text
+    assert frames >= 20 or COMMANDS[name].raises, "else nothing is tried"
+    assert len(screen.lines) < 20 and "\\x1b" not in screen.text, screen.text
+    assert screen.cursor_shown and "━" not in screen.text, "bars are gone at the end"
+
+
+@pytest.mark.parametrize("terminal", ["xterm-256color", "screen"])
+def test_the_status_is_watched_in_place(
+    terminal: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look 40 times, then stop with Ctrl-C."""
+    looks = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            sys.stderr.write("note: \x1b[2J of another room\n")
+        if looks == 40:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(sys, "argv", ["tintype", "status", str(shared / "study"), "--watch"])
+    with on_a_terminal(terminal) as screen, pytest.raises(SystemExit) as ended:
+        cli.main()
+    lines = screen.text.splitlines()
+    assert (ended.value.code, lines[0]) == (130, "note: \\x1b[2J of another room"), screen.text
+    assert lines[1].startswith("study: 2 runs: 2 waiting") and "0.00 worker-hours spent" in lines[2]
+    assert lines[3:] == ["interrupted: a look writes nothing; run the same command again"] and screen.cursor_shown
+    assert screen.drawn.count(lines[1]) >= 39
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, 2 if index % 2 else 15) for index, name in enumerate(COMMANDS)])

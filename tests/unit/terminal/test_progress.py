@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
-import re
-import select
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
+from tests.screen import on_a_terminal
+from tintype.cli.shared import console as console_of_commands
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.streams import prepare_streams
 from tintype.study.runner import Message
@@ -168,30 +167,49 @@ def test_a_file_gets_no_control_codes(name: str, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "log").read_text() == "training: 0 of 4 steps (0%)\ntraining: 2 of 4 steps (50%)\n"
 
 
-@pytest.mark.usefixtures("often")
-def test_a_terminal_gets_a_bar_with_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    mine, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stdout", sys.stdout)  # restored after the test
-        monkeypatch.setattr(sys, "stderr", terminal)
+def test_a_terminal_gets_a_bar_with_the_same_words() -> None:
+    interrupt = Interrupt()
+    with on_a_terminal() as screen:
         prepare_streams()
-        interrupt, console = Interrupt(), Console(stderr=True, width=120)
-        bars = Progress("a [red] arm", 4, "steps", console=console, interrupt=interrupt)
-        with bars:
+        with Progress("a [red] arm", 4, "steps", interrupt=interrupt) as bars:
             bars.show(None, 2, note="loss 0.5")
             bars._drawn.refresh()
             interrupt.signal = 2
             bars._drawn.refresh()
-        shown = ""
-        while "\x1b[?25h" not in shown and select.select([mine], [], [], 5)[0]:
-            shown += os.read(mine, 1 << 16).decode()
-    os.close(mine)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert "a [red] arm" in plain and "50%" in plain and "2 of 4 steps · loss 0.5" in plain and "stopping" in plain
-    assert "━" in plain and "arm: 2 of 4" not in plain
-    assert "\x1b[?25h" in shown, "the cursor is shown again"
-    assert "\\x1b" not in shown, "colours are no text"
+            sys.stderr.write("drawn\n")
+    (bar,) = [line for line in screen.drawn if "loss 0.5" in line]
+    assert bar.startswith("a [red] arm ━") and "50%" in bar and "2 of 4 steps · loss 0.5" in bar
+    assert any("stopping" in line for line in screen.drawn)
+    assert screen.text == "drawn" and screen.cursor_shown, "bars are gone at the end"
+
+
+@pytest.mark.parametrize("terminal", ["xterm-256color", "screen", "tmux-256color"])
+def test_bars_are_redrawn_in_place(terminal: str) -> None:
+    """The bars of a study with two runs: lines that are printed meanwhile stay above them."""
+    with on_a_terminal(terminal) as screen:
+        prepare_streams()
+        with StudyDisplay(console_of_commands, 4, Interrupt()) as display:
+            for step in range(40):
+                for seed in (0, 1):
+                    display.on_message(Message(("ema", seed), "training", step / 40, "", step, 0.25, 310.0))
+                display._drawn.refresh()
+            display.on_message(Message(("ema", 0), "done", 1.0, "fd_scenes 3"))
+            sys.stderr.write("note: a line of another room\n")
+            display._drawn.refresh()
+    ended = ["[1/4] ema, seed 0: done · fd_scenes 3", "note: a line of another room"]
+    assert screen.text.splitlines() == ended and screen.cursor_shown
+    assert any(line.startswith("ema, seed 1") and "step 39" in line for line in screen.drawn)
+
+
+def test_control_the_screen_shows_codes_that_are_written_as_text() -> None:
+    """A console of rich's own draws through the checked stream: its codes are text, and each frame is a new line."""
+    with on_a_terminal() as screen:
+        prepare_streams()
+        live = Live("a frame\nof two lines", console=Console(), auto_refresh=False)
+        with live:
+            for _ in range(20):
+                live.refresh()
+    assert screen.text.count("\\x1b[2K") >= 19
 
 
 @pytest.mark.parametrize(
