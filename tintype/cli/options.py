@@ -31,6 +31,14 @@ AnyPlan = Annotated[
     ),
 ]
 Store = Annotated[Path, Argument(help="Folder of a store")]
+
+
+def folder_of(study: Path) -> Path:
+    """Return the folder of a study, given it or the study.yaml in it."""
+    return study.parent if study.name == "study.yaml" and study.is_file() else study
+
+
+StudyFolder = Annotated[Path, Argument(help="Folder of a study", callback=folder_of)]
 Where = Annotated[str | None, Option("--where", help='Only records that match, as in data.where: "width >= 256"')]
 Skip = Annotated[Path | None, Option("--skip", help="File with the hashes of records to leave out, as in data.skip")]
 Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]

@@ -21,7 +21,11 @@ PerGpu = Annotated[
 @app.command()
 def ablate(
     study: Annotated[
-        str, Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names)
+        str,
+        Argument(
+            help="Name of a study, path of a study file, or folder of a study to run again",
+            autocompletion=complete.study_names,
+        ),
     ],
     out: options.Out,
     jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; 1 by default")] = None,
@@ -72,7 +76,7 @@ def ablate(
 
 @app.command()
 def work(
-    folder: Annotated[Path, Argument(help="Folder of a study")],
+    folder: options.StudyFolder,
     run: Annotated[
         str | None, Option("--run", help="Only this run, by its hash or the beginning of it; also one that failed")
     ] = None,
@@ -96,7 +100,7 @@ def work(
 
 @app.command()
 def launch(
-    folder: Annotated[Path, Argument(help="Folder of a study, which all machines share")],
+    folder: Annotated[Path, Argument(help="Folder of a study, which all machines share", callback=options.folder_of)],
     on: Annotated[str, Option("--on", help="Where to start workers: slurm, ray, or ssh:HOST,HOST")],
     workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
     gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
@@ -122,7 +126,7 @@ def launch(
 
 @app.command()
 def status(
-    folder: Annotated[Path, Argument(help="Folder of a study")],
+    folder: options.StudyFolder,
     watch: Annotated[bool, Option("--watch", help="Show it anew every two seconds, until nothing is left")] = False,
     json_: options.Json = False,
 ) -> None:
@@ -142,7 +146,7 @@ def status(
 
 @app.command()
 def report(
-    folder: Annotated[Path, Argument(help="Folder of a study")],
+    folder: options.StudyFolder,
     without_data: Annotated[
         bool, Option("--without-data", help="Leave out images and captions of the data, and local paths")
     ] = False,
@@ -159,7 +163,7 @@ def report(
 
 @app.command()
 def replicate(
-    folder: Annotated[Path, Argument(help="Folder of a study")],
+    folder: options.StudyFolder,
     seeds: Annotated[int, Option(min=2, help="Fresh seeds for each arm with a verdict, and for the baseline")] = 10,
     jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
 ) -> None:
@@ -173,7 +177,7 @@ def replicate(
 
 @app.command()
 def propose(
-    folder: Annotated[Path, Argument(help="Folder of a study that was run")],
+    folder: Annotated[Path, Argument(help="Folder of a study that was run", callback=options.folder_of)],
     arm: Annotated[
         str | None,
         Option(
@@ -235,5 +239,6 @@ def power(
     from tintype.study.power import PowerPlan, plan_power
     from tintype.terminal.studies import show_power
 
-    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control, method)
+    given = [options.folder_of(one) for one in studies or [Path("studies")]]
+    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, method)
     print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)

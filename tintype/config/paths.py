@@ -46,6 +46,19 @@ def locate_options(spec: str, classes: Sequence[type[Settings]], folder: Path) -
     return name + colon + ",".join(locate_assignments(assignments_in(rest), classes, folder))
 
 
+def files_named_in(settings: Settings) -> list[str]:
+    """Return the files and folders that settings name, also those in sections, lists and mappings of them."""
+    found: list[str] = []
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        marks = [mark for mark in marks_of(field) if isinstance(mark, NamesFile)]
+        if isinstance(value, str):
+            found += [value] if any(not mark.is_word(value) for mark in marks) else []
+        several = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else [value]
+        found += [path for one in several if isinstance(one, Settings) for path in files_named_in(one)]
+    return found
+
+
 def _located(key: str, value: object, classes: Sequence[type[Settings]], folder: Path) -> object:
     fields = [field for one in classes for name, field in one.model_fields.items() if key in (name, field.alias)]
     if isinstance(value, str):

@@ -17,13 +17,13 @@ from tintype.library.runs import AnyRun, deliver, ignore, path_of
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.notes import note
 from tintype.study import lab
+from tintype.study.folder import open_study
 from tintype.study.report import findings
 from tintype.study.results import Arm, StudyResults, read_results_file
 from tintype.study.runner import Message
 from tintype.study.settings import split_changes
 from tintype.study.side_by_side import SideBySide, compare_runs
 from tintype.study.study import Study, choose_arms, study_from_document
-from tintype.study.study import load_study as read_study
 
 _RESULTS, _REPORT = "results.json", "report.html"
 _BASELINE = "baseline.yaml"
@@ -123,17 +123,18 @@ def _verdict(arm: Arm, metric: str) -> dict[str, Any] | None:
 
 
 def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] = ()) -> Study:
-    """Return a study by its name or from its file, with all its plans resolved and checked.
+    """Return a study by its name, from its file or from its folder, with all its plans resolved and checked.
 
     Args:
-        study: a name that `tintype studies` lists, as "pocket", or the path of a study file.
+        study: a name that `tintype studies` lists, as "pocket", the path of a study file, or the folder of a study that
+            was run: its baseline is then the one that is stored there.
         settings: overrides of the study, each "key=value", as "seeds=[0,1]".
         arms: the names of the arms to keep; by default all.
 
     Raises:
         UserError: there is no such study, a setting is not valid, or an arm changes nothing or too much.
     """
-    found = read_study(str(study), settings)
+    found = open_study(str(study), settings)
     return choose_arms(found, arms) if arms else found
 
 

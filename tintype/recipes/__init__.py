@@ -25,6 +25,8 @@ def find(kind: str, name: str) -> Document:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_file(path)
+    if path.is_dir():
+        raise UserError(_folder_words(kind, path))
     if kind == "plans" and name in names("studies"):
         raise UserError(
             f"'{name}' is a study and no recipe: `tintype ablate {quote(name)} --out DIR` runs it, and with --dry-run "
@@ -34,6 +36,17 @@ def find(kind: str, name: str) -> Document:
         raise UserError(f"'{name}' is a recipe and no study: `tintype train {quote(name)} --out DIR` trains it")
     singular = {"plans": "recipe", "studies": "study", "protocols": "protocol", "data": "preset"}[kind]
     raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")
+
+
+def _folder_words(kind: str, folder: Path) -> str:
+    """Return what to give in place of a folder."""
+    if (folder / "study.yaml").is_file():
+        again = f"`tintype ablate {quote(str(folder))} --out DIR` runs it again"
+        return f"{folder} is the folder of a study; its baseline's plan is {folder / 'baseline.yaml'}, and {again}"
+    if (folder / "plan.yaml").is_file():
+        return f"{folder} is the folder of a run; its plan is {folder / 'plan.yaml'}"
+    what = "a study (no study.yaml)" if kind == "studies" else "a run (no plan.yaml)"
+    return f"{folder} is a folder and not that of {what}; give a name, or the path of a .yaml file"
 
 
 def describe(kind: str, name: str) -> str:

@@ -6,8 +6,10 @@ seen no other question, no other settings of an arm, nor arms that planned looks
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +17,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tintype.config.strict import read_yaml, write_yaml
+from tintype import recipes
+from tintype.config.paths import files_named_in
+from tintype.config.strict import Document, read_file, read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
-from tintype.plan import parts_of, stored_plan
+from tintype.plan import parts_of, plan_from_document, stored_plan
 from tintype.plugins.record import FILE as PLUGINS
 from tintype.plugins.record import check_plugins, naming_missing_plugin, record_of
 from tintype.runtime.files import (
@@ -38,7 +42,8 @@ from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import tasks_of
-from tintype.study.study import Study, read_settings, remake_study, resolve
+from tintype.study.settings import section
+from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.tokenizers.part import Compression, Known
 
@@ -210,22 +215,73 @@ def stored_study(out: Path) -> Study:
     return tuned(study, tuning_of(study, out))
 
 
+def open_study(name: str, assignments: Sequence[str] = ()) -> Study:
+    """Load a packaged study, a study file, or a stored study: its folder, or the study.yaml in it.
+
+    A stored study has the baselines that are stored with it, not those that its recipe has today. `assignments`
+    override keys of the study; of a stored one, `set` changes its baselines further.
+    """
+    folder = Path(name).parent if Path(name).name == STUDY else Path(name)
+    if name in recipes.names("studies") or not (folder / STUDY).is_file():
+        return load_study(name, assignments)
+    if not _is_stored(folder):
+        return load_study(str(folder / STUDY), assignments)
+    check_own_plugins(folder)
+    with naming_missing_plugin(folder):
+        study = _read_study(folder, {}, assignments)
+    return replace(study, made_by=_making_commands(study, folder))
+
+
+def _is_stored(folder: Path) -> bool:
+    """Return whether tintype wrote the study.yaml of a folder: it then has a name, and the baselines beside it."""
+    written = read_file(folder / STUDY).data
+    beside = (folder / _BASELINE).is_file() or (folder / "baselines").is_dir()
+    return beside and isinstance(written, dict) and "name" in written
+
+
+def _making_commands(study: Study, folder: Path) -> dict[str, str]:
+    """Return the commands in the folder's README that make files which the study's plans name, by path."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    named = {path for arm in study.arms for path in files_named_in(arm.plans[0])}
+    commands = [" ".join(one.split()) for one in _COMMAND.findall(text)]
+    return {made: one for one in commands for made in _MADE.findall(one) if made in named}
+
+
+_COMMAND = re.compile(r"(?:`|^)((?:tintype|hf) [^`]+?)(?:`|$)", re.MULTILINE)
+_MADE = re.compile(r" (?:--out|--local-dir) (\S+)")
+
+
 def untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
     """Return the study of a folder before tuning, with other settings where they are given."""
     with naming_missing_plugin(out):
         return _read_study(out, changes)
 
 
-def _read_study(out: Path, changes: Mapping[str, object]) -> Study:
+def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[str] = ()) -> Study:
     document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote; take another --out")
-    name, settings = document.data.pop("name"), read_settings(document, out)
-    settings = settings.model_copy(update=dict(changes))
+    name, own = document.data.pop("name"), document.data.get("set", [])
+    if fixed := {"recipe", "resolutions"} & set(map(section, assignments)):
+        raise UserError(
+            f"{min(fixed)}: the baseline of a stored study is stored with it ({_baseline_file(out, '')}); change "
+            'it with --set "set=[key.path=value]", or write a study file of your own'
+        )
+    override_study(document, assignments)
+    settings = read_settings(document, out).model_copy(update=dict(changes))
     _check_prompts(settings.evaluation, out)
     known = known_tokenizers(out / RESULTS)
     names = [one.name for one in settings.resolutions] or [""]
     baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
+    if "set" in map(section, assignments):  # the stored baselines have the study's own already
+        labels = set_labels(settings.set, ("set",), document.place)
+        for name_of, plan in baselines.items():
+            changed = Document("the stored baseline", plain(plan))
+            baselines[name_of] = plan_from_document(changed, settings.set, labels, known)
+        settings = settings.model_copy(update={"set": (*own, *settings.set)})
     return resolve(name, settings, baselines, document.place, known)
 
 

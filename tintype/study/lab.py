@@ -213,11 +213,23 @@ def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT, arg
 def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[str]) -> None:
     tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
     check_sampler(study)
+    _refuse_missing_files(study)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         untrained = _check_data(study, tasks)
         claim_folder(study, out, progress.note)
         note_command(argv, out, progress.note)
         _check_weights(tasks, untrained)
+
+
+def missing_files(study: Study) -> list[str]:
+    """Return a line for each file of a stored study that is not here and whose command its README gives."""
+    missing = [path for path in study.made_by if not Path(path).expanduser().exists()]
+    return [f"{path} is not here; this makes it: {study.made_by[path]}" for path in missing]
+
+
+def _refuse_missing_files(study: Study) -> None:
+    if lines := missing_files(study):
+        raise UserError("\n".join(lines))
 
 
 @dataclass(frozen=True)

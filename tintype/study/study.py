@@ -126,6 +126,8 @@ class Study:
     """On how the evaluation was fitted to the data."""
     baselines: Mapping[str, Plan] = field(default_factory=dict)
     """The baselines with seed 0 by resolution, before tuning; in a study of one, its name is ''."""
+    made_by: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Commands that make files which its plans name, by path. Known for a stored study with a README."""
 
     def __repr__(self) -> str:
         arms, runs = ", ".join(arm.label for arm in self.arms), sum(len(arm.plans) for arm in self.arms)
@@ -190,12 +192,28 @@ def study_from_document(
 
     `baselines` are given, by resolution, where they are not plans that its recipe names.
     """
+    _refuse_stored_copy(document)
+    override_study(document, assignments)
+    settings = parse(StudySettings, document)
+    return resolve(name, settings if folder is None else settings.located(folder), baselines, document.place)
+
+
+def override_study(document: Document, assignments: Sequence[str]) -> None:
+    """Override keys of a study's document, and expand the presets of its evaluation."""
     expand_in(_EVALUATION, document)
     for assignment in assignments:
         document.override(assignment)
     expand_in(_EVALUATION, document)  # an override can name a preset too
-    settings = parse(StudySettings, document)
-    return resolve(name, settings if folder is None else settings.located(folder), baselines, document.place)
+
+
+def _refuse_stored_copy(document: Document) -> None:
+    """Refuse a stored study.yaml away from its folder: its baseline is not beside it."""
+    if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
+        raise UserError(
+            f"{document.place(('name',))}: tintype wrote this file into the folder of a study, and the study's "
+            "baseline is there too (baseline.yaml). Give that folder to run the study again. To begin a study of your "
+            f"own, take the line `name` out: its baseline is then the recipe '{document.data['recipe']}' as it is today"
+        )
 
 
 def remake_study(folder: Path) -> str:
@@ -293,15 +311,15 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
 
 def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
     """Return the baselines by resolution; without any, the one baseline is called ''."""
-    own, plans = _set_labels(settings.set, ("set",), place), {}
+    own, plans = set_labels(settings.set, ("set",), place), {}
     for index, (name, overrides) in enumerate([(one.name, one.set) for one in settings.resolutions] or [("", ())]):
-        labels = [*own, *_set_labels(overrides, ("resolutions", index, "set"), place)]
+        labels = [*own, *set_labels(overrides, ("resolutions", index, "set"), place)]
         with _named(name):
             plans[name] = read_plan(settings.recipe, [*settings.set, *overrides], labels)
     return plans
 
 
-def _set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[str]:
+def set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[str]:
     """Return what stands before each assignment in messages."""
     return [f"{place((*path, index))}: set " for index in range(len(assignments))]
 

@@ -30,6 +30,7 @@ from tintype.study.lab import (
     StudyOutcome,
     StudyProgress,
     StudyReport,
+    missing_files,
     prepare_study,
     replicate_study,
     report_study,
@@ -215,7 +216,7 @@ def show_arms(study: Study, console: Console) -> None:
     if note := _copies_note(study):
         say_note(console, note)
     _show_warnings(study, console)
-    for note in study.notes:
+    for note in (*study.notes, *missing_files(study)):
         say_note(console, note)
 
 
