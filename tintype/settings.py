@@ -715,6 +715,8 @@ class WatchdogSettings(Settings):
     )
 
 
+ProtocolName = Literal["mini", "pocket", "prx"]
+"""The packaged protocols. They are listed here since a plan opens no file."""
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
@@ -770,6 +772,11 @@ class RunSettings(Settings):
         None, min_length=1, description="Folder of the cached latents; by default one named by what they are made of"
     )
 
+    protocol: ProtocolName | None = Field(
+        None,
+        description="The preset of the evaluation that `tintype evaluate` and studies of this plan start from; null: "
+        "the general defaults",
+    )
     text_embeddings: Literal["live", "disk"] = Field(
         "live",
         description="disk: encode each caption once and cache its embedding on disk, for all runs; trained text "

@@ -101,6 +101,7 @@ CONDITIONAL = {
     ("PrecisionSettings", "gather"): "with several ranks",
     ("RunSettings", "latents_folder"): "with latents on disk",
     ("RunSettings", "tracker_project"): "with a tracker",
+    ("RunSettings", "protocol"): "by an evaluation",
     ("RunSettings", "ranks"): "by the workers of a study",
     ("Plan", "sampling"): "where images are sampled",
     ("SamplingSettings", "shift"): "where images are sampled",

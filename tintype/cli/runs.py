@@ -11,7 +11,7 @@ from tintype.cli import options
 from tintype.cli.shared import app, console, plan_of, print_json, run_of, settings_of
 from tintype.errors import UserError
 from tintype.terminal.answers import answer
-from tintype.terminal.lines import say
+from tintype.terminal.lines import progress_console, say
 
 
 @app.command()
@@ -138,6 +138,7 @@ def evaluate(
     from tintype.evaluation.protocol import ImageProtocol, definitions
     from tintype.evaluation.results import MetricValues
     from tintype.library.runs import evaluate as evaluate_run
+    from tintype.library.runs import protocol_for
     from tintype.plan import plan_from_folder
     from tintype.runtime.dist import alone
     from tintype.runtime.machine import choose_device
@@ -160,6 +161,7 @@ def evaluate(
     elif run is not None:
         run = run_of(run, arm, arm_seed)
         kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
+        say(progress_console, f"protocol: {protocol_for(run, set_)[1]}")
         with Progress("loading the run", kept=kept) as bars:
             scored = evaluate_run(run, *set_, ema_length=ema_length, device=device, threads=threads, on_progress=report)
         size = "" if scored.size_px is None else f", images of {scored.size_px} px"
@@ -185,13 +187,15 @@ def ema(
     """Score a run with weight averages of several lengths. Running it again resumes."""
     from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths
     from tintype.evaluation.fit import fit_protocol, refuse
-    from tintype.evaluation.presets import protocol_of
+    from tintype.library.runs import protocol_for
     from tintype.plan import plan_from_folder
     from tintype.terminal.runs import score_lengths_with_progress, show_ema_curve
 
     run = run_of(run, arm, arm_seed)
     data = plan_from_folder(run).data
-    fitted = fit_protocol(protocol_of(set_), data)
+    protocol, words = protocol_for(run, set_)
+    say(progress_console, f"protocol: {words}")
+    fitted = fit_protocol(protocol, data)
     refuse(fitted.problems)
     wanted = check_metric(fitted.protocol, metric, data.of_scenes)
     curve = Curve(run, read_lengths(lengths), fitted.protocol, wanted, of_scenes=data.of_scenes)

@@ -58,7 +58,8 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
         return Fitted(protocol)
     source = open_held_out(data, protocol.held_out_count, torch.device("cpu"), protocol.shaped)
     given = (protocol.encoders, "", ())
-    encoders, note, problems = _encoders(len(source)) if "encoders" in unset else given
+    of_scenes = any(isinstance(encoder, SceneEncoderSettings) for encoder in protocol.encoders)
+    encoders, note, problems = _encoders(len(source)) if "encoders" in unset and of_scenes else given
     most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # fewer are refused by `data_problems`
     chosen: dict[str, object] = {
         "prompts": _caption(source),

@@ -8,10 +8,12 @@ from tintype import recipes
 from tintype.config.strict import Document, nearest, parse
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.settings import Plain
+from tintype.plan import Plan
+from tintype.settings import Plain, plain
 
 PRESET = "preset"
 """The key of a protocol that names the preset which it starts from."""
+_GENERAL = Protocol()
 
 
 def expand(given: object, place: str) -> object:
@@ -33,13 +35,44 @@ def expand_in(section: str, document: Document) -> None:
         document.data[section] = expand(document.data[section], document.place((section,)))
 
 
-def protocol_of(assignments: Sequence[str]) -> Protocol:
-    """Return the protocol of overrides on the command line, of which one may be `preset=prx`."""
-    document = Document("evaluation", {})
+def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Protocol:
+    """Return the default with overrides of the command line. One may be `preset=prx`, which replaces the default."""
+    document = _overridden({}, assignments)
+    if PRESET in document.data:
+        document.data = expand(document.data, document.place((PRESET,)))
+        return parse(Protocol, document)
+    given = {*default.model_fields_set, *document.data}
+    return _as_given(parse(Protocol, _overridden(plain(default), assignments)), given)
+
+
+def default_protocol(plan: Plan) -> Protocol:
+    """Return the protocol that a plan names in `run.protocol`, or the general defaults.
+
+    Nobody has given its settings, so `fit_protocol` replaces those that do not fit the data.
+    """
+    name = plan.run.protocol
+    return _GENERAL if name is None else _as_given(parse(Protocol, recipes.find("protocols", name)), set())
+
+
+def completed(given: Protocol, default: Protocol) -> Protocol:
+    """Return a protocol with the default's settings, those of the sampler too, where none were given."""
+    own = {key: getattr(given, key) for key in given.model_fields_set}
+    if "sampler" in own:
+        of_sampler = {key: getattr(given.sampler, key) for key in given.sampler.model_fields_set}
+        own["sampler"] = default.sampler.model_copy(update=of_sampler)
+    return _as_given(Protocol(**{**dict(default), **own}), given.model_fields_set)
+
+
+def _overridden(data: Plain, assignments: Sequence[str]) -> Document:
+    document = Document("evaluation", data)
     for assignment in assignments:
         document.override(assignment)
-    document.data = expand(document.data, document.place((PRESET,)))
-    return parse(Protocol, document)
+    return document
+
+
+def _as_given(protocol: Protocol, keys: set[str]) -> Protocol:
+    """Return the protocol with these settings marked as given by the user."""
+    return Protocol.model_construct(_fields_set=set(keys), **dict(protocol))
 
 
 def _preset(name: object, place: str) -> Plain:

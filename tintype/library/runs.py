@@ -15,8 +15,9 @@ from PIL import Image
 from tintype.config.strict import Document, parse
 from tintype.errors import UserError
 from tintype.evaluation import run as scoring
-from tintype.evaluation.presets import protocol_of
+from tintype.evaluation.presets import PRESET, default_protocol, protocol_of
 from tintype.evaluation.progress import OnScoring
+from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult
 from tintype.library.plans import AnyPlan, plan_of
 from tintype.library.words import for_python
@@ -186,6 +187,27 @@ def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None
     return Run(folder, plan_from_folder(folder), step, chosen)
 
 
+def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, str]:
+    """Return the protocol by which a run is scored, and in words where it comes from.
+
+    It is that of the study in whose folder the run lies, or the one that the run's plan names. `settings` replace
+    settings of it.
+    """
+    runs, plan = path.resolve().parent, plan_from_folder(path)
+    if runs.name == "runs" and (runs.parent / "study.yaml").is_file():
+        from tintype.study.folder import stored_protocol  # slow to import, and most runs are in no study
+
+        default, words = stored_protocol(runs.parent), f"that of the study {runs.parent}"
+    elif plan.run.protocol is not None:
+        default, words = default_protocol(plan), f"{plan.run.protocol}, as the plan's run.protocol says"
+    else:
+        default, words = default_protocol(plan), "the general defaults; the plan names none in run.protocol"
+    given = dict.fromkeys(one.partition("=")[0].strip() for one in settings)
+    if PRESET in given:
+        words = "the preset"
+    return protocol_of(settings, default), f"{words}; given: {', '.join(given)}" if given else words
+
+
 def evaluate(
     run: AnyRun,
     *settings: str,
@@ -198,7 +220,8 @@ def evaluate(
 
     Args:
         run: a run, or the path of its folder.
-        settings: of the evaluation, each "key.path=value", as "count=256" or "preset=prx".
+        settings: of the evaluation, each "key.path=value", as "count=256" or "preset=prx". By default it is that of the
+            run's study, or the one that the plan names in `run.protocol`.
         ema_length: use the weight average of this length, made of the snapshots of a run with power-ema.
         device: "auto", "cpu", "cuda" or "cuda:N"; by default the device in the run's plan.
         threads: CPU threads; by default those of the plan. Another number changes last bits.
@@ -212,6 +235,6 @@ def evaluate(
         DivergedError: the run has diverged.
     """
     path = path_of(run)
-    protocol = protocol_of(settings)
+    protocol, _ = protocol_for(path, settings)
     average = reconstruction(path, ema_length) if ema_length is not None else None
     return scoring.evaluate(path, protocol, on_progress or ignore, device, average, threads)

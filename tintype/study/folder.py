@@ -42,7 +42,7 @@ from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import tasks_of
-from tintype.study.settings import section
+from tintype.study.settings import StudySettings, section
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.tokenizers.part import Compression, Known
@@ -260,19 +260,31 @@ def untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({}
         return _read_study(out, changes)
 
 
-def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[str] = ()) -> Study:
+def stored_protocol(out: Path) -> Protocol:
+    """Return the protocol by which the study of a folder scores its runs."""
+    with naming_missing_plugin(out):
+        return _read_settings(out)[1].evaluation
+
+
+def _read_settings(out: Path, assignments: Sequence[str] = ()) -> tuple[str, StudySettings, Document]:
     document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote; take another --out")
-    name, own = document.data.pop("name"), document.data.get("set", [])
+    name = document.data.pop("name")
     if fixed := {"recipe", "resolutions"} & set(map(section, assignments)):
         raise UserError(
             f"{min(fixed)}: the baseline of a stored study is stored with it ({_baseline_file(out, '')}); change "
             'it with --set "set=[key.path=value]", or write a study file of your own'
         )
     override_study(document, assignments)
-    settings = read_settings(document, out).model_copy(update=dict(changes))
+    settings = read_settings(document, out)
     _check_prompts(settings.evaluation, out)
+    return name, settings, document
+
+
+def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[str] = ()) -> Study:
+    name, settings, document = _read_settings(out, assignments)
+    settings = settings.model_copy(update=dict(changes))
     known = known_tokenizers(out / RESULTS)
     names = [one.name for one in settings.resolutions] or [""]
     baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
@@ -281,7 +293,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
         for name_of, plan in baselines.items():
             changed = Document("the stored baseline", plain(plan))
             baselines[name_of] = plan_from_document(changed, settings.set, labels, known)
-        settings = settings.model_copy(update={"set": (*own, *settings.set)})
+        settings = settings.model_copy(update={"set": (*_read_settings(out)[1].set, *settings.set)})
     return resolve(name, settings, baselines, document.place, known)
 
 

@@ -182,7 +182,7 @@ class StudySettings(Settings):
     primary: tuple[str, ...] = Field(
         PRIMARY,
         min_length=1,
-        description="The metrics of the question; for data without scenes, by default the first of each encoder",
+        description="The metrics of the question; without the scene encoder, by default the first of each encoder",
     )
     evaluation: Protocol = Field(Protocol(), description="How every run is scored")
     score_at: tuple[int | float, ...] = Field(
@@ -310,7 +310,7 @@ class StudySettings(Settings):
         """
         fitted = fit_protocol(self.evaluation, data)
         known = definitions(fitted.protocol, data.of_scenes)
-        named = data.of_scenes or "primary" in self.model_fields_set
+        named = "primary" in self.model_fields_set or known.keys() >= set(self.primary)
         usual = _distances(fitted.protocol) or _WITHOUT_DISTANCES
         primary = self.primary if named else usual
         problems = [one.within("evaluation") for one in fitted.problems]

@@ -20,7 +20,7 @@ from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
 from tintype.evaluation.early import early_protocol
 from tintype.evaluation.fit import Problem, data_problems, readiness_problems, refuse
-from tintype.evaluation.presets import expand_in
+from tintype.evaluation.presets import completed, default_protocol, expand_in
 from tintype.evaluation.protocol import Protocol
 from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
@@ -243,7 +243,10 @@ def resolve(
     `baselines` are given, by resolution, for a study that was begun: its recipe may have changed. `known` has the
     folders of tokenizers that may not be on this machine.
     """
-    baselines = baselines or _baselines(settings, place)
+    if baselines is None:
+        baselines = _baselines(settings, place)
+        default = default_protocol(next(iter(baselines.values())))
+        settings = settings.model_copy(update={_EVALUATION: completed(settings.evaluation, default)})
     ordered = sorted(baselines.items(), key=lambda item: token_count(item[1]))
     for (first, plan), (second, other) in pairwise(ordered):
         if token_count(plan) == token_count(other):

@@ -173,6 +173,7 @@ def pocket(name: str, folder: Path) -> Study:
         "also": [{**one, "count": 8} for one in also],
         "reference_count": 8,
         "validation_count": 4,
+        "encoders": ["scenes"],
         "metrics": ["fd", *(["memorised"] if "memorised" in str(given) else [])],
         "sampler": {"steps": 2, "batch": 8},
     }
