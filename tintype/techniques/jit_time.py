@@ -2,6 +2,9 @@
 
 There t = 1 is data, and here it is noise. The logistic function turns 1 - t into the other sign, so the mean is +0.8
 here: most samples are noisy.
+
+JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none, whatever the plan had. The sampling grid
+is a decision of its own and stays.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ class Options(Settings):
 
 
 def apply(plan: Plan, options: Options) -> Changes:
-    own = {**plan.time.common, "mean": -options.p_mean, "std": options.p_std}
+    own = {**plan.time.common, "mean": -options.p_mean, "std": options.p_std, "shift": 1.0, "shift_by": "none"}
     return {"time": LogitNormalTime(**own)}
 
 

@@ -10,10 +10,12 @@ import torch
 from tests.tiny import tiny_plan
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.path import shift_time
+from tintype.plan import diff, read_plan
 from tintype.sampling.generate import SamplerSettings, first_noise, generate
 from tintype.seams import Draws
 from tintype.settings import shift_factor
 from tintype.study.compare import another_space
+from tintype.techniques.apply import apply_techniques
 from tintype.train.session import build_session
 
 
@@ -94,6 +96,19 @@ def test_jits_times_are_a_logit_normal_in_its_own_direction() -> None:
     assert float(normal.mean()) == pytest.approx(-0.8, abs=0.02)
     assert float(normal.std()) == pytest.approx(0.8, abs=0.02)
     assert plan.time.lowest == 0.0
+
+
+def test_jits_times_are_jits_whatever_the_shift_of_the_plan() -> None:
+    """Half of its times lie below sigmoid(0.8) = 0.690. With PRX's shift of 3 on top it would be 0.870."""
+    plain = read_plan("prx-jit-1024", ["time.shift_by=sqrt"])
+    plan = apply_techniques(plain, ["jit-time"])
+    half = torch.tensor([0.5], dtype=torch.float64)
+    assert float(plan.time.quantile(half, half)) == pytest.approx(1 / (1 + math.exp(-0.8)), abs=1e-9)
+    t = plan.time_density.draw(Draws(0, torch.arange(20_000))).double()
+    assert float(t.median()) == pytest.approx(1 / (1 + math.exp(-0.8)), abs=0.01)
+    changes = diff(plain, plan)
+    assert changes["time.shift"] == (3.0, 1.0) and changes["time.shift_by"] == ("sqrt", "none")
+    assert {key.split(".")[0] for key in changes} == {"time"}
 
 
 def test_older_plans_keep_their_names() -> None:
