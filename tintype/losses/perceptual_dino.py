@@ -1,8 +1,9 @@
 """perceptual-dino: the predicted image is to give DINOv2 the same patch tokens as the true one.
 
 PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole image at 224 px, one minus the mean
-cosine over the patches. Differs from PRX: in fp32 by default rather than bf16, the resize is antialiased, and an image
-that is not square keeps about its proportions, with about as many patches.
+cosine over the patches, with pixels clamped to the range of images. Differs from PRX: in fp32 by default rather than
+bf16, the resize is antialiased, and an image that is not square keeps about its proportions, with about as many
+patches.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """
@@ -72,7 +73,7 @@ class DinoDistance:
         patch_px: int = self.network.config.patch_size
         height, width = image_BCHW.shape[-2:]
         rows, columns = patch_grid(height, width, self.size_px // patch_px)
-        unit_BCHW = (resized(image_BCHW, rows * patch_px, columns * patch_px) + 1) / 2
+        unit_BCHW = ((resized(image_BCHW, rows * patch_px, columns * patch_px) + 1) / 2).clamp(0, 1)
         input_BCHW = ((unit_BCHW - self.mean_C11) / self.std_C11).to(self.network.dtype)
         token_BLD: Tensor = self.network(pixel_values=input_BCHW).last_hidden_state
         return token_BLD[:, -rows * columns :].to(unit_BCHW.dtype)

@@ -35,7 +35,7 @@ def patch_tokens(image_BCHW: Tensor, size_px: int, first: int = 1 + REGISTERS) -
     mean, std = (
         torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     )
-    tokens_BLD: Tensor = dino_model().double()(((small + 1) / 2 - mean) / std).last_hidden_state
+    tokens_BLD: Tensor = dino_model().double()((((small + 1) / 2).clamp(0, 1) - mean) / std).last_hidden_state
     return tokens_BLD[:, first:]
 
 
@@ -52,6 +52,17 @@ def test_is_one_minus_the_mean_cosine_of_the_patches(data_px: int, size_px: int)
         wanted_B = formula(predicted, Pixels().encode(image), size_px)
     torch.testing.assert_close(loss_B.double(), wanted_B, atol=1e-5, rtol=1e-4)
     assert float(wanted_B.min()) > 1e-3
+
+
+def test_the_network_sees_no_brighter_or_darker_pixels_than_images_have() -> None:
+    """Clamped after the resize, as PRX does; what lies outside has no gradient."""
+    term, image = ready_term(write_dino()), sample_images(0, size_px=SIZE_PX)
+    outside = Pixels().encode(sample_images(1, size_px=SIZE_PX)) * 3
+    outside[outside.abs() < 1.1] = 0.5
+    loss_B = term.loss(view_of(outside.requires_grad_(), image))
+    torch.testing.assert_close(loss_B, term.loss(view_of(outside.detach().clamp(-1, 1), image)))
+    (slope_BCHW,) = torch.autograd.grad(loss_B.sum(), outside)
+    assert not slope_BCHW[outside.abs() > 1].any() and slope_BCHW[outside.abs() < 1].all()
 
 
 def test_class_and_register_tokens_are_left_out() -> None:
