@@ -3,8 +3,8 @@
 There t = 1 is data, and here it is noise. The logistic function turns 1 - t into the other sign, so the mean is +0.8
 here: most samples are noisy.
 
-JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none, whatever the plan had. The sampling grid
-is a decision of its own and stays.
+JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none, whatever the plan had. The sampling
+grid is a decision of its own and stays.
 """
 
 from __future__ import annotations
