@@ -1,4 +1,4 @@
-"""Bring images to a size: shrunk by their short side, then cropped. They are never enlarged.
+"""Bring images to a size: shrunk by their short side, then cropped, or stretched. They are never enlarged.
 
 One image is shrunk on a CPU, in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each pixel
 of the result sees a few of the image's, so only the blocks around the diagonal are multiplied, and only what is cut out
@@ -38,6 +38,11 @@ def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
     """Return the middle of an image that is shrunk until it just covers height and width."""
     rows, columns = _covering_size(image_CHW, height_px, width_px)
     return _fitted(image_CHW, rows, columns, _cut(0.5, rows, height_px), _cut(0.5, columns, width_px))
+
+
+def stretched(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
+    """Return the whole image, shrunk to height and width by a factor for each."""
+    return _fitted(image_CHW, height_px, width_px, slice(0, height_px), slice(0, width_px))
 
 
 def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:

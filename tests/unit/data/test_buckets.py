@@ -12,7 +12,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
 from tintype.data.buckets import Bucketed, nearest_shape, shapes
-from tintype.data.fit import covering
+from tintype.data.fit import covering, stretched
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
 from tintype.data.sources import forget_sources, open_held_out
@@ -106,6 +106,20 @@ def test_an_image_is_cut_to_the_nearest_shape(store: Path) -> None:
         image_BCHW = source.images([id_])
         whole_CHW = decode(Encoded("", image_file(id_, SIZES[id_ % 5])))
         assert torch.equal(image_BCHW[0], covering(whole_CHW, *expected[id_ % 5]))
+
+
+def test_an_image_is_stretched_to_the_nearest_shape_where_it_is_to_be_resized(store: Path) -> None:
+    plan = bucketed(store, "data.fit=resize")
+    assert plan.hash != bucketed(store).hash == bucketed(store, "data.fit=crop").hash
+    wide_CHW = decode(Encoded("", image_file(1, SIZES[1])))
+    for processes in (False, True):
+        source = StoreSource(plan.data, "train", CPU, processes=processes)  # type: ignore[arg-type]
+        assert torch.equal(source.images([1])[0], stretched(wide_CHW, 12, 20))
+    assert not torch.equal(stretched(wide_CHW, 12, 20), covering(wide_CHW, 12, 20))
+    assert plan.data.squared.model_dump()["fit"] == "crop", "squares are cut, as proportions far off would be squashed"
+    assert plan.data.held_out(2, shaped=True).model_dump()["fit"] == "resize"
+    with pytest.raises(UserError, match=r"data: fit: resize is for several buckets"):
+        bucketed(store, "data.buckets=[[16,16]]", "data.fit=resize")
 
 
 def test_an_image_need_only_cover_its_own_shape(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tintype.data import fit as module
-from tintype.data.fit import SHRINK, covering, crop, shrunk, square
+from tintype.data.fit import SHRINK, covering, crop, shrunk, square, stretched
 from tintype.pretrained.preprocess import resize
 
 
@@ -54,3 +54,9 @@ def test_an_image_covers_a_shape_that_is_not_square() -> None:
     assert torch.equal(covering(image_CHW, 30, 40), whole(image_CHW, 30, 45)[:, :, 3:43])
     assert torch.equal(covering(image_CHW, 40, 30), whole(image_CHW, 40, 60)[:, :, 15:45])
     assert torch.equal(covering(image_CHW, 60, 60), image_CHW[:, :, 15:75])
+
+
+def test_a_stretched_image_has_the_shape_and_loses_nothing_at_its_sides() -> None:
+    image_CHW = noise(60, 90)
+    assert torch.equal(stretched(image_CHW, 30, 40), whole(image_CHW, 30, 40))
+    assert torch.equal(stretched(image_CHW, 60, 90), image_CHW)

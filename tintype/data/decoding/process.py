@@ -1,8 +1,8 @@
 """A process that decodes images for another: it reads one, answers with its pixels, and ends with its input.
 
-Messages are bytes; nothing is unpickled. A question is `QUESTION` (height and width to cover) with the image's name,
-and the content. An answer is `ANSWER` (whether an error follows; nanoseconds of the CPU), and the pixels or the text of
-the error.
+Messages are bytes; nothing is unpickled. A question is `QUESTION` (height and width, and whether the image is stretched
+to them or covers them) with the image's name, and the content. An answer is `ANSWER` (whether an error follows;
+nanoseconds of the CPU), and the pixels or the text of the error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from tintype.data.fit import covering
+from tintype.data.fit import covering, stretched
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
 from tintype.errors import UserError
 from tintype.runtime.parent import watch_parent
 
-QUESTION = struct.Struct("<II")
+QUESTION = struct.Struct("<II?")
 ANSWER = struct.Struct("<?Q")
 
 
@@ -31,10 +31,11 @@ def serve(connection: Connection) -> None:
     while True:
         question, content = connection.recv_bytes(), connection.recv_bytes()
         began_ns = time.process_time_ns()
-        height, width = QUESTION.unpack_from(question)
+        height, width, stretch = QUESTION.unpack_from(question)
         one = Encoded(question[QUESTION.size :].decode(), content)
         try:
-            answer, failed = covering(decode(one), height, width).flatten().numpy().data, False
+            fitted = stretched if stretch else covering
+            answer, failed = fitted(decode(one), height, width).flatten().numpy().data, False
         except UserError as error:
             answer, failed = memoryview(str(error).encode()), True
         connection.send_bytes(ANSWER.pack(failed, time.process_time_ns() - began_ns))

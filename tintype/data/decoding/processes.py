@@ -45,9 +45,9 @@ class _Decoder:
                 start_new_session=True,
             )
 
-    def cover(self, one: Encoded, out_CHW: Tensor) -> float:
+    def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool) -> float:
         """Write the image to `out_CHW`; return the CPU seconds that it took."""
-        self._connection.send_bytes(QUESTION.pack(*out_CHW.shape[1:]) + one.name.encode())
+        self._connection.send_bytes(QUESTION.pack(*out_CHW.shape[1:], stretch) + one.name.encode())
         self._connection.send_bytes(one.content)
         failed, cpu_ns = ANSWER.unpack(self._connection.recv_bytes())
         if failed:
@@ -71,14 +71,16 @@ class Decoders:
         self._lock, self.cpu_s = Lock(), 0.0
         self.running: list[_Decoder] = []
 
-    def cover(self, one: Encoded, out_CHW: Tensor) -> None:
-        """Write the middle of the image, shrunk to cover `out_CHW`, there. A process that was killed is
-        replaced, and its image asked for again."""
+    def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool = False) -> None:
+        """Write the middle of the image, shrunk to cover `out_CHW`, there; or all of it, stretched to that shape.
+
+        A process that was killed is replaced, and its image asked for again.
+        """
         code = 0
         for _ in range(_TRIES):
             decoder = self._free.get() or self._start()
             try:
-                cpu_s = decoder.cover(one, out_CHW)
+                cpu_s = decoder.fit(one, out_CHW, stretch)
             except (EOFError, OSError):  # the process has ended
                 code = self._forget(decoder)
             except UserError:

@@ -50,13 +50,20 @@ class StoreSettings(DataPart):
         (), description="Heights and widths, in pixels, that training images are cut to; none for squares"
     )
 
+    fit: Annotated[Literal["crop", "resize"], Since("crop")] = Field(
+        "crop",
+        description="How an image gets the shape of its bucket: it is shrunk until it covers it and the middle is cut "
+        "out, or it is resized to it, as in PRX, which changes its proportions a little",
+    )
+
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         return self.buckets or super().shapes
 
     def content(self) -> dict[str, Any]:
         """Return the content without shapes: with several of them nothing is cached."""
-        return {key: value for key, value in super().content().items() if key != "buckets"}
+        without = {"buckets"} if self.fit == "resize" else {"buckets", "fit"}
+        return {key: value for key, value in super().content().items() if key not in without}
 
     def problems(self) -> Iterator[str]:
         if self.skip_sha256 is not None and self.skip is None:
@@ -68,6 +75,8 @@ class StoreSettings(DataPart):
             yield f"buckets: the square {self.size_px} × {self.size_px} must be one of them"
         if len(set(self.buckets)) < len(self.buckets):
             yield "buckets: a shape is given twice"
+        if self.fit == "resize" and len(self.buckets) < 2:
+            yield "fit: resize is for several buckets, of which one is near to each image's proportions; give them too"
 
     def at_size(self, size_px: int) -> StoreSettings:
         """Return the same images in another size. A sole bucket is the square, and shrinks with it; several stay."""
@@ -76,11 +85,11 @@ class StoreSettings(DataPart):
 
     @property
     def squared(self) -> StoreSettings:
-        return self.model_copy(update={"buckets": ()})
+        return self.model_copy(update={"buckets": (), "fit": "crop"})
 
     def held_out(self, count: int, shaped: bool = False) -> StoreSettings:
         """Return the whole evaluation split: square, or each image in the shape of its bucket."""
-        return self.model_copy(update={"limit": None, "buckets": self.buckets if shaped else ()})
+        return (self if shaped else self.squared).model_copy(update={"limit": None})
 
     @property
     def at_hand(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tintype.data.buckets import Shape, nearest_shape
 from tintype.data.decoding.processes import decoders
 from tintype.data.decoding.threads import PixelBudget, decoding_pool, usual_threads
-from tintype.data.fit import covering
+from tintype.data.fit import covering, stretched
 from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
@@ -63,6 +63,7 @@ class StoreSource:
     ) -> None:
         """`stage_shapes` are what the images of each bucket are cut to, in an earlier stage; else the buckets."""
         self._shapes, self._device = stage_shapes or settings.shapes, device
+        self._stretch = settings.fit == "resize"
         self._store = settings.open()
         what = f"the store in {self._store.path}"
         check_pin("data.sha256", settings.sha256, what, self._store.identity, "give the right path")
@@ -142,9 +143,9 @@ class StoreSource:
         one = self._store.encoded(row)
         with self._decoding.take(self._store.pixels(row)):
             if self.decoders is not None:
-                self.decoders.cover(one, out_CHW)
+                self.decoders.fit(one, out_CHW, self._stretch)
             else:
-                out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
+                out_CHW.copy_((stretched if self._stretch else covering)(decode(one), *out_CHW.shape[1:]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.tiny_store import tiny_store
 from tintype.data.decoding.processes import Decoders
-from tintype.data.fit import covering
+from tintype.data.fit import covering, stretched
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
 from tintype.data.store import source
@@ -48,27 +48,29 @@ def out(height: int = 32, width: int = 48) -> Tensor:
 def test_a_process_gives_the_pixels_that_a_thread_gives(two: Decoders) -> None:
     for size in ((48, 32), (100, 70), (60, 400)):
         one, found = image(*size), out()
-        two.cover(one, found)
+        two.fit(one, found)
         assert torch.equal(found, covering(decode(one), 32, 48))
+        two.fit(one, found, stretch=True)
+        assert torch.equal(found, stretched(decode(one), 32, 48))
     assert two.cpu_s > 0
 
 
 def test_what_is_wrong_with_an_image_is_said_and_the_next_one_is_decoded(two: Decoders) -> None:
     with pytest.raises(UserError, match=r"^the färst cannot be read as an image"):
-        two.cover(Encoded("the färst", b"no image"), out())
+        two.fit(Encoded("the färst", b"no image"), out())
     found = out()
-    two.cover(image(48, 32), found)
+    two.fit(image(48, 32), found)
     assert torch.equal(found, decode(image(48, 32)))
 
 
 def test_a_process_that_was_killed_is_replaced_and_its_image_is_not_lost(two: Decoders) -> None:
-    two.cover(image(48, 32), out())
+    two.fit(image(48, 32), out())
     killed = [one.process for one in two.running]
     for process in killed:
         process.kill()
         process.wait()
     found = out()
-    two.cover(image(100, 70), found)
+    two.fit(image(100, 70), found)
     assert torch.equal(found, covering(decode(image(100, 70)), 32, 48))
     assert not {process.pid for process in killed[-1:]} & {one.process.pid for one in two.running}
 
@@ -76,18 +78,18 @@ def test_a_process_that_was_killed_is_replaced_and_its_image_is_not_lost(two: De
 def test_an_image_at_which_every_process_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="one: the process that decoded it ended 2 times, with exit code 1"):
-        Decoders(1).cover(image(48, 32), out())
+        Decoders(1).fit(image(48, 32), out())
 
 
 def test_a_process_that_cannot_be_started_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Decoders(1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UserError, match="cannot be started: No such file or directory; allow more processes"):
-        one.cover(image(48, 32), out())
+        one.fit(image(48, 32), out())
     assert one._free.qsize() == 1, "the next does not wait for it"
     monkeypatch.undo()
     found = out()
-    one.cover(image(48, 32), found)
+    one.fit(image(48, 32), found)
     one.end()
     assert torch.equal(found, decode(image(48, 32)))
 
@@ -100,7 +102,7 @@ def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> N
         "from tintype.data.decoding.processes import Decoders\n"
         "from tintype.data.image_sets import Encoded\n"
         "two = Decoders(1)\n"
-        "two.cover(Encoded('one', sys.stdin.buffer.read()), torch.zeros(3, 32, 48, dtype=torch.uint8))\n"
+        "two.fit(Encoded('one', sys.stdin.buffer.read()), torch.zeros(3, 32, 48, dtype=torch.uint8))\n"
         "print(two.running[0].process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
