@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from tests.fault.promises import Promise
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import HOSTILE, draw_previews, hostile
 from tintype.page.template import inline_script
 from tintype.serve import links as links_module
+from tintype.serve import server as server_module
 from tintype.serve.guard import Guard, RefusedError, inside, is_local
 from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
@@ -335,6 +339,36 @@ def test_a_foreign_name_of_this_machine_is_refused(client: Client, host: str) ->
 def test_methods_that_are_not_offered_are_refused(client: Client) -> None:
     for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
         assert client.request(method, "/", None, {}).status == 501
+
+
+@pytest.mark.promise(27)
+def test_deep_json_is_refused(promise: Promise, client: Client) -> None:
+    """Post JSON that is nested 10 to 8,000 deep, whole and cut, as the request and as each of its values."""
+    ask_deep(promise, client)
+
+
+@pytest.mark.promise(27, control="JSON is read without a limit on its depth")
+def test_control_deep_json_gets_no_answer(
+    promise: Promise, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_module, "parse_object", json.loads)
+    ask_deep(promise, client)
+    assert "RecursionError" in capsys.readouterr().err
+
+
+def ask_deep(promise: Promise, client: Client) -> None:
+    headers = {"Origin": client.base, "Content-Type": "application/json", "Sec-Fetch-Site": "same-origin"}
+    for depth in (10, 300, *range(900, 1000, 10), 2000, 8000):
+        for text in ("[" * depth, "[" * depth + "]" * depth, '{"client":' + "[" * depth + "]" * depth + "}"):
+            for target in ("/play", "/play/pick", "/play/stop"):
+                try:
+                    status = client.request("POST", target, text.encode(), headers).status
+                except (OSError, HTTPException) as error:
+                    status = type(error).__name__
+                promise.count(
+                    status in (400, 413) or (target == "/play/stop" and status == 200),
+                    f"{target}, depth {depth}: {status}",
+                )
 
 
 def test_a_long_request_is_refused(client: Client) -> None:

@@ -22,6 +22,7 @@ from tintype.config.strict import first_problem
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.plan import plan_from_folder
+from tintype.runtime.files import parse_object
 from tintype.runtime.notes import note
 from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
 from tintype.serve.fragments import page, static
@@ -210,12 +211,9 @@ class Handler(BaseHTTPRequestHandler):
         if not 0 <= length <= _MOST_BYTES:
             raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too long.")
         try:
-            content = json.loads(self.rfile.read(length))
+            return dict(parse_object(self.rfile.read(length)))
         except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "The request is no JSON object.")
-        return content
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "The request is no JSON object.") from None
 
     # pages
 
