@@ -53,6 +53,8 @@ PROMISES = {
     26: "A diverged run says so, and is not used by accident",
     27: "Text from outside stays text, and is read in linear time",
     28: "A run of a study has one writer, whichever worker dies, sleeps or sees late",
+    29: "A study stays in one folder, and workers that compute otherwise do not join it",
+    30: "A command that has too little memory to begin says so",
 }
 T = TypeVar("T")
 

@@ -57,7 +57,11 @@ _MOST_BYTES = 1 << 20
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease: nothing more may be written."""
+    """Another process has the lease, or the folder is gone: nothing more may be written."""
+
+
+class MovedError(UserError):
+    """The folder that holds the leases was moved, renamed or removed."""
 
 
 def boot_clock() -> float:
@@ -83,6 +87,16 @@ class Disk:
             return path.exists()
         except OSError:
             return False
+
+    def is_gone(self, path: Path) -> bool:
+        """Return whether a file is surely not there. A folder that cannot be reached at the moment says nothing."""
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
 
     def read(self, path: Path) -> bytes:
         """Return the content of a file; empty where it is not there, is being replaced, or is no file of a claim."""
@@ -261,11 +275,26 @@ class Leases:
         expiry_s: float = EXPIRY_S,
         disk: Disk | None = None,
         clock: Callable[[], float] = boot_clock,
+        anchor: Path | None = None,
     ) -> None:
         self.folder, self.worker, self.expiry_s = folder, worker, expiry_s
         self.disk, self.clock = disk or Disk(), clock
+        self.anchor = anchor if anchor is not None and anchor.is_file() else None
+        """A file that is there as long as its folder is in its place."""
         self._seen: dict[str, tuple[int, bytes, float]] = {}
         """The newest claim of each lease, its content, and since when it has been so."""
+
+    def is_moved(self) -> bool:
+        """Return whether the folder is no longer where it was. What is written then begins a second one."""
+        return self.anchor is not None and self.disk.is_gone(self.anchor)
+
+    def check_place(self) -> None:
+        """Raise MovedError where the folder was moved, renamed or removed."""
+        if self.anchor is not None and self.is_moved():
+            raise MovedError(
+                f"{self.anchor.parent} was moved, renamed or removed while it was in use, and nothing more is written; "
+                "what was saved is where the folder is now. Give its new path to resume"
+            )
 
     def newest(self, name: str) -> Claim | None:
         """Return the newest claim; None where nobody has claimed the lease yet."""
@@ -306,6 +335,7 @@ class Leases:
         living holder would write it anew. `over` is the number of a claim that another process has watched until it
         was over.
         """
+        self.check_place()
         newest = self.newest(name)
         if not self._is_over(name, newest, finished) and (newest is None or newest.number != over):
             return None
@@ -372,8 +402,11 @@ class Lease:
     def check(self) -> None:
         """Raise LostLeaseError where another process has the lease, or may have it."""
         with self._lock:
-            if not self._holds():
-                raise LostLeaseError(f"another process has taken over {self.name} from {process_name()}")
+            if self._holds():
+                return
+            if self._leases.is_moved():
+                raise LostLeaseError(f"{self._leases.folder.parent} is gone")
+            raise LostLeaseError(f"another process has taken over {self.name} from {process_name()}")
 
     def end(self, how: Mapping[str, Json]) -> None:
         """Give the lease back, with how the work ended. Nothing is written where it is lost."""
@@ -403,7 +436,8 @@ class Lease:
     def _holds(self) -> bool:
         """Return whether this process has the lease. One that slept takes it anew if nobody has it."""
         leases = self._leases
-        if self._lost:
+        if self._lost or leases.is_moved():
+            self._lost = True
             return False
         if leases.clock() - self._renewed_s <= self.claim.expiry_s:
             self._lost = leases.disk.exists(leases.path(self.name, self.number + 1))

@@ -25,14 +25,14 @@ from tintype.data.scenes.shared import share_scenes, shared_folder
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt, watch_signals
-from tintype.runtime.leases import Leases
+from tintype.runtime.leases import Leases, MovedError
 from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.signals import ignored
 from tintype.runtime.streams import prepare_streams
 from tintype.study.packing import AsFits, Jobs, gpu_names, most_of
 from tintype.study.runner import ENDED, Message, Task
-from tintype.study.worker import Worker, ended_in, has_room, lease_folder, message_of
+from tintype.study.worker import Worker, anchor_of, ended_in, has_room, lease_folder, message_of
 
 _POLL_S = 0.2
 _JOIN_S = 5.0
@@ -117,7 +117,8 @@ class _Shift:
 
     def __init__(self, crew: Crew, interrupt: Interrupt, on_message: Callable[[Message], None]) -> None:
         self.crew, self.interrupt, self.on_message = crew, interrupt, on_message
-        self.leases = Leases(lease_folder(crew.tasks))
+        folder = lease_folder(crew.tasks)
+        self.leases = Leases(folder, anchor=anchor_of(folder))
         self.last: dict[tuple[str, int], Message] = {}
         self.jobs: list[_Job] = []
         self.room = 0
@@ -130,6 +131,7 @@ class _Shift:
         try:
             self._fill()
             while self.jobs:
+                self.leases.check_place()
                 if not stopping and (self.interrupt.signal is not None or not self._left()):
                     stopping = True
                     for job in self.jobs:
@@ -144,6 +146,7 @@ class _Shift:
                     self._fill()
         finally:
             _dismiss(self.jobs)
+        self.leases.check_place()
         stopped = [key for key, message in self.last.items() if message.state not in ENDED]
         return self.last | {key: replace(self.last[key], state="interrupted") for key in stopped}
 
@@ -263,7 +266,8 @@ def _work(crew: Crew, slot: int, parent: int, pipe: Connection) -> None:
             interrupt.signal = number
 
         signal.signal(_STOP, stop)
-        Worker(lease_folder(crew.tasks), crew.protocol, interrupt, send, crew.round).work(crew.tasks)
+        with contextlib.suppress(MovedError):  # the study raises it
+            Worker(lease_folder(crew.tasks), crew.protocol, interrupt, send, crew.round).work(crew.tasks)
 
 
 def _pin_gpu(slot: int, width: int = 1) -> None:

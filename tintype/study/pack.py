@@ -22,7 +22,7 @@ from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import command_with_parent
 from tintype.study.launch.launcher import FOLDER
 from tintype.study.packing import AsFits, Jobs, gpu_names, most_of
-from tintype.study.worker import LEASES
+from tintype.study.worker import LEASES, anchor_of
 
 _POLL_S = 0.5
 _LOOK_S = 10.0
@@ -53,7 +53,7 @@ class Pack:
 
     def __init__(self, out: Path, jobs: Jobs, options: Sequence[str], say: Callable[[str], None]) -> None:
         self.out, self.jobs, self.options, self.say = out.resolve(), jobs, options, say
-        self.leases = Leases(self.out / LEASES)
+        self.leases = Leases(self.out / LEASES, anchor=anchor_of(self.out / LEASES))
         self.members: dict[int, _Member] = {}
         self.killed: dict[int, int] = {}
         """How often in a row the worker of a slot was killed soon after its start."""
@@ -81,6 +81,7 @@ class Pack:
     def _keep(self, interrupt: Interrupt) -> None:
         looked_s, room = -_LOOK_S, 0
         while interrupt.signal is None:
+            self.leases.check_place()
             if time.monotonic() - looked_s > _LOOK_S:
                 before, room, looked_s = room, self._room(), time.monotonic()
                 if room != before:

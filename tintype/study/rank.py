@@ -15,7 +15,7 @@ from tintype.runtime.leases import Lease, Leases
 from tintype.runtime.parent import end_with_parent
 from tintype.study.ranks import RankedRun
 from tintype.study.runner import Message, Task, _run
-from tintype.study.worker import about_run, end_lease, report_to
+from tintype.study.worker import about_run, anchor_of, end_lease, report_to
 
 
 def train_rank(run: RankedRun, world: World, interrupt: Interrupt) -> Message | None:
@@ -31,7 +31,7 @@ def train_rank(run: RankedRun, world: World, interrupt: Interrupt) -> Message | 
 
 
 def _take(run: RankedRun, task: Task) -> Lease | None:
-    leases = Leases(run.leases, process_name(), run.expiry_s)
+    leases = Leases(run.leases, process_name(), run.expiry_s, anchor=anchor_of(run.leases))
     return leases.take(task.plan.hash, about_run(task, run.round), over=run.over)
 
 

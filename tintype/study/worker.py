@@ -46,6 +46,11 @@ def lease_folder(tasks: Sequence[Task]) -> Path:
     return tasks[0].folder.parents[1] / LEASES
 
 
+def anchor_of(leases: Path) -> Path:
+    """Return the file that shows whether the study's folder is still in its place."""
+    return leases.parent / "study.yaml"
+
+
 def is_settled(task: Task, protocol: Protocol) -> bool:
     """Return whether a run has its scores, or a reason why it has none, by its files alone."""
     if any((task.folder / name).exists() for name in FAILURES.values()):
@@ -70,7 +75,7 @@ class Worker:
         round: str = "",
         expiry_s: float = EXPIRY_S,
     ) -> None:
-        self._leases = Leases(leases, process_name(), expiry_s)
+        self._leases = Leases(leases, process_name(), expiry_s, anchor=anchor_of(leases))
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
@@ -87,6 +92,7 @@ class Worker:
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
             while self._interrupt.signal is None and not count_failures():
+                self._leases.check_place()
                 left = [task for task in left if not self._has_ended(task)]
                 if found := self._take_next(left):
                     task, lease = found
