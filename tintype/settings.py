@@ -285,7 +285,7 @@ class DataPart(Part):
     count_key: ClassVar[str]
     """The setting that says how many images training has."""
     said_by_identity: ClassVar[frozenset[str]] = frozenset()
-    """Settings of which a source's identity says all that they decide."""
+    """Settings that decide no training image, or nothing that the source's identity does not say."""
     has_sources: ClassVar[bool] = False
     """Whether it is made of other data, which a diff against data that is not shows as a line each."""
 
@@ -312,6 +312,11 @@ class DataPart(Part):
     @property
     def scored(self) -> DataPart:
         """The data whose held-out images a run is scored against."""
+        return self
+
+    @property
+    def memorisable(self) -> DataPart:
+        """The data whose training images `memorised` looks for copies of."""
         return self
 
     @property

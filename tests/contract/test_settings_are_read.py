@@ -99,6 +99,7 @@ CONDITIONAL = {
     ("DistributionSettings", "shards"): "with several ranks",
     ("MixtureSettings", "evaluate"): "the source that runs are scored against",
     ("PrecisionSettings", "gather"): "with several ranks",
+    ("ScenesSettings", "evaluate_style"): "where runs are scored",
     ("RunSettings", "latents_folder"): "with latents on disk",
     ("RunSettings", "tracker_project"): "with a tracker",
     ("RunSettings", "protocol"): "by an evaluation",

@@ -51,7 +51,8 @@ def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
 
 def test_data_of_another_kind_takes_the_place_of_scenes() -> None:
     expected = {"kind": "store", "size_px": 16, "path": "DIR", "limit": None, "sha256": None}
-    expected |= {"where": None, "skip": None, "skip_sha256": None, "buckets": []}
+    expected |= {"where": None, "skip": None, "skip_sha256": None, "buckets": [], "fit": "crop"}
+    expected |= {"evaluate_path": None, "evaluate_sha256": None}
     for assignments in (["data.kind=store", "data.path=DIR"], ["data.path=DIR", "data.kind=store"]):
         assert plain(tiny_plan(*assignments).data) == expected, "what both kinds have stays, the rest goes"
     assert plain(tiny_plan("data={kind: store, path: DIR}").data) == {**expected, "size_px": 64}

@@ -37,6 +37,7 @@ SPECS: dict[str, str] = {
     "caption-tokens": "caption-tokens:tokens=6",
     "caption-truncation": "caption-truncation:words=6",
     "mixture": "mixture:add.other.data.style=photo,add.other.data.count=5",
+    "other-images": "other-images:data.style=photo,data.count=5",
     "synthetic-then-real": "synthetic-then-real:first.style=photo,first.count=5,over=0.4",
     "text-encoder": "text-encoder:to=minilm",
     "tokenizer": f"tokenizer:to={_SMALL_VAE}",

@@ -18,7 +18,7 @@ CAPTIONS: tuple[type[CaptionsPart], ...] = (ColumnSettings, MixSettings, Curricu
 Given = Annotated[dict[str, Any], KeysOf(DATA)]
 """Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS = {part.kind_name(): part for part in DATA}
-_PINS = {"path": "sha256", "skip": "skip_sha256"}
+_PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha256"}
 
 
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
@@ -28,6 +28,18 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
         raise UserError(f"{where}: unknown kind of data '{kind}'; {nearest(kind, _KINDS)}")
     same = plain(data) if kind == data.kind else {"kind": kind, "size_px": data.size_px}
     return parse(_KINDS[kind], Document(where, _over(same, given)))
+
+
+def instead(data: DataPart, given: Mapping[str, object], store: str | None, where: str) -> DataPart:
+    """Return other training data for a plan: on a store the one in the folder `store`, else `like`.
+
+    Which records of a store are taken says nothing about another store. What runs are scored against stays where
+    `data` names it (`evaluate_path`, `evaluate_style`).
+    """
+    if store is None or not isinstance(data, StoreSettings):
+        return like(data, given, where)
+    all_of_it = dict.fromkeys(("limit", "where", "skip", "skip_sha256"))
+    return like(data, {"path": store, **all_of_it}, where)
 
 
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:

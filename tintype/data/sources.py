@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 
@@ -59,7 +59,7 @@ def open_held_out(
 
     They are square, or where `shaped` of the shapes that training has, in an earlier stage the `stage_shapes`.
     """
-    with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
+    with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else _naming_other(data):
         try:
             return open_source(data.held_out(count, shaped), "eval", device, stage_shapes if shaped else None)
         except TooSmallError as error:
@@ -80,6 +80,30 @@ def ids_by_shape(source: ImageSource, count: int) -> list[tuple[Shape | None, li
         found.setdefault(int(source.bucket_N[id_]), []).append(id_)
     ordered = sorted(found, key=lambda bucket: source.buckets[bucket])
     return [(source.shape(found[bucket][0]), found[bucket]) for bucket in ordered]
+
+
+def scored_identity(data: DataPart) -> dict[str, str]:
+    """Return the identity of the other store that a run is scored against, by its name in the run's record.
+
+    There is none where runs are scored against their own data, or where that store is not on this machine yet.
+    """
+    if data.scored_name == "data" or not isinstance(data.scored, StoreSettings) or not data.at_hand:
+        return {}
+    store = data.scored.open()
+    return {data.scored_name: data.scored.select(store).identity(store.identity)}
+
+
+@contextmanager
+def _naming_other(data: DataPart) -> Iterator[None]:
+    """Name the setting in errors about the other store that a run is scored against."""
+    try:
+        yield
+    except UserError as error:
+        if data.scored_name == "data":
+            raise
+        found, small, _ = str(error).partition(" Take a smaller size")
+        found += f"{small}, or import it again with --min-px {data.size_px}" if small else ""
+        raise UserError(f"data.evaluate_path: {found.replace('data.sha256', 'data.evaluate_sha256')}") from None
 
 
 @contextmanager
@@ -114,9 +138,12 @@ def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
     if whole != "data" or name not in known:
         return False
     if not isinstance(data, MixtureSettings):
-        return isinstance(data, StoreSettings) and _had(data, known[name])
+        one = data.scored if source else data
+        return isinstance(one, StoreSettings) and _had(one, known[name])
     if source:
-        return source in data.sources and only_added(data.sources[source].data, whole, {whole: known[name]})
+        source, _, other = source.partition("/")
+        inner = f"{whole}/{other}" if other else whole
+        return source in data.sources and only_added(data.sources[source].data, inner, {inner: known[name]})
     parts = {one: known.get(f"{name}/{one}") for one in data.read}
     return identity_of_parts(parts) == known[name] and all(
         _is_or_had(data.sources[one].data, identity) for one, identity in parts.items()

@@ -109,7 +109,7 @@ def training_reference(
 
     Of a mixture they are those of the source that the run is scored against.
     """
-    data = scored.data.scored.squared
+    data = scored.data.memorisable.squared
     source = open_source(data, "train", torch.device("cpu"))
     words = "training scenes" if data.of_scenes else f"training images of the store {str(source.identity)[:12]}"
     fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source)}")

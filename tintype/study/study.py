@@ -535,8 +535,9 @@ def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         shown = "; ".join(f"{key}: {old.get(key)} for the baseline, {new.get(key)} for the arm" for key in keys)
         raise UserError(
-            f"it would be scored against other held-out images than the baseline ({shown}); put other training data "
-            "into a mixture, with the baseline's data as the source that is evaluated"
+            f"it would be scored against other held-out images than the baseline ({shown}); set "
+            f"data.{'evaluate_style' if baseline.data.of_scenes else 'evaluate_path'} in the baseline, or put other "
+            "training data into a mixture, with the baseline's data as the source that is evaluated"
         )
 
 

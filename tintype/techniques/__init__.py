@@ -33,6 +33,7 @@ FILES = (
     "noise_scale",
     "no_qk_norm",
     "normuon",
+    "other_images",
     "perceptual_dino",
     "power_ema",
     "reg",

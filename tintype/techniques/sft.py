@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tintype.data.parts import Given, like
+from tintype.data.parts import Given, instead
 from tintype.errors import UserError
 from tintype.model.start import ArmStart, RunStart, StartPart
 from tintype.plan import Plan
@@ -29,6 +29,9 @@ class Options(Settings):
     steps: int | None = Field(None, ge=1, description="Of this stage; by default the plan's own")
     warmup_steps: int | None = Field(None, ge=0, description="By default the plan's own")
     data: Given = Field(default_factory=dict, description="Its settings; what is not said is as in the plan's own data")
+    store: PathText | None = Field(
+        None, min_length=1, description="Where the plan's data is a store: the folder of another one, in place of data"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -36,8 +39,8 @@ def apply(plan: Plan, options: Options) -> Changes:
     train = plan.train.model_copy(update={key: value for key, value in given.items() if value is not None})
     factor = _LR_SHARE if options.lr is None else options.lr / plan.optimizer.lr
     changes: Changes = {"start": _start(options), "train": train, "optimizer": plan.optimizer.scaled(factor)}
-    if options.data:
-        changes["data"] = like(plan.data, options.data, "technique 'sft': data")
+    if options.data or options.store:
+        changes["data"] = instead(plan.data, options.data, options.store, "technique 'sft': data")
     return changes
 
 

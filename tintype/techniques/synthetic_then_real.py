@@ -1,4 +1,6 @@
-"""synthetic-then-real: one source first, then the plan's own data, with a sudden or a slow change between them.
+"""synthetic-then-real: one source first, then another, with a sudden or a slow change between them.
+
+One of the two is the plan's own data.
 
 The optimizer's state and the learning rate's schedule go through the change: it is one run.
 """
@@ -8,12 +10,13 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
-from tintype.data.parts import Given, source_like
+from tintype.data.parts import Given, instead, source_like
 from tintype.data.scenes.source import ScenesSettings
+from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.schedule import Schedule
-from tintype.settings import Settings
+from tintype.settings import PathText, Settings
 from tintype.techniques.technique import Changes, Technique
 
 FIRST, SECOND = "synthetic", "real"
@@ -22,7 +25,16 @@ FIRST, SECOND = "synthetic", "real"
 class Options(Settings):
     first: Given = Field(
         default_factory=lambda: {"style": "render"},
-        description="Settings of the first source; what is not said is as in the plan's own data, which is the second",
+        description="Settings of the first source; what is not said is as in the plan's own data",
+    )
+    second: Given = Field(
+        default_factory=dict,
+        description="Settings of the second source, likewise; by default it is the plan's own data",
+    )
+    store: PathText | None = Field(
+        None,
+        min_length=1,
+        description="Where the plan's data is a store: the folder of the second one; the first is the plan's own",
     )
     at: float = Field(0.5, gt=0, lt=1, description="The share of the steps after which the change begins")
     over: float = Field(
@@ -40,32 +52,35 @@ class Options(Settings):
 
 
 def apply(plan: Plan, options: Options) -> Changes:
-    own = plan.data
+    own = first = second = plan.data
+    where = "technique 'synthetic-then-real'"
     if isinstance(own, MixtureSettings):
+        raise UserError(f"{where}: the plan's data is a mixture already; give its sources schedules instead")
+    if options.store is not None and isinstance(own, StoreSettings):
+        second = instead(own, {}, options.store, f"{where}: store")
+    elif not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
+        raise UserError(f"{where}: say what comes first, for example first.kind=scenes")
+    else:
+        first = source_like(own, options.first, f"{where}: first")
+        second = source_like(own, options.second, f"{where}: second")
+    if first == second:
         raise UserError(
-            "technique 'synthetic-then-real': the plan's data is a mixture already; give its sources schedules instead"
-        )
-    if not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
-        raise UserError("technique 'synthetic-then-real': say what comes first, for example first.kind=scenes")
-    first = source_like(own, options.first, "technique 'synthetic-then-real': first")
-    if first == own:
-        raise UserError(
-            "technique 'synthetic-then-real': the first source is the plan's own data; give it other settings, for "
-            "example first.style=render where the plan has data.style=photo"
+            f"{where}: the first source is the plan's own data, and so is the second; give one of them other settings, "
+            "for example first.style=render where the plan has data.style=photo"
         )
     start = max(1, round(options.at * plan.train.steps))
     end = max(start + 1, round((options.at + options.over) * plan.train.steps))
     falls, rises = (Schedule(kind=kind, start=start, end=end) for kind in ("fall", "ramp"))
     sources = {
         FIRST: MixedSource(share=1.0, rest=options.rest, schedule=falls, data=first),
-        SECOND: MixedSource(share=1.0 - options.rest, schedule=rises, data=own),
+        SECOND: MixedSource(share=1.0 - options.rest, schedule=rises, data=second),
     }
     return {"data": MixtureSettings(size_px=own.size_px, sources=sources, evaluate=SECOND)}
 
 
 TECHNIQUE = Technique(
     seam="data",
-    summary="train on synthetic images first, then on the plan's own",
+    summary="train on synthetic images first, then on real ones",
     apply=apply,
     options=Options,
 )

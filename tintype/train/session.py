@@ -13,7 +13,7 @@ from torch import Tensor
 from tintype.data.buckets import Shape
 from tintype.data.mixture.source import columns_by_part
 from tintype.data.mixture.source import identities as of_data
-from tintype.data.sources import open_order, open_source
+from tintype.data.sources import open_order, open_source, scored_identity
 from tintype.errors import UserError
 from tintype.losses import LossPart
 from tintype.plan import Plan
@@ -73,7 +73,8 @@ class Session(Model):
     @property
     def identities(self) -> dict[str, str | None]:
         """Identities of the frozen parts but for teachers. A run resumes with the same ones only."""
-        return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
+        data = {**of_data(self.source), **scored_identity(self.plan.data)}
+        return {**data, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def source_at(self, step: int) -> ImageSource:
         """Return the images in the size of this step; `source` has those of the last stage."""

@@ -26,9 +26,22 @@ from torch import Tensor
 from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, OneOf, Plain, PlanView, Settings, SourceUse, TrainSettings, kind_alone, plain
+from tintype.settings import (
+    DataPart,
+    OneOf,
+    Plain,
+    PlanView,
+    Settings,
+    SourceUse,
+    TrainSettings,
+    joined_later,
+    kind_alone,
+    plain,
+)
 
 SIZE = "size_px"
+_LATER = frozenset({"evaluate_path", "evaluate_sha256", "evaluate_style", "fit"})
+"""Settings of sources that joined after there were mixtures. Earlier ones are hashed at their defaults too."""
 _UNIT = 1 << 30
 """Shares are whole parts of this; the sum of 2^33 images' shares fits into 64 bits."""
 
@@ -149,11 +162,16 @@ class MixtureSettings(DataPart):
 
     @property
     def scored(self) -> DataPart:
+        return self.sources[self.evaluate].data.scored
+
+    @property
+    def memorisable(self) -> DataPart:
         return self.sources[self.evaluate].data
 
     @property
     def scored_name(self) -> str:
-        return f"{super().scored_name}/{self.evaluate}"
+        own = super().scored_name
+        return f"{own}/{self.evaluate}{self.memorisable.scored_name.removeprefix(own)}"
 
     @property
     def of_scenes(self) -> bool:
@@ -185,7 +203,10 @@ class MixtureSettings(DataPart):
     def in_hash(self) -> dict[str, Any]:
         content = plain(self)
         for name, source in self.sources.items():
-            content["sources"][name]["data"] = _without(source.data.in_hash(), SIZE)
+            later = {key: mark.value({}) for key, mark in joined_later(type(source.data)).items() if key in _LATER}
+            own = source.data.in_hash()
+            kept = {key: value for key, value in own.items() if key not in later or later[key] != value}
+            content["sources"][name]["data"] = _without(kept, SIZE)
         return content
 
     def content(self) -> dict[str, Any]:

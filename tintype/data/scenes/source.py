@@ -56,6 +56,7 @@ class ScenesSettings(DataPart):
     """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
 
     count_key: ClassVar[str] = "count"
+    said_by_identity: ClassVar[frozenset[str]] = frozenset({"evaluate_style"})
 
     kind: Literal["scenes"] = "scenes"
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
@@ -68,6 +69,9 @@ class ScenesSettings(DataPart):
     seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
     objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = Field(
         ObjectWords(), description="The words that objects are drawn from"
+    )
+    evaluate_style: Annotated[Literal["render", "photo", "both"] | None, Since(None)] = Field(
+        None, description="Style of the held-out scenes that a run is scored against; null: that of training"
     )
 
     def problems(self) -> Iterator[str]:
@@ -85,8 +89,12 @@ class ScenesSettings(DataPart):
     def of_scenes(self) -> bool:
         return True
 
+    @property
+    def scored(self) -> ScenesSettings:
+        return self.model_copy(update={"style": self.evaluate_style or self.style, "evaluate_style": None})
+
     def held_out(self, count: int, shaped: bool = False) -> ScenesSettings:
-        return self.model_copy(update={"count": count})
+        return self.scored.model_copy(update={"count": count})
 
     def describe(self) -> str:
         return "tintype's embedded scenes, drawn and captioned by tintype"
@@ -128,7 +136,7 @@ class SceneSource:
         self.resident: Resident | None = None
         self._shared: SharedScenes | None = None
         if resident_bytes(settings.count, settings.size_px) <= _MOST_CACHED_BYTES:
-            made_of = {"data": plain(settings), "split": split, "device": device.type}
+            made_of = {"data": settings.content(), "split": split, "device": device.type}
             self._shared = open_shared(made_of, settings.count, settings.size_px)
             self.resident = Resident(settings.count, settings.size_px, device, self._make)
 

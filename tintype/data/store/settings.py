@@ -29,7 +29,9 @@ class StoreSettings(DataPart):
     """
 
     count_key: ClassVar[str] = "limit"
-    said_by_identity: ClassVar[frozenset[str]] = frozenset({"path", "sha256", "skip", "skip_sha256", "where"})
+    said_by_identity: ClassVar[frozenset[str]] = frozenset(
+        {"path", "sha256", "skip", "skip_sha256", "where", "evaluate_path", "evaluate_sha256"}
+    )
 
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Width and height of the images")
@@ -56,6 +58,15 @@ class StoreSettings(DataPart):
         "out, or it is resized to it, as in PRX, which changes its proportions a little",
     )
 
+    evaluate_path: Annotated[PathText | None, Since(None)] = Field(
+        None,
+        min_length=1,
+        description="The folder of another store, whose held-out images a run is scored against; null: this one's",
+    )
+    evaluate_sha256: Annotated[Pin, Since(None)] = Field(
+        None, description="The first digits of that store's identity: refuse any other"
+    )
+
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         return self.buckets or super().shapes
@@ -68,6 +79,8 @@ class StoreSettings(DataPart):
     def problems(self) -> Iterator[str]:
         if self.skip_sha256 is not None and self.skip is None:
             yield "skip_sha256 pins a skip list; give skip too"
+        if self.evaluate_sha256 is not None and self.evaluate_path is None:
+            yield "evaluate_sha256 pins the store that runs are scored against; give evaluate_path too"
         for height, width in self.buckets:
             if height < 1 or width < 1 or height * width > self.size_px**2:
                 yield f"buckets: {height} × {width} is empty or has more than size_px² pixels"
@@ -89,17 +102,36 @@ class StoreSettings(DataPart):
 
     def held_out(self, count: int, shaped: bool = False) -> StoreSettings:
         """Return the whole evaluation split: square, or each image in the shape of its bucket."""
-        return (self if shaped else self.squared).model_copy(update={"limit": None})
+        scored = self.scored
+        return (scored if shaped else scored.squared).model_copy(update={"limit": None})
+
+    @property
+    def scored(self) -> StoreSettings:
+        """The store that runs are scored against. Which training records are taken says nothing about another's."""
+        if self.evaluate_path is None:
+            return self
+        own = {
+            "path": self.evaluate_path,
+            "sha256": self.evaluate_sha256,
+            "evaluate_path": None,
+            "evaluate_sha256": None,
+        }
+        return self.model_copy(update={**own, "limit": None, "where": None, "skip": None, "skip_sha256": None})
+
+    @property
+    def scored_name(self) -> str:
+        return super().scored_name if self.evaluate_path is None else f"{super().scored_name}/evaluate"
 
     @property
     def at_hand(self) -> bool:
-        return is_store(Path(self.path).expanduser())
+        """A report needs the held-out images."""
+        return is_store(Path(self.scored.path).expanduser())
 
     def describe(self) -> str:
         return "a store of images with captions"
 
     def describe_held_out(self) -> str:
-        return "held-out images of the store"
+        return "held-out images of the store" if self.evaluate_path is None else "held-out images of another store"
 
     def open(self) -> Store:
         return open_store(Path(self.path).expanduser())
@@ -108,7 +140,7 @@ class StoreSettings(DataPart):
         return select(store, self.where, None if self.skip is None else Path(self.skip), self.skip_sha256)
 
     def count_images(self, identity: str | None) -> int | None:
-        if not self.at_hand:
+        if not is_store(Path(self.path).expanduser()):
             return self.limit
         store = self.open()
         try:
@@ -125,4 +157,6 @@ class StoreSettings(DataPart):
             del content["path"]
         if self.skip_sha256 is not None:
             del content["skip"]
+        if self.evaluate_sha256 is not None:
+            del content["evaluate_path"]
         return content

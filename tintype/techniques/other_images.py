@@ -1,0 +1,41 @@
+"""other-images: train on other images, for example real ones instead of synthetic ones.
+
+A run is scored against the same held-out images as before where `data.evaluate_path` or
+`data.evaluate_style` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from tintype.data.parts import Given, instead
+from tintype.plan import Plan
+from tintype.settings import PathText, Settings
+from tintype.techniques.technique import Changes, Technique
+
+
+class Options(Settings):
+    data: Given = Field(default_factory=dict, description="Its settings; what is not said is as in the plan's own data")
+    store: PathText | None = Field(
+        None,
+        min_length=1,
+        description="Where the plan's data is a store: the folder of the other one, in place of data",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if not self.data and self.store is None:
+            yield "say which images: data.style=photo, or store=DIR for a plan whose data is a store"
+
+
+def apply(plan: Plan, options: Options) -> Changes:
+    return {"data": instead(plan.data, options.data, options.store, "technique 'other-images': data")}
+
+
+TECHNIQUE = Technique(
+    seam="data",
+    summary="train on other images, scored against the same ones",
+    apply=apply,
+    options=Options,
+)
