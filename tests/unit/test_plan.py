@@ -40,7 +40,7 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     [
         ("mini", "928d362ed9aaf2d5"),
         ("pocket", "d70716dcaf32df2a"),
-        ("prx-256", "0d547f40d5461e10"),
+        ("prx-256", "7d73eb296a09174e"),
         ("prx-jit-1024", "dfbaef9e2ed0115a"),
     ],
 )
@@ -255,6 +255,11 @@ def test_the_short_diff_names_parts_that_stay_by_their_kind() -> None:
     }
     other = tiny_plan(techniques=["contrastive:weight=0.2"])
     assert short_diff(before, other) == diff(before, other) == {"losses.0.weight": (0.1, 0.2)}
+
+
+def test_a_mixture_keeps_its_hash_when_its_sources_get_new_settings() -> None:
+    mixed = next(arm for arm in load_study("phases").arms if arm.name == "mixed")
+    assert mixed.plans[0].hash == "76d312751e864df0"
 
 
 @pytest.mark.parametrize("name", recipes.names("studies"))

@@ -21,7 +21,8 @@ ROWS = {
     "repa-dinov3": "prx-repa",
     "repa-dinov2": "prx-repa",
     "repa-burn-in": "prx-repa",
-    "irepa": "prx-repa",
+    "irepa-dinov3": "prx-repa",
+    "irepa-dinov2": "prx-repa",
     "repa-e-vae": "prx-tokenizers",
     "repa-e-vae + repa": "prx-tokenizers",
     "flux2": "prx-tokenizers",
@@ -32,7 +33,7 @@ ROWS = {
     "tread": "prx-routing",
     "sprint": "prx-routing",
     "short-captions": "prx-captions",
-    "synthetic-images": "prx-data",
+    "real-images": "prx-data",
     "sft": "prx-data",
     "muon": "prx-optimizers",
     "bf16-storage": "prx-optimizers",
@@ -85,7 +86,45 @@ def test_a_row_on_one_gpu_is_that_of_the_study_with_all_rows(name: str) -> None:
 
 def test_the_second_resolution_of_routing_is_the_jit_recipe() -> None:
     pixels = next(arm for arm in load_study("prx-routing").arms if arm.label == "baseline @ pixels-1024").plans[0]
-    assert pixels.hash == read_plan("prx-jit-1024", ["data.style=photo"]).hash
+    assert pixels.hash == read_plan("prx-jit-1024", ["data.evaluate_style=photo"]).hash
+
+
+def test_the_baseline_learns_from_synthetic_images_and_is_scored_against_photographs() -> None:
+    """As in PRX: the row of real images changes what is learnt from, and not what is scored against."""
+    for name in ("prx-rows", "prx-data", "prx-rows-mini", "prx-data-mini"):
+        baseline, real = load_study(name).arms[0].plans[0], arms(name)["real-images"].plans[0]
+        assert (baseline.data.model_dump()["style"], real.data.model_dump()["style"]) == ("render", "photo")
+        assert baseline.data.held_out(8) == real.data.held_out(8)
+        assert baseline.data.scored.model_dump()["style"] == "photo"
+
+
+def test_with_stores_the_rows_of_data_take_public_sets_by_their_names() -> None:
+    own = "set=[data.kind=store,data.path=midjourney-v6,data.evaluate_path=unsplash]"
+    study = load_study("prx-rows", [own])
+    paths = {arm.name: arm.plans[0].data.model_dump()["path"] for arm in study.arms}
+    assert {name: path for name, path in paths.items() if path != "midjourney-v6"} == {
+        "real-images": "pexels",
+        "sft": "alchemist",
+    }
+    assert {*paths.values(), "unsplash"} <= set(recipes.names("data"))
+    assert {arm.plans[0].data.scored.model_dump()["path"] for arm in study.arms} == {"unsplash"}
+
+
+def test_muons_adamw_has_prxs_eps() -> None:
+    optimizer = arms("prx-rows")["muon"].plans[0].optimizer.model_dump()
+    prx = {"lr": 1e-4, "momentum": 0.95, "nesterov": True, "newton_schulz_steps": 5, "weight_decay": 0.0}
+    assert {key: optimizer[key] for key in prx} == prx
+    adam = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
+    assert optimizer["adamw"] == {"kind": "adamw", **adam}
+
+
+def test_irepa_has_both_teachers_of_prx() -> None:
+    sources = {
+        name: arms("prx-rows")[name].plans[0].losses[0].model_dump()["teacher"]["source"]
+        for name in ("repa-dinov2", "repa-dinov3", "irepa-dinov2", "irepa-dinov3")
+    }
+    assert sources["irepa-dinov2"] == sources["repa-dinov2"] == "facebook/dinov2-with-registers-large"
+    assert sources["irepa-dinov3"] == sources["repa-dinov3"] == "facebook/dinov3-vitl16-pretrain-lvd1689m"
 
 
 # The protocol
@@ -130,6 +169,7 @@ def smaller(text: str) -> str:
     dinov2 = "teacher.kind=dinov2,teacher.source=facebook/dinov2-with-registers-large,hidden=1024"
     for old, new in {
         dinov2: "teacher=scenes,hidden=12",
+        dinov2.removesuffix(",hidden=1024"): "teacher=scenes,alpha=0.5",
         "teacher.kind=dinov3": "teacher=scenes",
         "hidden=1024": "hidden=8",
         "to.kind=e2e-flux,to.compute=bf16": f"to.kind=e2e-flux,to.weights={chosen('e2e-flux')['weights']},to.{size}",
@@ -141,10 +181,8 @@ def smaller(text: str) -> str:
         "data.size_px=64": "data.size_px=16",
         "data.size_px=128": "data.size_px=32",
         "model.bottleneck=64": "model.bottleneck=4",
-        "count=65536": "count=6",
-        "steps=200,warmup_steps=20,data.count=1024": "steps=2,warmup_steps=1,data.count=4",
-        "count=1000000": "count=6",
-        "steps=20000,data.count=3350": "steps=2,warmup_steps=1,data.count=4",
+        "steps=200,data.style=photo,data.count=1024": "steps=2,warmup_steps=1,data.count=4",
+        "steps=20000,data.style=photo,data.count=3350": "steps=2,warmup_steps=1,data.count=4",
     }.items():
         text = text.replace(old, new)
     return text

@@ -24,6 +24,7 @@ from tintype.train.parts import build_model
 from tintype.train.update import lr_factor
 
 PRX_TEXT_DIM = 2304
+QWEN_TEXT_DIM = 2048
 SMALL = (
     *("data.size_px=64", "data.count=16", "text={kind: words, width: 16, depth: 1, heads: 2, max_tokens: 80}"),
     *("model.depth=2", "model.width=32", "model.heads=2", "model.bottleneck=12", "model.compile=false"),
@@ -126,10 +127,10 @@ def named(name: str, *assignments: str) -> Plan:
     return plan_from_document(recipes.find("plans", name), assignments)
 
 
-def denoiser_parameters(plan: Plan) -> int:
+def denoiser_parameters(plan: Plan, text_dim: int = PRX_TEXT_DIM) -> int:
     with torch.device("meta"):
         settings = plan.model.model_copy(update={"compile": False})
-        model = Transformer(settings, plan.tokenizer.compression.channels, PRX_TEXT_DIM)
+        model = Transformer(settings, plan.tokenizer.compression.channels, text_dim)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -147,16 +148,39 @@ def test_prx_256_is_the_published_baseline() -> None:
 def test_the_shapes_in_the_comment_of_prx_256_are_prxs() -> None:
     prx = pytest.importorskip("diffusers.pipelines.prx.pipeline_prx")
     text = resources.files(recipes).joinpath("plans", "prx-256.yaml").read_text()
-    (shapes,) = re.findall(r'--set "(data\.buckets=.*)"', text)
-    plan = named("prx-256", "data.kind=store", "data.path=DIR", shapes)
+    given = re.findall(r'--set "?(data\.[^ "]*)', text)
+    plan = named("prx-256", *given)
+    assert plan.data.model_dump()["fit"] == "resize" and plan.data.scored.model_dump()["path"] == "unsplash"
     assert plan.data.shapes == tuple(tuple(shape) for shape in prx.ASPECT_RATIO_256_BIN.values())
 
 
 def test_prx_7b_has_prxs_sizes_and_is_sharded() -> None:
     plan = named("prx-7b")
     assert denoiser_parameters(plan) == 6_985_046_080
-    assert plan.run.distribution.kind == "fsdp"
+    assert (plan.run.distribution.kind, plan.run.text_embeddings) == ("fsdp", "disk")
     assert set(diff(named("prx-256"), plan)) == {"model.depth", "model.width", "train.accumulate"}
+
+
+def test_prxpixel_7b_is_prxs_pixel_model() -> None:
+    """Its shape is that of diffusers' PRXPixelPipeline; what is not published is as in the JiT recipe."""
+    plan = named("prxpixel-7b")
+    changed = set(diff(jit_1024(), plan))
+    assert {key for key in changed if not key.startswith("text.")} == {
+        *("model.depth", "model.width", "model.resolution_embeds", "objective.noise_scale", "train.accumulate"),
+    }
+    text = plan.text.model_dump()
+    assert (text["kind"], text["max_tokens"], text["clean"]) == ("qwen3-vl", 256, "prx-pixel")
+    assert (plan.token_grid, plan.tokenizer.kind, plan.objective.noise_scale) == ((32, 32), "pixels", 2.0)
+    assert plan.run.distribution.kind == "fsdp"
+    assert denoiser_parameters(plan, QWEN_TEXT_DIM) == 7_010_156_800
+    without = named("prxpixel-7b", "model.resolution_embeds=false")
+    assert denoiser_parameters(without, QWEN_TEXT_DIM) == 6_996_387_072, "as PRX's own code counts it"
+
+
+def test_scaled_down_prxpixel_trains_and_is_what_diffusers_opens(tmp_path: Path) -> None:
+    plan = named("prxpixel-7b", *SMALL, "run.distribution.kind=ddp")
+    assert train(plan, tmp_path, Interrupt()).finished
+    assert list(plan.objective.obstacles("PRXPixelPipeline")) == []
 
 
 def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
