@@ -230,10 +230,11 @@ class Run:
         return apply_techniques(read_plan(self.recipe, [*changes, *smaller, *settings]), techniques)
 
 
-_TEXT = "text.weights={folder}/t5gemma"
-_PIXELS = ("data.count=256", _TEXT)
+_TEXT = ("text.weights={folder}/t5gemma", "run.text_embeddings=live")
+"""The text encoder runs in each step: what a run costs whose captions are not cached."""
+_PIXELS = ("data.count=256", *_TEXT)
 """One batch of images: more of 1024 px do not stay on the device, and each step would render its own."""
-_LATENTS = ("data.count=2560", _TEXT, "tokenizer.weights={folder}/flux1")
+_LATENTS = ("data.count=2560", *_TEXT, "tokenizer.weights={folder}/flux1")
 """As many images as ten steps read."""
 _TINY = (
     *("run.device=cpu", "data.count=8", "train.batch=4", "train.accumulate=2", "text.max_tokens=64"),

@@ -162,7 +162,8 @@ def test_parts_of_the_run_that_cost_other_amounts_are_counted_apart() -> None:
     assert [(one.first, one.end, one.size_px) for one in stages.phases] == [(0, 2, 16), (2, 6, 32)]
     assert stages.phases[0].image_flops < stages.phases[1].image_flops
     assert stages.run_flops == pytest.approx(4 * (2 * stages.phases[0].image_flops + 4 * stages.phases[1].image_flops))
-    burnt = cost(apply_techniques(read_plan("prx-256"), ["repa-burn-in:teacher.kind=dinov3,hidden=1024,share=0.5"]))
+    live = read_plan("prx-256", ["run.text_embeddings=live"])
+    burnt = cost(apply_techniques(live, ["repa-burn-in:teacher.kind=dinov3,hidden=1024,share=0.5"]))
     assert [sorted({*one.flops} - {"denoiser"}) for one in burnt.phases] == [
         ["repa", "text", "tokenizer"],
         ["text", "tokenizer"],

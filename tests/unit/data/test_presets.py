@@ -45,6 +45,24 @@ def midjourney(folder: Path) -> Path:
     return folder
 
 
+def of_the_hub(place: str, **columns: Any) -> Callable[[Path], Path]:
+    """Return a writer of one Parquet file of the hub, whose columns have these values; {} in a text is the number."""
+
+    def write(folder: Path) -> Path:
+        (folder / place).parent.mkdir(parents=True)
+        rows = [
+            {
+                "image": {"bytes": image_file(index, form="jpeg"), "path": None},
+                **{name: one.format(index) if isinstance(one, str) else one for name, one in columns.items()},
+            }
+            for index in range(COUNT)
+        ]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / place)
+        return folder
+
+    return write
+
+
 def img2dataset(**columns: str) -> Callable[[Path], Path]:
     """Return a writer of tars as img2dataset makes them, with its Parquet files and statistics beside them."""
 
@@ -139,6 +157,18 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "cc12m": cc12m,
     "journeydb": journeydb,
     "coco-captions": coco,
+    "flux-generated": of_the_hub("data/train-00000-of-00271.parquet", caption_caption="A caption of {}."),
+    "flux-reason-6m": of_the_hub(
+        "Text/fluxdb-text-00000-of-00143.parquet",
+        id="text-{}",
+        caption_detail="In detail, {}.",
+        caption_text=None,
+        caption_detail_cn="{}",
+        bool_caption_detail=True,
+        score_image_clarity=9,
+        score_image_structure=8,
+    ),
+    "midjourney-v6-recap": of_the_hub("train_00000.parquet", id="{}", gemini="An image of {}."),
 }
 
 
@@ -166,7 +196,7 @@ def test_a_preset_imports_files_of_its_form(name: str, tmp_path: Path) -> None:
 
 def test_the_columns_are_the_right_ones(tmp_path: Path) -> None:
     stores = {}
-    for name in ("midjourney-v6", "unsplash", "journeydb", "coco-captions"):
+    for name in ("midjourney-v6", "unsplash", "journeydb", "coco-captions", "flux-reason-6m"):
         options = read_preset(name).options(name)
         options = options if options.split_column else replace(options, eval_share=0.0)
         imported(WRITERS[name](tmp_path / name), tmp_path / f"{name}-store", options)
@@ -176,6 +206,8 @@ def test_the_columns_are_the_right_ones(tmp_path: Path) -> None:
     )
     assert {"long": "caption 3"} in captions(stores["unsplash"], "train")
     assert stores["unsplash"].table["attribute:photographer"][2].as_py() == "someone 2"
+    assert {"long": "In detail, 3."} in captions(stores["flux-reason-6m"], "train")
+    assert stores["flux-reason-6m"].table["attribute:clarity"][2].as_py() == 9
     assert {"long": "A caption of 3.", "short": "prompt 3 --v 4"} in captions(stores["journeydb"], "eval")
     first = captions(stores["coco-captions"], "train")[2]
     assert first == {"short": "1 of 2.", "long": "1 of 2. 2 of 2. 3 of 2. 4 of 2. 5 of 2."}, "in the order of their ids"

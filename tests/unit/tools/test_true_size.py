@@ -109,6 +109,7 @@ def test_all_but_the_towers_and_the_data_is_the_recipe(name: str) -> None:
         "train": recipe.train.model_copy(update={"steps": 10}),
         "text": recipe.text.model_copy(update={"weights": "towers/t5gemma"}),
         "data": plan.data,
+        "run": recipe.run.model_copy(update={"text_embeddings": "live"}),
     }
     if name == "prx-256":
         changed["tokenizer"] = recipe.tokenizer.model_copy(update={"weights": "towers/flux1", "revision": None})
