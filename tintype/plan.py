@@ -60,10 +60,11 @@ UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
 
-def _shift_of_time(plan: Plain) -> Plain:
-    """Return the shift of the sampling grid of older plans, which was that of the times; 1 where they set none."""
+def _older_sampling(plan: Plain) -> Plain:
+    """Return the sampling of older plans, whose shift was that of the times; 1 where they set none."""
     time = plan.get("time")
-    return {"shift": time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0, "shift_by": "none"}
+    shift = time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0
+    return {"shift": shift, "shift_by": "none", "guidance": "classifier-free"}
 
 
 class Plan(Settings):
@@ -93,7 +94,7 @@ class Plan(Settings):
     noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
         None, description="How training chooses the noise of an image; without, it is drawn at random"
     )
-    sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = Field(
+    sampling: Annotated[SamplingSettings, Since(_older_sampling)] = Field(
         SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
     )
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(

@@ -498,6 +498,12 @@ class SamplingSettings(Settings):
         "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096)",
     )
 
+    guidance: Annotated[Literal["classifier-free", "self", "path-drop"], Since("classifier-free")] = Field(
+        "classifier-free",
+        description="Guidance with which the model is sampled where none is chosen; evaluations have one of their own, "
+        "the same for all arms",
+    )
+
     def shift_at(self, tokens: int, token_numbers: int) -> float:
         """Return the shift of the grid for images of this many tokens of so many numbers each."""
         return self.shift * shift_factor(self.shift_by, tokens, token_numbers)

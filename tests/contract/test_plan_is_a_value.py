@@ -91,7 +91,9 @@ def test_the_shifts_of_training_and_of_sampling_are_two_decisions() -> None:
 def test_a_stored_plan_from_before_samples_as_it_did(tmp_path: Path) -> None:
     plan = tiny_plan("time.shift=3.0", "sampling.shift=3.0", "ema.ramp=false", "ema.every=1")
     text = plan.to_yaml()
-    older = text.replace("sampling:\n  shift: 3.0\n  shift_by: none\n", "").replace("  ramp: false\n  every: 1\n", "")
+    older = text.replace("sampling:\n  shift: 3.0\n  shift_by: none\n  guidance: classifier-free\n", "").replace(
+        "  ramp: false\n  every: 1\n", ""
+    )
     assert len(older) < len(text) - 40
     (tmp_path / "plan.yaml").write_text(older)
     read = plan_from_folder(tmp_path)

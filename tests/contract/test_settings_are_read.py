@@ -105,6 +105,7 @@ CONDITIONAL = {
     ("RunSettings", "protocol"): "by an evaluation",
     ("RunSettings", "ranks"): "by the workers of a study",
     ("Plan", "sampling"): "where images are sampled",
+    ("SamplingSettings", "guidance"): "where images are sampled",
     ("SamplingSettings", "shift"): "where images are sampled",
     ("Schedule", "start"): "of a term that begins later",
     ("SmallVaeSettings", "posterior"): "where latents are not tuned",

@@ -37,9 +37,9 @@ def sample(
     steps: Annotated[int, Option(min=1, help="Sampling steps")] = 50,
     guidance: Annotated[float, Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
     guidance_kind: Annotated[
-        Literal["classifier-free", "self", "path-drop", "autoguidance"],
-        Option(help="What the guided velocity is led away from"),
-    ] = "classifier-free",
+        Literal["classifier-free", "self", "path-drop", "autoguidance"] | None,
+        Option(help="What the guided velocity is led away from; by default the plan's sampling.guidance"),
+    ] = None,
     guide_step: Annotated[
         float | None,
         Option(help="autoguidance: step of the run's earlier weights, or a share of the training", show_default=False),
@@ -65,12 +65,15 @@ def sample(
 ) -> None:
     """Generate images from prompts: PNGs that contain their settings, and a contact sheet."""
     from tintype.config.strict import Document, KeyPath, parse
+    from tintype.plan import plan_from_folder
     from tintype.sampling.generate import SamplerSettings
     from tintype.sampling.sample import read_size, sample_run
     from tintype.terminal.progress import Progress
 
     from_t, to_t = guidance_interval
-    guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
+    folder = run_of(run, arm, arm_seed)
+    kind = guidance_kind or plan_from_folder(folder).sampling.guidance
+    guided = {"kind": kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     earlier: dict[str, float | None] = {"step": guide_step, "length": guide_length}
     if guidance_kind != "autoguidance" and any(one is not None for one in earlier.values()):
         raise UserError("--guide-step and --guide-length go with --guidance-kind autoguidance")
@@ -82,7 +85,7 @@ def sample(
     settings = parse(SamplerSettings, Document("sample", values, places))
     with Progress("loading the run", kept=f"images of whole batches are in {out}; run the same command again") as bars:
         written = sample_run(
-            run_of(run, arm, arm_seed),
+            folder,
             list(prompts or []),
             prompt_file,
             out,

@@ -129,6 +129,8 @@ def _notes(trained: Trained) -> Iterator[str]:
             f"sampling.shift_by is {plan.sampling.shift_by}: the time steps in `call` are those of "
             f"{plan.data.size_px} px; other sizes have others"
         )
+    if plan.sampling.guidance != "classifier-free":
+        yield f"sampling.guidance is {plan.sampling.guidance}, which is tintype's; the pipeline's is classifier-free"
     if text.compute == "bf16":
         yield "training read captions in bf16; a pipeline opened in fp32 reads them more exactly"
     if plan.precision.islands.timestep == "bf16":

@@ -80,7 +80,7 @@ class Run:
             count: images for each prompt. Those of the first prompt come first.
             seed: seed of the noise. An image depends on it, on its index and on its prompt, not on the others.
             steps: steps of the sampler.
-            guidance: scale of classifier-free guidance; 1 switches it off.
+            guidance: scale of the guidance (`sampling.guidance` in the plan); 1 switches it off.
             method: the integrator.
             size: side of squares in pixels, or (width, height); by default as in training.
             batch: images made at a time.
@@ -97,7 +97,12 @@ class Run:
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         if not listed or count < 1:
             raise UserError("nothing to sample: give one prompt or more, and a count of 1 or more")
-        values = {"method": method, "steps": steps, "guidance": {"scale": guidance}, "batch": batch}
+        values = {
+            "method": method,
+            "steps": steps,
+            "guidance": {"kind": self.plan.sampling.guidance, "scale": guidance},
+        }
+        values["batch"] = batch
         settings = parse(SamplerSettings, Document("sample", values))
         if (device, ema_length) not in self._loaded:
             self._loaded[device, ema_length] = load_for_sampling(self.path, device, ema_length)

@@ -85,6 +85,22 @@ def test_a_run_trains_samples_and_is_scored_anywhere_and_says_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_model_is_sampled_with_the_guidance_of_its_plan(tmp_path: Path) -> None:
+    run = tintype.train(tiny_plan("sampling.guidance=self", techniques=["tread"]), tmp_path / "run")
+    (image,) = run.sample("a red ball", steps=2)
+    assert json.loads(image.info["tintype"])["guidance"]["kind"] == "self"
+
+    def asked(*options: str) -> Image.Image:
+        words = ["sample", str(run.path), "a red ball", "--steps", "2", "--out", str(tmp_path / f"out{len(options)}")]
+        assert CliRunner().invoke(app, [*words, *options], catch_exceptions=False).exit_code == 0
+        with Image.open(tmp_path / f"out{len(options)}" / "0000.png") as written:
+            return written.copy()
+
+    assert asked().tobytes() == image.tobytes()
+    chosen = asked("--guidance-kind", "classifier-free")
+    assert json.loads(chosen.info["tintype"])["guidance"]["kind"] == "classifier-free"
+
+
 def test_images_are_those_of_the_command(trained: tintype.Run, tmp_path: Path) -> None:
     done: list[tuple[float, int]] = []
     images = trained.sample(

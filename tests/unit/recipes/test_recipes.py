@@ -13,6 +13,7 @@ from torch import nn
 from tests.tiny_dino import FOLDER, SIZE_PX, write_dino
 from tintype import recipes
 from tintype.data.captions import NULL_CAPTION
+from tintype.evaluation.presets import protocol_of
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.model import Transformer
 from tintype.plan import Plan, diff, plan_from_document
@@ -200,6 +201,12 @@ def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
     assert plan.route is not None and list(plan.route.sparse_blocks(0)) == list(range(1, 15)), "2nd to penultimate"
     assert set(plan.token_grids) == {(16, 16), (32, 32)}
     assert denoiser_parameters(plan) == 1_177_215_744
+    guidance = protocol_of(["preset=prx-speedrun"]).sampler.guidance
+    assert plan.sampling.guidance == guidance.kind == "self"
+    usual = protocol_of(["preset=prx"])
+    assert guidance.scale == usual.sampler.guidance.scale and guidance.model_dump()["share"] == 0.5
+    alike = usual.sampler.model_copy(update={"guidance": guidance})
+    assert protocol_of(["preset=prx-speedrun"]) == usual.model_copy(update={"sampler": alike})
 
 
 def test_scaled_down_both_stages_of_the_speedrun_train(tmp_path: Path) -> None:
