@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tintype.errors import DivergedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.library.plans import apply, load_plan
+    from tintype.library.plugins import load_plugins
     from tintype.library.runs import Run, evaluate, load_run, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, run_study
     from tintype.plan import Plan
@@ -33,6 +34,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load_plan",
+    "load_plugins",
     "load_results",
     "load_run",
     "load_study",
@@ -44,6 +46,7 @@ _MODULES = {
     "errors": ("DivergedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "library.plans": ("apply", "load_plan"),
+    "library.plugins": ("load_plugins",),
     "library.runs": ("Run", "evaluate", "load_run", "train"),
     "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "run_study"),
     "plan": ("Plan",),

@@ -14,15 +14,16 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tintype import recipes
 from tintype.config.paths import locate
-from tintype.config.strict import Document, parse, read_yaml, settings_in, write_yaml
+from tintype.config.strict import Document, marks_of, parse, read_yaml, settings_in, write_yaml
 from tintype.data.buckets import Shape, scaled_shape
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.source import ScenesSettings
 from tintype.errors import UserError
-from tintype.flow import NOISES, OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
+from tintype.flow import MAIN_LOSSES, NOISES, OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
+from tintype.flow.main_loss import SquareSettings
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
+from tintype.flow.part import MainLossPart, NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.time_density import MixtureTime
 from tintype.losses import LOSSES, LossPart
 from tintype.losses.class_token import CLASS_TOKEN
@@ -97,6 +98,9 @@ class Plan(Settings):
     sampling: Annotated[SamplingSettings, Since(_older_sampling)] = Field(
         SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
     )
+    main_loss: Annotated[Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")], Since({"kind": "square"})] = Field(
+        SquareSettings(), description="What the main loss does with the error of the velocity; plugins add kinds"
+    )
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(
         None, description="Weight of the loss at each time; null: 1"
     )
@@ -151,7 +155,7 @@ class Plan(Settings):
                 f"model.class_token is {self.model.class_token}, but no loss gives the denoiser a class token; apply "
                 "the technique reg, or set it to 0"
             )
-        for part in (self.route, *self.losses, self.tuning, self.ema):
+        for part in (self.weighting, self.route, *self.losses, self.tuning, self.ema):
             if part:
                 part.check(self)
         return self
@@ -383,12 +387,13 @@ def _forget_other_kinds(section: str, data: Plain) -> None:
 
 def parts_of(plan: Plan) -> list[tuple[str, str]]:
     """Return the parts of a plan that plugins may have added: their groups and kinds."""
-    return [
-        ("text_encoders", plan.text.kind),
-        ("tokenizers", plan.tokenizer.kind),
-        ("optimizers", plan.optimizer.kind),
-        *(("losses", loss.kind) for loss in plan.losses),
-    ]
+    found = []
+    for name, field in Plan.model_fields.items():
+        value = getattr(plan, name)
+        parts = value if isinstance(value, tuple) else () if value is None else (value,)
+        groups = (mark.group for mark in marks_of(field) if isinstance(mark, OneOf) and mark.group)
+        found += [(group, part.kind) for group in groups for part in parts]
+    return found
 
 
 def plan_from_folder(folder: Path) -> Plan:

@@ -291,7 +291,7 @@ class Tokenizer(Protocol):
 
 
 class Objective(Protocol):
-    """The prediction of the denoiser. The loss is the mean squared difference of `velocity` and `target`."""
+    """The prediction of the denoiser. The main loss compares `velocity` and `target`."""
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
     @property
@@ -326,8 +326,15 @@ class TimeDensity(Protocol):
         """Return the density for latents of this size."""
 
 
+class MainLoss(Protocol):
+    """Main loss: a function of the difference between the objective's `velocity` and `target`."""
+
+    def __call__(self, velocity_BCHW: Tensor, target_BCHW: Tensor, t_B: Tensor) -> Tensor:
+        """Return the loss of each sample, not weighted."""
+
+
 class Weighting(Protocol):
-    """Weight of a sample at t in the objective."""
+    """Weight of a sample at t in the main loss."""
 
     def __call__(self, t_B: Tensor) -> Tensor: ...
 
@@ -513,6 +520,20 @@ class Tracker(Protocol):
 
 VelocityFn = Callable[[Tensor, float], Tensor]
 """(x_t_BCHW, t) -> velocity, all samples at the same t."""
+
+
+class Sampler(Protocol):
+    """Integrates the velocity from noise (t = 1) to data (t = 0)."""
+
+    def __call__(
+        self, velocity: VelocityFn, noise: Tensor, times: Sequence[float], draws: Draws, on_step: Callable[[], None]
+    ) -> Tensor:
+        """Return the data at the last of the descending `times`, from the noise at the first.
+
+        It calls `on_step` after each of them. Random numbers come from `draws`: an image depends neither on its batch
+        nor on torch's generator. The state is fp32; its first dimension is the samples', and the others can have any
+        shape: with a class token, rows of numbers.
+        """
 
 
 class Encoder(Protocol):

@@ -296,8 +296,8 @@ def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     of_block = 12 * model.width + 3 * model.hidden
     text = 3 * model.width * _text_tokens(plan)
     sparse = plan.route.sparse_blocks(step) if plan.route else range(0)
-    share = getattr(plan.route, "share", 0.0)
-    in_block = [tokens - int(tokens * share) if block in sparse else tokens for block in range(model.depth)]
+    kept = plan.route.kept(tokens) if plan.route else tokens
+    in_block = [kept if block in sparse else tokens for block in range(model.depth)]
     whole = [of_block * count + text for count in in_block]
     numbers = (
         max(whole) + sum(count * model.width for count in in_block) if model.activation_checkpointing else sum(whole)
@@ -657,8 +657,7 @@ def _text(plan: Plan, networks: Networks, given: bool) -> TextTokens:
 def _route(plan: Plan, router: Router, tokens: int, step: int) -> Route | None:
     if plan.route is None or not plan.route.sparse_blocks(step):
         return router.whole()
-    kept = tokens - int(tokens * getattr(plan.route, "share", 0.0))
-    return router.sparse(torch.zeros(1, kept, dtype=torch.long, device=META))
+    return router.sparse(torch.zeros(1, plan.route.kept(tokens), dtype=torch.long, device=META))
 
 
 def flops_of(work: Callable[[], object]) -> float:
@@ -716,13 +715,12 @@ def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: in
     tokens_BSC = torch.randn(images, length, width, device=device, generator=generator)
     mask_BS = torch.ones(images, length, dtype=torch.bool, device=device)
     t_B = torch.rand(images, device=device, generator=generator)
-    kept = rows * columns - int(rows * columns * getattr(plan.route, "share", 0.0))
-    kept_BK = torch.arange(kept, device=device).expand(images, -1)
     route = None
     if plan.route is not None and plan.route.sparse_blocks(0):
         router = plan.route.build(plan.model)
         if isinstance(router, nn.Module):
             router.to(device)
+        kept_BK = torch.arange(plan.route.kept(rows * columns), device=device).expand(images, -1)
         route = router.sparse(kept_BK)
 
     def step() -> None:

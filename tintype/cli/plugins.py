@@ -32,7 +32,9 @@ def new_technique(
 
 @app.command()
 def check(
-    file: Annotated[Path, Argument(help="Python file with techniques, as `tintype new technique` writes one")],
+    file: Annotated[
+        Path, Argument(help="Python file with techniques or other parts, as `tintype new technique` writes one")
+    ],
     chosen: Annotated[
         list[str], Option("--technique", help="Only this technique of the file: name or name:key=value (repeatable)")
     ] = [],  # noqa: B006
@@ -41,7 +43,7 @@ def check(
     ] = [],  # noqa: B006
     json_: options.Json = False,
 ) -> None:
-    """Hold the techniques of your file to the contract of tintype's own; exit with 1 where one breaks it."""
+    """Hold the techniques, samplers and guidances of your file to their contract; exit with 1 where one breaks it."""
     from tintype.contract.run import check_file
     from tintype.terminal.plugins import show_checked, show_result
 

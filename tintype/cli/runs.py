@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -37,8 +37,11 @@ def sample(
     steps: Annotated[int, Option(min=1, help="Sampling steps")] = 50,
     guidance: Annotated[float, Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
     guidance_kind: Annotated[
-        Literal["classifier-free", "self", "path-drop", "autoguidance"] | None,
-        Option(help="What the guided velocity is led away from; by default the plan's sampling.guidance"),
+        str | None,
+        Option(
+            help="What the guided velocity is led away from: classifier-free, self, path-drop, autoguidance, or a kind "
+            "of a plugin; by default the plan's sampling.guidance"
+        ),
     ] = None,
     guide_step: Annotated[
         float | None,
@@ -51,7 +54,7 @@ def sample(
         tuple[float, float], Option(help="Interval of t in which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
     unbias: Annotated[bool, Option(help="Undo the bias of the run's contrastive loss")] = False,
-    method: Annotated[Literal["euler", "heun"], Option(help="Integrator")] = "euler",
+    method: Annotated[str, Option(help="Sampler: euler, heun, or one of a plugin")] = "euler",
     arm: options.Arm = None,
     arm_seed: options.ArmSeed = None,
     seed: Annotated[int, Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
@@ -75,13 +78,16 @@ def sample(
     kind = guidance_kind or plan_from_folder(folder).sampling.guidance
     guided = {"kind": kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     earlier: dict[str, float | None] = {"step": guide_step, "length": guide_length}
-    if guidance_kind != "autoguidance" and any(one is not None for one in earlier.values()):
+    if kind != "autoguidance" and any(one is not None for one in earlier.values()):
         raise UserError("--guide-step and --guide-length go with --guidance-kind autoguidance")
     if guide_step is not None and guide_step.is_integer():
         earlier["step"] = int(guide_step)
     guided |= {key: value for key, value in earlier.items() if value is not None}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
-    places: dict[KeyPath, str] = {("guidance",): f"--guidance-interval {from_t:g} {to_t:g}"}
+    places: dict[KeyPath, str] = {
+        ("guidance",): f"--guidance-kind {guidance_kind} --guidance-interval {from_t:g} {to_t:g}",
+        ("method",): f"--method {method}",
+    }
     settings = parse(SamplerSettings, Document("sample", values, places))
     with Progress("loading the run", kept=f"images of whole batches are in {out}; run the same command again") as bars:
         written = sample_run(

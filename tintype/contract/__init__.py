@@ -1,1 +1,4 @@
-"""The contract of techniques: what `tintype check` and the tests hold each of them to, on plans of some kilobytes."""
+"""The contract of techniques, samplers and guidances, which `tintype check` and the tests hold each of them to.
+
+They are tried on plans of some kilobytes.
+"""

@@ -1,4 +1,4 @@
-"""Hold every technique of a plugin file to the contract."""
+"""Hold every technique, sampler and guidance of a plugin file to its contract."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from tintype.contract.ground import BASELINES, SPECS, Ground, tiny_plan
+from tintype.contract.sampling import SAMPLED, check_samples
 from tintype.contract.technique import CHECKS, WITHOUT_STEPS, BrokenContractError, check_pair, losses
 from tintype.errors import UserError
 from tintype.plugins.load import load_files, parts_of
@@ -26,11 +27,12 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Result:
-    """How a check of a technique has ended."""
+    """How a check of a technique, a sampler or a guidance has ended."""
 
     technique: str
+    """Name of the technique, the sampler or the guidance."""
     check: str
-    """The words that hold of the technique where it has passed."""
+    """The words that hold of it where it has passed."""
     passed: bool
     details: str = ""
     """A few words more, or how the contract is broken."""
@@ -62,11 +64,11 @@ def check_file(
     on_result: Callable[[Result], None] = lambda result: None,
     others: Sequence[str] | None = None,
 ) -> Checked:
-    """Load a plugin file and check its techniques.
+    """Load a plugin file and check its techniques, samplers and guidances.
 
-    `specs` are those to check, as `name` or `name:key=value`, by default all of the file as they are; `assignments`
-    are overrides of the tiny plan for them. `others` are the techniques that each is tried together with, by default
-    all of tintype and of the file.
+    `specs` are the techniques to check, as `name` or `name:key=value`, by default all parts of the file as they are;
+    `assignments` are overrides of the tiny plan for them. `others` are the techniques that each is tried together with,
+    by default all of tintype and of the file.
     """
     (plugin,) = load_files([file])
     parts = {group: list(parts_of(plugin, group)) for group in GROUPS}
@@ -75,7 +77,9 @@ def check_file(
         known = ", ".join(parts["techniques"]) or "none"
         raise UserError(f"--technique {quote(mine[strange[0]])}: {file} has no such technique; it has {known}")
     tried = [*TECHNIQUES.built_in, *parts["techniques"]] if others is None else list(others)
+    sampled = [] if specs else [(group, name) for group in SAMPLED for name in parts[group]]
     each = len(CHECKS) + len(tried)
+    total = len(mine) * each + len(sampled)
     results: list[Result] = []
     with cpu_threads("cpu", 1), tempfile.TemporaryDirectory(prefix="tintype-check-") as folder:
         ground = Ground(
@@ -86,10 +90,14 @@ def check_file(
         )
         for number, name in enumerate(mine):
             beside = [other for other in tried if other != name]
-            progress = partial(_reported, report, number * each, len(mine) * each)
+            progress = partial(_reported, report, number * each, total)
             for result in _check(ground, plugin, name, beside, progress):
                 results.append(result)
                 on_result(results[-1])
+        for number, (group, name) in enumerate(sampled):
+            report(f"{name}: sampling", len(mine) * each + number, total)
+            results.append(_result(plugin, name, check_samples, partial(check_samples, ground, group, name)))
+            on_result(results[-1])
     return Checked(plugin, {group: names for group, names in parts.items() if names}, results)
 
 
@@ -98,7 +106,7 @@ def require_contract(file: Path | str) -> None:
     checked = check_file(Path(file))
     broken = [f"{one.technique} fails: {one.check}: {one.details}" for one in checked.results if not one.passed]
     assert not broken, "\n".join(broken)
-    assert checked.results, f"{file} has no technique"
+    assert checked.results, f"{file} has no technique, sampler or guidance"
 
 
 def parts_in_words(checked: Checked) -> str:
@@ -114,18 +122,27 @@ def _check(
     ground: Ground, plugin: Plugin, name: str, others: Sequence[str], report: Callable[[str, int], None]
 ) -> Iterator[Result]:
     for number, check in enumerate(CHECKS if ground.can_step(name) else WITHOUT_STEPS):
-        title = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        title = _title(check)
         report(f"{name}: {title[0].lower()}{title[1:]}", number)
-        try:
-            with _own_errors(plugin):
-                details = check(ground, name)
-        except BrokenContractError as error:
-            yield Result(name, title, False, str(error))
-            if check is CHECKS[0]:
-                return  # there is no plan with it that others could be tried on
-        else:
-            yield Result(name, title, True, details)
+        result = _result(plugin, name, check, partial(check, ground, name))
+        yield result
+        if check is CHECKS[0] and not result.passed:
+            return  # there is no plan with it that others could be tried on
     yield _check_pairs(ground, plugin, name, others, report)
+
+
+def _title(check: Callable[..., str]) -> str:
+    """Return the first line of a check's docstring: the words that hold where it passes."""
+    return (check.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+def _result(plugin: Plugin, name: str, check: Callable[..., str], made: Callable[[], str]) -> Result:
+    """Make a check, and return how it ended."""
+    try:
+        with _own_errors(plugin):
+            return Result(name, _title(check), True, made())
+    except BrokenContractError as error:
+        return Result(name, _title(check), False, str(error))
 
 
 def _check_pairs(

@@ -77,8 +77,8 @@ class MyIdea(LossTerm):
         return down_B + across_B
 
 
-# tintype looks for these names. A plugin may have METRICS, TEXT_ENCODERS, TOKENIZERS, OPTIMIZERS, IMPORTERS and
-# LAUNCHERS too (docs/plugins.md).
+# tintype looks for these names. A plugin may have other parts too: MAIN_LOSSES, OBJECTIVES, WEIGHTINGS, TIME_DENSITIES,
+# ROUTERS, SAMPLERS, GUIDANCES, METRICS and more (docs/plugins.md).
 LOSSES = (MyIdeaSettings,)
 TECHNIQUES = {
     "my-idea": Technique(

@@ -24,9 +24,10 @@ from tintype.metrics.table import (
     SCENE_METRICS,
     TEXT_METRICS,
     TRAINING_METRICS,
-    metric_of_plugin,
     revisions,
 )
+from tintype.plugins.load import added
+from tintype.plugins.registry import is_built_in
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
 from tintype.settings import NamesFile, Settings, plain
@@ -152,6 +153,16 @@ class Protocol(Settings):
         )
 
     @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Its parts that plugins may have added: their groups and names."""
+        samplers = [sampling.sampler for sampling in self.conditions]
+        return [
+            *(("metrics", name) for name in self.metrics),
+            *(("samplers", name) for name in dict.fromkeys(one.method for one in samplers)),
+            *(("guidances", kind) for kind in dict.fromkeys(one.guidance.kind for one in samplers)),
+        ]
+
+    @property
     def reads_training_images(self) -> bool:
         """Whether one of its metrics compares with the images of the training."""
         return any(kind in TRAINING_METRICS for kind in self.metrics)
@@ -195,8 +206,12 @@ class Protocol(Settings):
         for encoder in content["encoders"]:
             if encoder.get("compile") is False:
                 del encoder["compile"]  # it joined later, and older results have the same names
-        if of_plugins := {kind: one.plugin.sha256 for kind in self.metrics if (one := metric_of_plugin(kind))}:
-            content["plugins"] = of_plugins
+        others = [(group, name) for group, name in self.parts if not is_built_in(group, name)]
+        if others:
+            content["plugins"] = {
+                name if group == "metrics" else f"{group}/{name}": added(group)[name].plugin.sha256
+                for group, name in others
+            }
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["shapes"] == "square":

@@ -39,8 +39,8 @@ def check_single_file(plan: Plan, run: Path | None = None) -> None:
 
 def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
     """Return all reasons why a run of the plan cannot be exported in this form."""
-    parts = [plan.text, plan.objective, plan.tokenizer, plan.data, plan.captions, plan.optimizer, plan.weighting]
-    every = [*parts, plan.route, plan.tuning, *plan.losses]
+    parts = [plan.text, plan.objective, plan.tokenizer, plan.data, plan.captions, plan.optimizer, plan.main_loss]
+    every = [*parts, plan.weighting, plan.route, plan.tuning, *plan.losses]
     return [
         *model_obstacles(plan),
         *route_obstacles(plan),

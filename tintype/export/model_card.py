@@ -161,7 +161,8 @@ def _metadata(record: RunRecord, options: CardOptions, title: str) -> ModelCardD
 
 
 def _tags(plan: Plan) -> list[str]:
-    parts = [plan.noise, plan.weighting, plan.route, plan.tuning, *plan.losses]
+    main_loss = None if plan.main_loss.kind == "square" else plan.main_loss
+    parts = [main_loss, plan.noise, plan.weighting, plan.route, plan.tuning, *plan.losses]
     kinds = [plan.objective.kind, plan.optimizer.kind, *(part.kind for part in parts if part is not None)]
     return list(dict.fromkeys(["tintype", "text-to-image", "flow-matching", *kinds]))
 

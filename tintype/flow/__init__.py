@@ -1,4 +1,4 @@
-"""Rectified flow: the path, the density of t, objectives, weightings, routes, samplers and guidance.
+"""Rectified flow: the path, the density of t, objectives, the main loss, weightings, routes, samplers and guidance.
 
 The kinds of a seam are listed here: a new one is its file, its line in a table, and its test.
 """
@@ -6,16 +6,21 @@ The kinds of a seam are listed here: a new one is its file, its line in a table,
 from tintype.flow.epsilon_prediction import EpsilonPredictionSettings
 from tintype.flow.immiscible import ImmiscibleSettings
 from tintype.flow.loss_space import LossSpaceSettings
+from tintype.flow.main_loss import SquareSettings
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
+from tintype.flow.part import MainLossPart, NoisePart, ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.sprint import SprintSettings
 from tintype.flow.time_density import LogitNormalTime, MixtureTime, UniformTime
 from tintype.flow.tread import TreadSettings
 from tintype.flow.x_prediction import XPredictionSettings
+from tintype.settings import OpenKinds
 
-OBJECTIVES: tuple[type[ObjectivePart], ...] = (VelocitySettings, XPredictionSettings, EpsilonPredictionSettings)
-TIMES: tuple[type[TimePart], ...] = (MixtureTime, LogitNormalTime, UniformTime)
+OBJECTIVES: OpenKinds[ObjectivePart] = OpenKinds(
+    "objectives", VelocitySettings, XPredictionSettings, EpsilonPredictionSettings
+)
+TIMES: OpenKinds[TimePart] = OpenKinds("time_densities", MixtureTime, LogitNormalTime, UniformTime)
 NOISES: tuple[type[NoisePart], ...] = (ImmiscibleSettings,)
-WEIGHTINGS: tuple[type[WeightingPart], ...] = (MinSnrSettings, LossSpaceSettings)
-ROUTES: tuple[type[RoutePart], ...] = (SprintSettings, TreadSettings)
+MAIN_LOSSES: OpenKinds[MainLossPart] = OpenKinds("main_losses", SquareSettings)
+WEIGHTINGS: OpenKinds[WeightingPart] = OpenKinds("weightings", MinSnrSettings, LossSpaceSettings)
+ROUTES: OpenKinds[RoutePart] = OpenKinds("routers", SprintSettings, TreadSettings)

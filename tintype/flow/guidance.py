@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.seams import VelocityFn
-from tintype.settings import OneOf, Part, kind_alone
+from tintype.settings import OneOf, OpenKinds, Part, kind_alone
 
 PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """(x_t_BCHW, t) -> the strong and the weak velocity."""
@@ -75,6 +75,7 @@ class GuidancePart(Part):
         return None
 
     def pair(self, branches: Branches) -> PairFn:
+        """Return the function that computes the strong and the weak velocity."""
         raise NotImplementedError
 
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
@@ -169,8 +170,10 @@ class AutoguidanceSettings(GuidancePart):
         return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), weak(x_t_BCHW, t))
 
 
-_KINDS = (ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings)
-Guidance = Annotated[GuidancePart, OneOf(_KINDS, "classifier-free"), BeforeValidator(kind_alone)]
+GUIDANCES: OpenKinds[GuidancePart] = OpenKinds(
+    "guidances", ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings
+)
+Guidance = Annotated[GuidancePart, OneOf(GUIDANCES, "classifier-free"), BeforeValidator(kind_alone)]
 """Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or a kind alone."""
 
 

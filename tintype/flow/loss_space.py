@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from tintype.flow.part import WeightingPart
+from tintype.flow.part import PlanView, WeightingPart
 from tintype.seams import Objective, TimeDensity, Weighting
 
 
@@ -26,6 +26,13 @@ class LossSpaceSettings(WeightingPart):
     space: Literal["x", "epsilon"] = Field(
         "x", description="Whose squared error the loss is: the clean image's, or the noise's"
     )
+
+    def check(self, plan: PlanView) -> None:
+        if plan.main_loss.kind != "square":
+            raise ValueError(
+                "loss-space: only squared errors of x, noise and velocity differ by a factor of t, and main_loss.kind "
+                f"is '{plan.main_loss.kind}'; leave one of them out"
+            )
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         factor = objective.x_weight if self.space == "x" else objective.noise_weight

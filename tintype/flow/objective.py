@@ -1,4 +1,4 @@
-"""The baseline's objective: predict the velocity, plain mean squared error."""
+"""The baseline's objective: predict the velocity."""
 
 from __future__ import annotations
 

@@ -1,20 +1,29 @@
-"""Settings of objectives, time densities, weightings and routes: what all kinds do."""
+"""Settings of objectives, time densities, main losses, weightings and routes: what all kinds do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype import settings
 from tintype.flow.path import unshift_time
-from tintype.seams import Draws, Objective, Router, TimeDensity, Weighting
-from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, PlanView, ShiftBy, Since, shift_factor
+from tintype.plugins.registry import is_built_in
+from tintype.seams import Draws, MainLoss, Objective, Router, TimeDensity, Weighting
+from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, ShiftBy, Since, shift_factor
 
 _NODES = 1 << 17
+
+
+class PlanView(settings.PlanView, Protocol):
+    """The plan as weightings and routes see it."""
+
+    @property
+    def main_loss(self) -> MainLossPart: ...
 
 
 class TimePart(Part):
@@ -54,7 +63,10 @@ class TimePart(Part):
         return self.model_copy(update={"shift": shift, "shift_by": "none"})
 
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
-        """Return t from two uniforms, float64: the first gives its quantile, the second the component of a mixture."""
+        """Return t from two uniforms, float64: the first gives its quantile, the second the component of a mixture.
+
+        A mixture has two components, the first where `choice` < `uniform_share`; `mean_of` integrates over both.
+        """
         raise NotImplementedError
 
     def draw(self, draws: Draws) -> Tensor:
@@ -98,6 +110,7 @@ class _ByResolution:
 
 class ObjectivePart(Part):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]]
+    """The quantity that the denoiser's output approximates. `build` knows how it becomes a velocity."""
 
     noise_scale: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, description="Deviation of the noise, in training, validation and sampling; PRXPixel has 2"
@@ -109,6 +122,13 @@ class ObjectivePart(Part):
         return {"noise_scale": self.noise_scale}
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        if not is_built_in("objectives", self.kind):
+            where = "a program that reads one file of weights" if form == "safetensors" else form
+            yield Obstacle(
+                f"objective: '{self.kind}' is of a plugin, and {where} does not know how its prediction becomes a "
+                "velocity",
+                "--set objective.kind=velocity",
+            )
         if form == "PRXPipeline" and self.noise_scale != 1:
             yield Obstacle(
                 f"objective.noise_scale is {self.noise_scale:g}, and PRXPipeline starts from noise of deviation 1",
@@ -138,10 +158,24 @@ class RoutePart(Part):
         """Return the blocks, counted from 0, that see only some of the tokens at this step."""
         raise NotImplementedError
 
+    def kept(self, tokens: int) -> int:
+        """Return how many of an image's tokens the sparse blocks see: `tintype cost` counts these."""
+        raise NotImplementedError
+
     def build(self, model: ModelSettings) -> Router:
         raise NotImplementedError
 
 
+class MainLossPart(Part):
+    """Main loss: a function of the difference between the predicted and the true velocity."""
+
+    def build(self) -> MainLoss:
+        raise NotImplementedError
+
+
 class WeightingPart(Part):
+    def check(self, plan: PlanView) -> None:
+        """Raise ValueError where the plan cannot have this weighting."""
+
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         raise NotImplementedError

@@ -113,6 +113,9 @@ class RangePart(RoutePart):
     def sparse_blocks(self, step: int) -> range:
         return range(self.first - 1, self.last) if self.is_sparse(step) else range(0)
 
+    def kept(self, tokens: int) -> int:
+        return tokens - int(tokens * self.share)
+
 
 @dataclass(frozen=True)
 class Unrouted:

@@ -101,7 +101,7 @@ class Sprint(nn.Module):
     def _kept(self, grid: tuple[int, int], draws: Draws) -> Tensor:
         tokens = grid[0] * grid[1]
         if self.settings.sampling == "random":
-            return random_kept(draws, tokens, tokens - int(tokens * self.settings.share))
+            return random_kept(draws, tokens, self.settings.kept(tokens))
         return grouped_kept(draws, grid, self.settings.share)
 
     def fuse(

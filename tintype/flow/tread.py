@@ -35,7 +35,7 @@ class Tread:
         tokens = grid[0] * grid[1]
         if not self.settings.is_sparse(step):
             return None
-        return self.sparse(random_kept(draws, tokens, tokens - int(tokens * self.settings.share)))
+        return self.sparse(random_kept(draws, tokens, self.settings.kept(tokens)))
 
     def whole(self) -> Route | None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from PIL import Image
 
@@ -29,8 +29,6 @@ from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
 from tintype.train.reconstruct import reconstruction
 from tintype.train.steps import Progress
-
-Method = Literal["euler", "heun"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +64,7 @@ class Run:
         seed: int = 0,
         steps: int = 50,
         guidance: float = 3.5,
-        method: Method = "euler",
+        method: str = "euler",
         size: int | tuple[int, int] | None = None,
         batch: int = 16,
         ema_length: float | None = None,
@@ -81,7 +79,7 @@ class Run:
             seed: seed of the noise. An image depends on it, on its index and on its prompt, not on the others.
             steps: steps of the sampler.
             guidance: scale of the guidance (`sampling.guidance` in the plan); 1 switches it off.
-            method: the integrator.
+            method: the sampler: "euler", "heun", or the name of one that a plugin adds.
             size: side of squares in pixels, or (width, height); by default as in training.
             batch: images made at a time.
             ema_length: use the weight average of this length, made of the snapshots of a run with power-ema.
@@ -97,12 +95,8 @@ class Run:
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         if not listed or count < 1:
             raise UserError("nothing to sample: give one prompt or more, and a count of 1 or more")
-        values = {
-            "method": method,
-            "steps": steps,
-            "guidance": {"kind": self.plan.sampling.guidance, "scale": guidance},
-        }
-        values["batch"] = batch
+        guided = {"kind": self.plan.sampling.guidance, "scale": guidance}
+        values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
         settings = parse(SamplerSettings, Document("sample", values))
         if (device, ema_length) not in self._loaded:
             self._loaded[device, ema_length] = load_for_sampling(self.path, device, ema_length)

@@ -41,6 +41,11 @@ class ContrastiveSettings(LossPart):
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
+        if plan.main_loss.kind != "square":
+            raise ValueError(
+                "contrastive: it subtracts a squared error from the main loss, which needs one as well or may have no "
+                f"minimum, and main_loss.kind is '{plan.main_loss.kind}'; leave one of them out"
+            )
         train, batch = plan.train, min(plan.train.batches)
         if batch // train.accumulate < 2:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from pydantic import Field
 
-from tintype import settings
+from tintype.flow import part
 from tintype.flow.part import ObjectivePart, RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import LossContext, LossTerm
@@ -21,7 +21,7 @@ class Scheduled(Settings):
     schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
 
 
-class PlanView(settings.PlanView, Protocol):
+class PlanView(part.PlanView, Protocol):
     """The plan as losses see it."""
 
     @property

@@ -20,8 +20,6 @@ from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import AnyMetric, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
-from tintype.plugins.load import added
-from tintype.plugins.registry import Added
 from tintype.plugins.table import Table
 
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
@@ -57,11 +55,6 @@ LOG_METRICS = (throughput.METRIC,)
 """On the run's `metrics.jsonl`."""
 PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM, reconstruction.LPIPS)
 """On pairs of images."""
-
-
-def metric_of_plugin(name: str) -> Added | None:
-    """Return a metric that a plugin has added; None for one that is built in."""
-    return None if name in ON_FEATURES.built_in else added(ON_FEATURES.group).get(name)
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:

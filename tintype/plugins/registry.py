@@ -15,6 +15,13 @@ from tintype.errors import UserError
 GROUPS = (
     "techniques",
     "losses",
+    "main_losses",
+    "objectives",
+    "weightings",
+    "time_densities",
+    "routers",
+    "samplers",
+    "guidances",
     "metrics",
     "text_encoders",
     "tokenizers",
@@ -117,7 +124,8 @@ def is_added(part: object) -> bool:
 
 def words(group: str) -> str:
     """Return what one part of a group is called: `text encoder`."""
-    return {"losses": "loss"}.get(group, group.removesuffix("s").replace("_", " "))
+    irregular = {"losses": "loss", "main_losses": "main loss", "time_densities": "time density"}
+    return irregular.get(group, group.removesuffix("s").replace("_", " "))
 
 
 def _check(group: str, name: str, one: Added) -> None:

@@ -22,7 +22,7 @@ from tintype.errors import UserError
 from tintype.flow.guidance import ClassifierFreeSettings, Guidance, Guide
 from tintype.flow.path import sampling_times, scaled
 from tintype.flow.routes import random_kept
-from tintype.flow.sampler import Method, integrate
+from tintype.flow.sampler import SAMPLERS, Method
 from tintype.losses.class_token import class_noise
 from tintype.model import TextCache
 from tintype.sampling.velocity_bias import velocity_bias
@@ -43,7 +43,7 @@ def sides(size_px: Size) -> tuple[int, int]:
 
 
 class SamplerSettings(Settings):
-    method: Method = Field("euler", description="Integrator")
+    method: Method = Field("euler", description="Integrator: euler, heun, or one of a plugin")
     steps: int = Field(50, ge=1, description="Sampling steps")
     guidance: Guidance = Field(ClassifierFreeSettings(), description="What the guided velocity is led away from")
     batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
@@ -106,7 +106,7 @@ def sample_latents(
         guided = guided if on_estimate is None else _watched(guided, parts, state, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))
         first = state.join(noise_BCHW, class_noise(draws, state.class_width) if state.class_width else None)
-        last = integrate(guided, first, times, settings.method, lambda: on_step(len(captions)))
+        last = SAMPLERS[settings.method](guided, first, times, draws, lambda: on_step(len(captions)))
         return state.split(last)[0]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.export.import_run import open_model
 from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.sampler import Method
 from tintype.optim.power_function import LONGEST
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.serve.find import is_run
@@ -63,7 +64,7 @@ class Request(Settings):
     guidance: float = Field(3.5, ge=0, le=LIMITS.guidance)
     from_t: float = Field(0.0, ge=0, le=1)
     to_t: float = Field(1.0, ge=0, le=1)
-    method: Literal["euler", "heun"] = "euler"
+    method: Method = "euler"
     weights: Literal["usual", "raw", "length"] = "usual"
     ema: float = Field(0.1, gt=0, lt=LONGEST)
     """Length of the weight average, with `weights: length`."""

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from tintype.config.strict import first_problem
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
+from tintype.flow.sampler import SAMPLERS
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import parse_object
 from tintype.runtime.notes import note
@@ -292,9 +293,8 @@ class Handler(BaseHTTPRequestHandler):
         client = secrets.token_hex(12)
         runs = list(self._sampled_runs(pipelines=True))
         stream = f"/events/play/{client}"
-        self._send_page(
-            "playground.html.j2", title="Playground", runs=runs, values=values, limits=LIMITS, stream=stream
-        )
+        shown = {"runs": runs, "values": values, "limits": LIMITS, "stream": stream, "samplers": list(SAMPLERS)}
+        self._send_page("playground.html.j2", title="Playground", **shown)
 
     def _sampled_runs(self, *, pipelines: bool = False) -> Iterator[dict[str, str]]:
         """Yield path and words of the runs that can be sampled from, with `pipelines` also those of diffusers."""

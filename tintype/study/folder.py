@@ -166,10 +166,10 @@ def _plugins(out: Path) -> dict[str, Any]:
 
 
 def _parts(study: Study) -> list[tuple[str, str]]:
-    """Return the techniques, parts and metrics of a study that plugins may have added: their groups and names."""
+    """Return the techniques and parts of a study that plugins may have added: their groups and names."""
     found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
     found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
-    return [*found, *(("metrics", name) for name in study.settings.evaluation.metrics)]
+    return [*found, *study.settings.evaluation.parts]
 
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:

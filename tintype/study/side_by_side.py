@@ -31,7 +31,7 @@ State = Literal["done", "unfinished", "diverged", "failed", "exported"]
 _STUDY = "study.yaml"
 _NO_CURVES = frozenset({"step", "images", "seconds"})
 """Numbers of a log line that say where it stands, not how well the run does."""
-_OF_LOSSES = ("objective", "weighting", "time", "noise", "tokenizer", "tuning")
+_OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer", "tuning")
 """Sections of a plan that say what the error of the denoiser is taken of, and with which weights."""
 
 

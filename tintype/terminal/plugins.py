@@ -42,5 +42,6 @@ def show_checked(checked: Checked, console: Console) -> None:
     else:
         say(
             console,
-            "it has no technique, and only techniques have a contract to check; it was loaded without a mistake",
+            "it has no technique, sampler or guidance, and only these have a contract to check; it was loaded without "
+            "a mistake",
         )

@@ -25,7 +25,7 @@ from tintype.runtime.graphs import Graphs, Parameters
 from tintype.runtime.layout import Layout, broadcast_weights, shard_blocks, sharded_layout, share_of_batch
 from tintype.runtime.machine import choose_device
 from tintype.runtime.transfer import send
-from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Sample, Weighting
+from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, MainLoss, Sample, Weighting
 from tintype.settings import DataPart
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
 from tintype.train.parts import (
@@ -55,6 +55,7 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Model):
+    main_loss: MainLoss
     weighting: Weighting | None
     terms: tuple[Term, ...]
     layout: Layout
@@ -174,6 +175,7 @@ def build_session(plan: Plan) -> Session:
         device=device,
         opened=source,
         objective=objective,
+        main_loss=plan.main_loss.build(),
         weighting=plan.weighting.build(plan.time_density, objective) if plan.weighting else None,
         terms=terms,
         modules=modules,

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate
 from tintype.losses.class_token import noised_class_tokens
 from tintype.plan import Plan
@@ -37,7 +36,7 @@ class StepResult:
     losses: dict[str, Tensor]
     """Mean over this rank's share of the batch of each part of the loss, and of their weighted sum as `loss`."""
     by_time: Tensor
-    """[2, bins]: sum and number of the samples' velocity errors, not weighted, in equal bins of t."""
+    """[2, bins]: sum and number of the samples' main losses, not weighted, in equal bins of t."""
     step: int
     """Number of the step, from 1."""
     first_position: int
@@ -193,7 +192,7 @@ def micro_batch_losses(
             seen_by_all = (output, sample, velocity_BCHW, target_BCHW, weight_B)
             view = LossInputs(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
             view = replace(view, averaged=partial(_tap_average, parts, teacher, sample, batch))
-            error_B = mean_square(velocity_BCHW, target_BCHW)
+            error_B = parts.main_loss(velocity_BCHW, target_BCHW, sample.t_B)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
             for term in batch.terms:

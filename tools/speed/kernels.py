@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tintype.bench.clock import StepClock
 from tintype.flow.path import sampling_times
-from tintype.flow.sampler import integrate
+from tintype.flow.sampler import euler
 from tintype.model import Transformer
 from tintype.model.fp8 import runs_on
 from tintype.optim.adamw import AdamW, AdamWSettings
@@ -110,7 +110,7 @@ def _loops(build: Callable[[], Guided], tiny: bool, device: torch.device) -> Ite
 
     def loop() -> None:
         with torch.autocast(device.type, torch.bfloat16):
-            integrate(guided(), noise_BCHW, sampling_times(steps, 1.0))
+            euler(guided(), noise_BCHW, sampling_times(steps, 1.0))
 
     yield "until the first image, s", _seconds(loop, device, began_s)
     loop()

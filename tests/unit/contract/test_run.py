@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.plugin_files import EXAMPLES, only_these_plugins, write_plugin
+from tests.plugin_files import EVERY_PART, EXAMPLES, only_these_plugins, write_plugin
 from tintype.cli import app
 from tintype.contract import run
 from tintype.contract import technique as contract
@@ -231,6 +231,66 @@ def test_a_file_without_techniques_is_loaded_and_said_to_have_none(tmp_path: Pat
     assert result.exit_code == 0 and "launcher a" in result.stdout and "it has no technique" in result.stdout
     with pytest.raises(AssertionError, match="has no technique"):
         require_contract(file)
+
+
+SAMPLER = """
+def mine(velocity, noise, times, draws, on_step):
+    x = noise
+    for now, then in zip(times, times[1:]):
+        x = x + (then - now) * velocity(x, now)
+        on_step()
+    return x
+
+SAMPLERS = {"mine": mine}
+"""
+RANDOM = ("return x", "import torch\n    return x + torch.randn(x.shape)")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("return x", "return x + draws.normal('mine', tuple(x.shape[1:]))"), "3 images, 4 steps"),
+        (("return x", "return x / 0"), "its images are not finite"),
+        (("        on_step()\n", ""), "it calls `on_step` 0 times in 4 steps"),
+        (RANDOM, "differs between two batches of one seed: draw random numbers from `draws`"),
+        (("return x", "return x - x.mean()"), "differs between two batches of one seed: .* mix no samples"),
+        (("return x", "return x + nothing"), r"NameError: .*\(my_ideas.py, line 7\)"),
+    ],
+    ids=["draws", "infinite", "no progress", "random", "mixed", "error"],
+)
+def test_a_sampler_keeps_its_contract_or_is_told_how_it_breaks_it(
+    change: tuple[str, str], words: str, tmp_path: Path
+) -> None:
+    (result,) = check_file(write_plugin(tmp_path, SAMPLER.replace(*change))).results
+    assert result.technique == "mine" and result.passed == (words == "3 images, 4 steps")
+    assert re.search(words, result.details)
+
+
+def test_a_guidance_is_held_to_the_contract_of_samplers(tmp_path: Path) -> None:
+    text = """
+from typing import Literal
+import torch
+from tintype.flow.guidance import Branches, GuidancePart, PairFn
+
+class Noisy(GuidancePart):
+    kind: Literal["noisy"] = "noisy"
+
+    def pair(self, branches: Branches) -> PairFn:
+        return lambda x, t: (branches.captioned(x, t), torch.randn(x.shape))
+
+GUIDANCES = (Noisy,)
+"""
+    (result,) = check_file(write_plugin(tmp_path, text)).results
+    assert result.technique == "noisy" and not result.passed and "two batches of one seed" in result.details
+
+
+NEW_SEAMS = ["pseudo-huber", "preconditioned", "middle", "kumaraswamy", "every-second"]
+
+
+@pytest.mark.parametrize("name", NEW_SEAMS)
+def test_a_part_of_each_seam_keeps_the_contract(name: str) -> None:
+    checked = check_file(EVERY_PART, [name], others=("min-snr", "tread", "contrastive"))
+    assert checked.passed and len(checked.results) == len(contract.CHECKS) + 1
 
 
 @pytest.mark.parametrize(

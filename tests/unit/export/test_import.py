@@ -21,7 +21,7 @@ from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.trained import export_file
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.path import sampling_times
-from tintype.flow.sampler import integrate
+from tintype.flow.sampler import euler
 from tintype.plan import plan_from_folder
 from tintype.pretrained.packages import quiet
 from tintype.runtime.files import read_json
@@ -277,7 +277,7 @@ def test_a_foreign_model_makes_its_pipelines_images_of_any_shape(
                 use_resolution_binning=False,
                 output_type="latent",
             ).images
-            ours = integrate(partial(velocity_of, parts, prompt, 2.0), noise, times)
+            ours = euler(partial(velocity_of, parts, prompt, 2.0), noise, times)
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 

@@ -19,7 +19,7 @@ from tintype.flow.guidance import (
     VelocityBias,
 )
 from tintype.flow.path import sampling_times
-from tintype.flow.sampler import integrate
+from tintype.flow.sampler import heun
 from tintype.seams import VelocityFn
 
 STRENGTH = 0.3
@@ -53,9 +53,9 @@ def test_undone_the_guided_velocity_is_that_of_a_model_without_the_bias(scale: f
 
 def test_undone_the_sampler_ends_at_the_data() -> None:
     times = sampling_times(200, 1.0)
-    end = integrate(guided(1.0, BIAS, True), NOISE, times, "heun")
+    end = heun(guided(1.0, BIAS, True), NOISE, times)
     assert torch.allclose(end, MEAN + STD * NOISE, atol=1e-3)
-    left = integrate(guided(1.0, None, True), NOISE, times, "heun")
+    left = heun(guided(1.0, None, True), NOISE, times)
     assert float((left - end).abs().max()) > 0.1
 
 

@@ -12,7 +12,7 @@ from tests.tiny import tiny_plan
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.objective import mean_square
 from tintype.flow.path import draw_sample, velocity
-from tintype.flow.sampler import integrate
+from tintype.flow.sampler import heun
 from tintype.flow.time_density import MixtureTime, UniformTime
 from tintype.flow.x_prediction import XPrediction
 from tintype.sampling.generate import SamplerSettings, generate
@@ -75,9 +75,9 @@ def test_latents_of_sixteen_channels_take_the_same_trajectory_as_with_the_veloci
         return objective.velocity(best_x(x_t, t), x_t, torch.full((64,), t, dtype=x_t.dtype))
 
     times = [float(t) for t in torch.linspace(1, CLAMP, 200, dtype=torch.float64)]
-    reached = integrate(by_x, noise, times, "heun")
-    assert torch.allclose(reached, integrate(best_velocity, noise, times, "heun"), atol=1e-12)
-    assert torch.allclose(integrate(by_x, noise, [*times, 0.0], "heun"), MEAN + STD * noise, atol=0.02)
+    reached = heun(by_x, noise, times)
+    assert torch.allclose(reached, heun(best_velocity, noise, times), atol=1e-12)
+    assert torch.allclose(heun(by_x, noise, [*times, 0.0]), MEAN + STD * noise, atol=0.02)
 
 
 def test_the_sampler_divides_by_the_clamp_that_the_loss_divides_by() -> None:

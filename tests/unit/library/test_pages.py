@@ -11,10 +11,22 @@ from pathlib import Path
 import pytest
 
 import tintype
+from tests.plugin_files import only_these_plugins
 from tests.studies import studies_in_process
 
 PAGES = Path(__file__).parents[3] / "docs" / "library"
-ORDER = ["index", "load_plan", "apply", "train", "load_run", "evaluate", "run_study", "results", "compare"]
+ORDER = [
+    "index",
+    "load_plan",
+    "apply",
+    "train",
+    "load_run",
+    "evaluate",
+    "run_study",
+    "results",
+    "compare",
+    "load_plugins",
+]
 OPTIONAL = ("pandas", "polars")
 
 
@@ -47,7 +59,7 @@ def test_the_examples_of_a_page_run(
 ) -> None:
     here = shutil.copytree(workshop, tmp_path / "here")
     monkeypatch.chdir(here)
-    with studies_in_process():
+    with studies_in_process(), only_these_plugins():
         assert run_examples(page) >= 1
     assert not capsys.readouterr().err
 
