@@ -7,6 +7,7 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 import pytest
 
@@ -151,12 +152,55 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
     assert not [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)]
-    assert len(targets) > 20
-    assert not [target for target in targets if "://" not in target and not (ROOT / target).exists()]
-    assert len(text.splitlines()) <= 85, "it fits on two screens"
+def headings_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page, and those that the page sets itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    words = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in words} | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+def dead_links(page: Path, root: Path) -> list[str]:
+    """Return the links and images of a page whose file or heading is not in the repository."""
+    found: list[str] = []
+
+    def check(text: str) -> str:
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, heading = unquote(target).partition("#")
+            place = page.parent / path if path else page
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            there = place.exists() and place.resolve().is_relative_to(root.resolve())
+            if not there or (heading and place.suffix == ".md" and heading not in headings_of(place)):
+                found.append(f"{page.relative_to(root)}: {target}")
+        return text
+
+    outside_code(page.read_text(encoding="utf-8"), check)
+    return found
+
+
+def test_every_link_of_the_repositorys_pages_leads_to_a_file_and_heading_of_it() -> None:
+    pages = [
+        *ROOT.glob("*.md"),
+        *(one for name in ("docs", "studies", "examples") for one in ROOT.glob(f"{name}/**/*.md")),
+    ]
+    assert len(pages) > 60
+    assert not [link for page in pages for link in dead_links(page, ROOT)]
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text('# A `b`: c\n\n<a id="set"></a>\n\n```sh\n# no heading\n```\n')
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n[1](there.md#a-b-c) [2](there.md#set) [3](#page) [4](https://x.org/none) `[5](none.md)`\n"
+        "![6](none.png) [7](there.md#no-heading) [8](#none) [9](..)\n"
+    )
+    dead = ["none.png", "there.md#no-heading", "#none", ".."]
+    assert dead_links(page, tmp_path) == [f"page.md: {target}" for target in dead]
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 85
 
 
 @pytest.mark.slow
