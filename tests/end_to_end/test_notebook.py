@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +15,58 @@ from PIL import Image
 
 import tintype
 from tests.tiny import TINY
+from tools.notebook import NOTEBOOK, code_cells, code_hash, read, run
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_study.ipynb"
-CELLS: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-
-
-def run_cell(source: str, namespace: dict[str, Any]) -> Any:
-    """Run a cell; return the value of its last line where that is an expression, which a notebook shows."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), namespace)
-    return (
-        eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace) if isinstance(last, ast.Expr) else None
-    )
+BOOK = read()
+CELLS, CODE = BOOK["cells"], code_cells(BOOK)
+MOST_BYTES = 64 * 1024
 
 
-def is_install(cell: dict[str, Any]) -> bool:
-    return "install" in cell["metadata"].get("tags", [])
-
-
-def test_it_is_a_valid_notebook_without_outputs() -> None:
-    """Check what the schema of nbformat 4.5 asks for; opening it on a hosted notebook takes one install."""
-    book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5) and set(book) >= {"metadata", "cells"}
+def test_it_is_a_valid_notebook_with_small_outputs_of_its_own_code() -> None:
+    """Check what the schema of nbformat 4.5 asks for, and that the outputs are of the code that is there now."""
+    assert (BOOK["nbformat"], BOOK["nbformat_minor"]) == (4, 5) and set(BOOK) >= {"metadata", "cells"}
     assert len({cell["id"] for cell in CELLS}) == len(CELLS)
     for cell in CELLS:
         extra = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
         assert set(cell) == {"cell_type", "id", "metadata", "source"} | extra
         assert all(isinstance(line, str) for line in cell["source"])
-    assert all(cell["execution_count"] is None and cell["outputs"] == [] for cell in CODE)
-    assert ["".join(cell["source"]) for cell in CODE if is_install(cell)] == ["%pip install --quiet tintype"]
-    assert is_install(CODE[0])
+    assert BOOK["metadata"]["tintype"]["code_sha256"] == code_hash(CODE), "run `python -m tools.notebook` again"
+    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
+    assert [bool(cell["outputs"]) for cell in CODE] == [False, *[True] * (len(CODE) - 1)], "all but the install"
+    kinds = [kind for cell in CODE for one in cell["outputs"] for kind in one.get("data", {"text": ""})]
+    assert kinds.count("image/png") == 3 and "text/html" in kinds
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_BYTES and "/tmp" not in text and str(Path.home()) not in text
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run the first cell in a folder, and return what it gives to pip."""
+    asked: list[str] = []
+    monkeypatch.chdir(folder)
+    assert list(run(CODE[:1], asked.append)) == [("", None)]
+    return asked
+
+
+def test_the_first_cell_installs_the_checkout_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CODE[0]["metadata"]["tags"] == ["install"]
+    assert install(NOTEBOOK.parent, monkeypatch) == [], "it is installed"
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert install(NOTEBOOK.parent, monkeypatch) == [f"install --quiet {NOTEBOOK.parents[1]}"]
+    assert install(tmp_path, monkeypatch) == ["install --quiet tintype"]
 
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    shown: list[Any] = []
 
-    async def notebook() -> None:
-        for cell in CODE:
-            if not is_install(cell):
-                shown.append(run_cell("".join(cell["source"]), namespace))
+    async def notebook() -> list[Any]:
+        return [value for _, value in run(CODE, pytest.fail)]
 
-    asyncio.run(notebook())
+    shown = asyncio.run(notebook())
     assert len([value for value in shown if isinstance(value, Image.Image)]) == 3
     (results,) = [value for value in shown if isinstance(value, tintype.Results)]
     assert "<td>worse</td>" in results._repr_html_()
