@@ -17,6 +17,7 @@ from tintype.evaluation.protocol import definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s, seconds_until, time_split
+from tintype.page.numerals import UNKNOWN, significant
 from tintype.plan import Change, Plan, plan_from_folder, short_diff
 from tintype.settings import Plain, plain
 from tintype.study.compare import another_space
@@ -31,6 +32,8 @@ State = Literal["done", "unfinished", "diverged", "failed", "exported"]
 _STUDY = "study.yaml"
 _NO_CURVES = frozenset({"step", "images", "seconds"})
 """Numbers of a log line that say where it stands, not how well the run does."""
+_LOSSES = ("loss", "flow")
+"""Logged losses; a printed comparison shows the first that the runs share."""
 _OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer", "tuning")
 """Sections of a plan that say what the error of the denoiser is taken of, and with which weights."""
 
@@ -124,7 +127,7 @@ class SharedCurve:
     """One list for each run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SideBySide:
     """Two or more runs, and what differs."""
 
@@ -150,6 +153,37 @@ class SideBySide:
             for run, score in zip(self.runs, row.scores, strict=True)
             if score is not None
         ]
+
+    def __repr__(self) -> str:
+        """Return the runs, what differs from the first, and a table of their numbers: what `print` shows."""
+        numbers = list(range(1, len(self.runs) + 1))
+        lines = [f"run {number}: {run.name}" for number, run in zip(numbers, self.runs, strict=True)]
+        for number, changes in list(zip(numbers, self.changes, strict=True))[1:]:
+            lines.append(f"run {number} differs from run 1" + (":" if changes else " in no setting"))
+            lines += [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
+        return "\n".join([*lines, "", *_aligned(self._table()), *(f"note: {text}" for text in self.notes)])
+
+    def _table(self) -> list[list[str]]:
+        """Return a row for the state of the runs, for their speed, for each score, and for the last loss they share."""
+        rows = [["", *(f"run {number}" for number in range(1, len(self.runs) + 1))]]
+        rows.append(["step", *(f"{run.step:,} of {run.plan.train.steps:,}, {run.state}" for run in self.runs)])
+        rows.append(["training images/s", *(significant(run.images_per_s) for run in self.runs)])
+        for row in self.scores:
+            values = [UNKNOWN if one is None else significant(one.value, 4) for one in row.scores]
+            errors = [
+                "" if one is None or one.error is None else f" ± {significant(one.error, 2)}" for one in row.scores
+            ]
+            rows.append([row.metric, *(value + error for value, error in zip(values, errors, strict=True))])
+        for curve in [self.curves[name] for name in _LOSSES if name in self.curves][:1]:
+            last = [significant(values[-1], 4) for values in curve.values]
+            rows.append([f"{curve.name} at step {curve.step[-1]:,}", *last])
+        return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines with columns of one width."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def compare_runs(names: Sequence[str]) -> SideBySide:
@@ -308,7 +342,8 @@ def _incomparable(runs: Sequence[RunData]) -> dict[str, str]:
     found: dict[str, str] = {}
     if some := [run.name for run in others if _parts(run.plan, _OF_LOSSES) != _parts(first, _OF_LOSSES)]:
         reason = (
-            f"objective, weighting, times, noise or tokenizer differ in {', '.join(some)}, so it is of another thing"
+            f"objective, main loss, weighting, times, noise or tokenizer differ in {', '.join(some)}, so it is of "
+            "another thing"
         )
         found = dict.fromkeys(("loss", "flow"), reason)
     elif some := [run.name for run in others if _parts(run.plan, ("losses",)) != _parts(first, ("losses",))]:

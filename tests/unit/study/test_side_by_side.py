@@ -80,6 +80,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_printed_they_are_a_table(place: Path) -> None:
+    lines = str(compare_runs([str(place / name) for name in ("a", "b", "c")])).splitlines()
+    assert lines[:4] == [
+        *(f"run {number}: {place / name}" for number, name in enumerate("abc", 1)),
+        "run 2 differs from run 1:",
+    ]
+    assert "  seed: 0 -> 1" in lines
+    head, *table = lines[lines.index("") + 1 :]
+    assert [METRIC, "0.25", "±", "0.01", "0.5", "±", "0.01", "–"] in [line.split() for line in table]
+    starts = [head.index(f"run {number}") for number in (1, 2, 3)]
+    assert all(line[start - 1] == " " != line[start] for line in table[:3] for start in starts)
+    assert lines[-1].startswith("note: ") and all(len(line) < 200 for line in table[:5])
+
+
 def test_two_runs_show_their_diff_scores_and_losses_at_shared_steps(place: Path) -> None:
     found = compare_runs([str(place / "a"), str(place / "b")])
     assert found.changes[0] == {}
