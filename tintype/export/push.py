@@ -181,7 +181,10 @@ def _explained(api: HfApi, repo: str) -> Iterator[None]:
         if answered is not None:
             what = _advice(answered.response.status_code, repo)
         elif broken is not None:
-            what = f"{api.endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}"
+            what = (
+                f"{api.endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}. Without a "
+                "network, copy the folder to a machine that has one and push it there"
+            )
         else:
             what = f"huggingface_hub gave up; fix what it names, then {_AGAIN}"
         reason = _reason(answered or broken or chain[-1]).replace(str(api.token), "…")

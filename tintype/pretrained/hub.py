@@ -8,15 +8,19 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from shlex import quote
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import huggingface_hub
 import torch
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from pydantic import ValidationError
 
@@ -77,11 +81,12 @@ class Checkpoint:
         return place if self.revision is None else f"{place} at {self.revision}"
 
     @property
-    def arguments(self) -> dict[str, str]:
+    def arguments(self) -> dict[str, Untyped]:
         """Return the arguments of `from_pretrained`."""
         place = self.source if self.folder is None else str(self.folder)
         inside = {"subfolder": self.subfolder} if self.subfolder else {}
-        return {"pretrained_model_name_or_path": place, "revision": self.pinned or "main", **inside}
+        cached = {"local_files_only": True} if self.folder is None and why_unreachable() else {}
+        return {"pretrained_model_name_or_path": place, "revision": self.pinned or "main", **inside, **cached}
 
     @property
     def pinned(self) -> str | None:
@@ -211,8 +216,11 @@ class Checkpoint:
         inside = self.subfolder or None
         with explained(self):
             try:
+                cached = bool(why_unreachable())
                 fetched = Path(
-                    huggingface_hub.hf_hub_download(self.source, name, subfolder=inside, revision=self.pinned)
+                    huggingface_hub.hf_hub_download(
+                        self.source, name, subfolder=inside, revision=self.pinned, local_files_only=cached
+                    )
                 )
             except errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
                 raise
@@ -318,13 +326,50 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        remedy = (
-            "is the folder whole?"
-            if checkpoint.folder is not None
-            else "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
-            "(`hf auth login`), or give the path of a local copy as its source"
-        )
+        if checkpoint.folder is not None:
+            remedy = "is the folder whole?"
+        elif _is_out_of_reach(error):
+            reason = why_unreachable() or f"no answer from {constants.ENDPOINT}"
+            first = f"there is no connection to the hub ({reason}), and the cache {constants.HF_HUB_CACHE} lacks it"
+            at = f" --revision {quote(checkpoint.pinned)}" if checkpoint.pinned else ""
+            at += f" --include {quote(checkpoint.subfolder + '/*')}" if checkpoint.subfolder else ""
+            remedy = (
+                f"with a network, `hf download {quote(checkpoint.source)}{at}` fills the cache of a machine, which can "
+                "be copied here; or give the path of a local copy as its source: text.weights, tokenizer.weights, "
+                "`source` of an encoder or a teacher (docs/how-to/offline.md). The recipes pocket and mini, on scenes, "
+                "need no download"
+            )
+        else:
+            remedy = (
+                "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
+                "(`hf auth login`), or give the path of a local copy as its source"
+            )
         raise UserError(f"cannot load {checkpoint.words}: {first}\n{remedy}") from error
+
+
+def why_unreachable() -> str:
+    """Return why the hub cannot be reached; empty if it may be.
+
+    The hub's library would try for half a minute. A proxy looks the hub's address up itself.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        if not getproxies():
+            socket.getaddrinfo(host, None)
+    except OSError as error:
+        return f"{host}: {error.strerror or error}"
+    return ""
+
+
+def _is_out_of_reach(error: BaseException | None) -> bool:
+    """Return whether the hub was not reached and the cache lacks a file, here or in a cause of the error."""
+    while error is not None:
+        if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

