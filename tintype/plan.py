@@ -468,6 +468,13 @@ def diff(before: Plan, after: Plan) -> dict[str, Change]:
     return {key: change for key, change in changed.items() if not _is_housekeeping(after, key)}
 
 
+def unhashed_diff(before: Plan, after: Plan) -> dict[str, Change]:
+    """Return (before, after) of what `diff` leaves out: the seed first, then the housekeeping that differs."""
+    old, new = settings_by_key(before), settings_by_key(after)
+    left_out = [key for key in new if key.split(".")[0] in (UNHASHED, "seed") or _is_housekeeping(after, key)]
+    return {key: (old.get(key), new[key]) for key in left_out if old.get(key) != new[key]}
+
+
 def _is_housekeeping(plan: Plan, key: str) -> bool:
     name, _, setting = key.partition(".")
     section = getattr(plan, name, None)
@@ -497,7 +504,8 @@ def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[s
     """Return the diff for people: a part that comes, goes or changes its kind is one entry.
 
     Of its settings those are named that are not defaults, that differ between the kinds, or whose keys are `given`, the
-    options of techniques. `diff` has every setting, and is what plans are compared by.
+    options of techniques. So what is absent is the same in both plans, or follows from the kind. `diff` has every
+    setting, and is what plans are compared by.
     """
     sections = {name: _part_words(getattr(before, name), getattr(after, name), given) for name in Plan.model_fields}
     if before.data.kind != after.data.kind:
@@ -505,9 +513,13 @@ def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[s
     shown: dict[str, Change] = {}
     for key, change in diff(before, after).items():
         section = key.partition(".")[0]
-        words = sections[section]
+        words = sections[section] if key != _SIZE else None
         shown[key if words is None else section] = words or change
     return shown
+
+
+_SIZE = "data.size_px"
+"""The words of the data leave it out."""
 
 
 def _part_words(old: object, new: object, given: Collection[str]) -> Change | None:

@@ -1,19 +1,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic.fields import FieldInfo
 
 from tests.fault.promises import Promise
 from tests.tiny import tiny_plan
 from tintype import recipes
 from tintype.cli.shared import plan_of
-from tintype.config.strict import assignments_in, read_yaml, write_yaml
+from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_in, write_yaml
+from tintype.data.mixture.settings import MixedSource
 from tintype.errors import UserError
-from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_yaml, read_plan, short_diff
-from tintype.settings import plain
+from tintype.plan import (
+    Change,
+    Plan,
+    diff,
+    plan_from_document,
+    plan_from_yaml,
+    read_plan,
+    settings_by_key,
+    short_diff,
+    unhashed_diff,
+)
+from tintype.settings import Settings, plain
 from tintype.study.settings import ArmSettings, StudySettings
 from tintype.study.study import load_study, resolve
 from tintype.techniques import TECHNIQUES
@@ -260,6 +273,70 @@ def test_the_short_diff_names_parts_that_stay_by_their_kind() -> None:
 def test_a_mixture_keeps_its_hash_when_its_sources_get_new_settings() -> None:
     mixed = next(arm for arm in load_study("phases").arms if arm.name == "mixed")
     assert mixed.plans[0].hash == "76d312751e864df0"
+
+
+def test_the_short_diff_has_the_size_of_the_images_beside_another_kind_of_data() -> None:
+    after = tiny_plan("data.kind=store", "data.path=images", "data.size_px=32")
+    assert short_diff(tiny_plan(), after)["data.size_px"] == (16, 32)
+    assert short_diff(tiny_plan(), after)["data"][1] == "store (path images)"
+
+
+def _another(field: FieldInfo, value: object) -> Any:
+    """Another value of a setting, of the same type where that can be told; None where it is a list or a mapping."""
+    literals = [one for one in marks_of(field) if get_origin(one) is Literal]
+    if others := [option for one in literals for option in get_args(one) if option != value]:
+        return others[0]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 7
+    return f"{value or ''}other" if isinstance(value, str | None) else None
+
+
+def _changed_parts(part: Settings) -> Iterator[tuple[Any, Settings]]:
+    """Each setting of a part changed alone, also within its sections: the new value, and the part with it."""
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, Settings):
+            yield from ((new, part.model_copy(update={name: inner})) for new, inner in _changed_parts(value))
+        elif name != "kind" and (new := _another(field, value)) is not None:
+            yield new, part.model_copy(update={name: new})
+
+
+def _kinds() -> Iterator[tuple[str, type[Settings]]]:
+    """The kinds of parts that the tiny plan does not have, with their sections."""
+    for section, field in Plan.model_fields.items():
+        for part in settings_in(field):
+            if "kind" in part.model_fields and type(getattr(tiny_plan(), section)) is not part:
+                yield section, part
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    ("section", "kind"), list(_kinds()), ids=lambda one: one if isinstance(one, str) else one.__name__
+)
+def test_no_setting_that_changes_with_a_kind_is_absent_from_a_diff(section: str, kind: type[Settings]) -> None:
+    """The values are not validated: a diff names what differs, whatever fits together."""
+    before, usual = tiny_plan(), {"sources": {"own": MixedSource()}, "evaluate": "own"}
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    given: dict[str, Any] = {name: usual.get(name, "given") for name in required}
+    part = kind.model_construct(**given)
+    changed = list(_changed_parts(part))
+    assert changed or len(kind.model_fields) == 1
+    for new, one in changed:
+        after = before.model_copy(update={section: (one,) if section == "losses" else one})
+        for pair in ((before, after), (after, before)):
+            shown = str(short_diff(*pair)).lower()
+            assert str(new).lower() in shown, (new, shown)
+
+
+def test_a_diff_of_the_seed_and_the_housekeeping_has_what_the_other_leaves_out() -> None:
+    before, after = tiny_plan(), tiny_plan("seed=3", "run.threads=2", "model.kernels=plain", "train.steps=9")
+    assert unhashed_diff(before, after) == {
+        "seed": (0, 3), "model.kernels": ("auto", "plain"), "run.threads": (before.run.threads, 2),
+    }  # fmt: skip
+    every = {key for key, value in settings_by_key(after).items() if settings_by_key(before)[key] != value}
+    assert every == {*diff(before, after), *unhashed_diff(before, after)}
 
 
 @pytest.mark.parametrize("name", recipes.names("studies"))

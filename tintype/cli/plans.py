@@ -123,7 +123,7 @@ def plan_diff(
     ] = False,
 ) -> None:
     """Compare two plans: recipes, plan files, runs, or arms of studies."""
-    from tintype.plan import diff, short_diff
+    from tintype.plan import diff, short_diff, unhashed_diff
 
     _refuse_arm_without_study([first, second or ""], arm, arm_seed)
     if second is None and arm is None and is_study(Path(first)):
@@ -132,12 +132,12 @@ def plan_diff(
         raise UserError(f"plan diff {first}: give a second plan, or the folder of a study with --arm")
     before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
     after = any_plan(second or first, arm, arm_seed)
-    changes = (diff if all_ else short_diff)(before, after)
+    changes = (diff if all_ else short_diff)(before, after) | unhashed_diff(before, after)
     answer(changes={key: list(change) for key, change in changes.items()})
     for key, (old, new) in changes.items():
         sys.stdout.write(f"{key}: {old} -> {new}\n")
     if not changes:
-        sys.stdout.write("no difference, except perhaps the seed and the section run\n")
+        sys.stdout.write("no difference\n")
 
 
 def _arms(study: Path) -> str:

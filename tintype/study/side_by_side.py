@@ -18,7 +18,7 @@ from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.page.numerals import UNKNOWN, significant
-from tintype.plan import Change, Plan, plan_from_folder, short_diff
+from tintype.plan import Change, Plan, plan_from_folder, short_diff, unhashed_diff
 from tintype.settings import Plain, plain
 from tintype.study.compare import another_space
 from tintype.study.folder import stored_study
@@ -133,7 +133,7 @@ class SideBySide:
 
     runs: list[RunData]
     changes: list[dict[str, Change]]
-    """Settings in which each run differs from the first, the seed too; empty for the first itself."""
+    """Settings in which each run differs from the first: the seed first, housekeeping last; empty for the first."""
     scores: list[ScoreRow]
     curves: dict[str, SharedCurve]
     """By name, without what is not of one thing in these runs: the total of other loss terms, for example."""
@@ -280,8 +280,9 @@ def _refuse_twins(runs: Sequence[RunData]) -> None:
 
 
 def _changes(first: Plan, other: Plan) -> dict[str, Change]:
-    changes = short_diff(first, other)
-    return changes if first.seed == other.seed else {"seed": (first.seed, other.seed), **changes}
+    rest = unhashed_diff(first, other)
+    seed = {key: rest.pop(key) for key in ("seed",) if key in rest}
+    return seed | short_diff(first, other) | rest
 
 
 def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:

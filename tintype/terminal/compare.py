@@ -53,7 +53,7 @@ def _letter(index: int) -> str:
 
 def _show_changes(title: str, changes: Mapping[str, Change], console: Console) -> None:
     if not changes:
-        say(console, f"{title}: in no setting, except perhaps the section run")
+        say(console, f"{title}: in no setting")
         return
     say(console, f"{title}:")
     for key, (old, new) in changes.items():
