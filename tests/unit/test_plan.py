@@ -144,6 +144,12 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("seed: !!python/object/apply:os.system ['true']", "the tag"),
         ("[1, 2]", "expected keys and values"),
         ("seed: [", "not valid YAML"),
+        ("train:\n\tsteps: 5", "line 2, column 1: a tab; YAML takes spaces only, so put spaces there$"),
+        ("train:\n  steps:\t5", "line 2, column 9: a tab; "),
+        ("seed：1", "line 1: the colon after 'seed' is full-width (："),
+        ("seed： 1\ntrain: {}", "line 1: the colon after 'seed' is full-width (："),
+        ("seed: 1\ntrain:\n  steps： 5", "line 3: the colon after 'steps' is full-width (："),
+        ("train: {steps：5}", "line 1: the colon after 'steps' is full-width (："),
         ("objective: {kind: x-predicton}", "unknown kind 'x-predicton'; did you mean 'x-prediction'"),
         ("route: {share: 0.1}", "route: say which kind; valid: sprint, tread"),
         ("seed: true", "seed: must be a whole number (found true"),
@@ -208,6 +214,10 @@ def test_numbers_and_words_are_read_as_people_mean_them() -> None:
         "a": 2e-4, "b": 1e5, "c": "no", "d": "on", "e": 7, "f": True, "g": None, "h": -1.5, "i": "1e5", "j": 0.5,
     }  # fmt: skip
     assert read_yaml(write_yaml(data), "again").data == data
+
+
+def test_a_full_width_colon_in_text_is_text() -> None:
+    assert read_yaml("question: PRX：which?\n", "x").data == {"question": "PRX：which?"}
 
 
 def test_a_warm_up_longer_than_the_training_is_warned_of() -> None:

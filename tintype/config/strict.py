@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -101,6 +102,8 @@ class Document:
     data: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
+    colons: tuple[str, ...] = ()
+    """Places where a key may be meant that has a full-width colon after it, and what to write."""
     _before: object = None
     """The data before the first override."""
 
@@ -147,15 +150,39 @@ class Document:
 def read_yaml(text: str, name: str) -> Document:
     if len(text) > _MOST_BYTES:
         raise UserError(f"{name} is larger than {_MOST_BYTES >> 10} KiB, which no plan or study is")
+    document = Document(name, None, colons=tuple(islice(_full_width_colons(text, name), _MOST_PROBLEMS)))
     try:
         node = yaml.compose(text, Loader=_Loader)
-        document = Document(name, None)
         document.data = None if node is None else _plain(node, (), document)
     except _RefusedError as error:
         raise UserError(f"{name}, {error}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError("\n".join(document.colons) or _tab_words(error, name) or _yaml_words(error, name)) from None
     return document
+
+
+_FULL_WIDTH = re.compile(r"(?:^|[{,])[\s-]*([A-Za-z_][\w.-]*)\s*：")
+"""A key with the colon of Chinese and Japanese keyboards after it. To YAML it is a letter like any other."""
+
+
+def _full_width_colons(text: str, name: str) -> Iterator[str]:
+    """Yield a line for each key with a full-width colon. In text it may be meant so: alone it is no mistake."""
+    for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
+        if found := _FULL_WIDTH.search(line):
+            key = f"{found[1]:.40}"
+            yield f"{name}, line {number}: the colon after '{key}' is full-width (：); write '{key}: '"
+
+
+def _tab_words(error: yaml.YAMLError, name: str) -> str:
+    """Return what to do about a tab; '' where the mistake is another."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None or "'\\t'" not in str(getattr(error, "problem", "")):
+        return ""
+    return f"{name}, line {mark.line + 1}, column {mark.column + 1}: a tab; YAML takes spaces only, so put spaces there"
+
+
+def _yaml_words(error: yaml.YAMLError, name: str) -> str:
+    return f"{name} is not valid YAML: {' '.join(str(error).split())}"
 
 
 def read_file(path: Path) -> Document:
@@ -203,14 +230,17 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
     `resolve` fills in what files say before the data is validated.
     """
     if not isinstance(document.data, Mapping):
-        raise UserError(f"{document.name}: expected keys and values, found {type(document.data).__name__}")
+        found = f"{document.name}: expected keys and values, found {type(document.data).__name__}"
+        raise UserError("\n".join([*document.colons, found]))
     try:
         return _validated(model, resolve(document.data))
     except ValidationError as error:
         problems = _without_followers(error.errors(include_url=False))
         lines = [_explain(problem, model, document, resolve) for problem in problems[:_MOST_PROBLEMS]]
         more = len(problems) - len(lines)
-        raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
+        raise UserError(
+            "\n".join([*document.colons, *lines, *([f"and {more:,} more mistakes"] if more else [])])
+        ) from None
 
 
 def first_problem(error: ValidationError, whole: str = "(top level)") -> str:
