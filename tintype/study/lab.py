@@ -72,6 +72,7 @@ from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
+from tintype.train.session import training_device
 from tintype.train.start import find_parent
 from tintype.train.trackers import check_trackers
 
@@ -154,6 +155,7 @@ def run_study(
             "example --set 'seeds={first: 4, most: 16}', and leave control_seeds out"
         )
     with locked(out):
+        _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
         _prepare(study, out, progress, argv)
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
@@ -269,6 +271,7 @@ def work_on_study(
     last: dict[tuple[str, int], Message] = {}
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         tasks = chosen or [*tuning_tasks(study, out), *tasks_of(study, out)]
+        _check_devices(tasks)
         _check_weights(tasks, _check_data(study, tasks))
     with watch_signals(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as interrupt:
         protocol, before = study.settings.evaluation, list[Task]()
@@ -311,6 +314,16 @@ def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
     untrained = [task for task in tasks if not _trained(task)]
     check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
     return untrained
+
+
+def _check_devices(tasks: Sequence[Task]) -> None:
+    """Refuse runs that this machine cannot train. A study that is only prepared may be for another machine."""
+    for task in tasks:
+        if not _trained(task):
+            try:
+                training_device(task.plan)
+            except UserError as error:
+                raise UserError(f"arm '{task.arm}': {error}") from None
 
 
 def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
@@ -512,6 +525,7 @@ def replicate_study(
     with locked(out):
         fresh, folder = claimed_arms(_fresh_study(out, seeds, results), claims), out / FOLDER
         tasks = tasks_of(fresh, folder)
+        _check_devices(tasks)
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             _check_weights(tasks, _check_data(fresh, tasks))
             note_command(argv, out, progress.note)
@@ -572,6 +586,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
 
 def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SILENT) -> None:
     """Refuse runs that cannot be trained or scored, before the first of them begins."""
+    _check_devices(tasks)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         _check_weights(tasks, _check_data(study, tasks))
 

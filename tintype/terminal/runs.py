@@ -27,8 +27,10 @@ from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave_training
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
+from tintype.train import checkpoint
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
+from tintype.train.session import training_device
 from tintype.train.steps import Progress as TrainProgress
 
 _SCENE_PROMPT = "a red ball"
@@ -37,6 +39,8 @@ _SCENE_PROMPT = "a red ball"
 def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     """Train, show how far it is, and print what was reached and what to do next."""
     show_warnings(plan, console)
+    if checkpoint.newest_whole_step(RunFolder(out).checkpoints, tensors=False) != plan.train.steps:
+        training_device(plan)  # refuses before a line says that it trains
     began_s, first_step = time.monotonic(), plan.train.steps  # where it was done before, nothing is reported
     with stoppable("training", plan.train.steps, "steps") as (bars, interrupt):
 

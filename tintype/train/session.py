@@ -131,15 +131,21 @@ class Session(Model):
         return identities | (self.joint.ready() if self.joint else {})
 
 
+def training_device(plan: Plan) -> torch.device:
+    """Return the device that a plan is trained on; refuse one that is not here or cannot compute as the plan says."""
+    device = choose_device(plan.run.device)
+    if lacking := lacks_fp8(plan.precision, device):
+        raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or precision.matmul=plain")
+    return device
+
+
 def build_session(plan: Plan) -> Session:
     """Build all that training needs, sharded or replicated over the ranks."""
-    device = choose_device(plan.run.device)
+    device = training_device(plan)
     ranks, how = world.current(), plan.run.distribution
     sharded = how.kind == "fsdp" and ranks.joined
     layout = sharded_layout(how.shards or ranks.size, ranks, device) if sharded else Layout(ranks)
     shares = [share_of_batch(batch, plan.train.accumulate, layout.world) for batch in plan.train.batches]  # may refuse
-    if lacking := lacks_fp8(plan.precision, device):
-        raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
     networks = build_networks(plan, device, plan.precision)
     tokenizer = networks.tokenizer
     source = open_source(plan.data, "train", device)

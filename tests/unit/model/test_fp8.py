@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
-from tests.tiny import tiny_plan
+from tests.studies import run_study
+from tests.tiny import TINY, tiny_plan
+from tintype.cli import app
 from tintype.errors import UserError
+from tintype.library.studies import make_study
 from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear, _filled, product, scaled
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.settings import ModelSettings, PrecisionSettings
+from tintype.study.lab import prepare_study
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
@@ -188,8 +193,28 @@ def test_it_compiles_without_a_break() -> None:
 
 
 def test_a_device_without_it_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UserError, match=r"precision.matmul is fp8, but cpu has no FP8 .*--set precision.matmul=plain"):
+    with pytest.raises(UserError, match=r"precision.matmul is fp8, but cpu has no FP8 .*precision.matmul=plain"):
         build_session(fp8_plan())
+
+
+def test_a_command_says_so_before_it_says_that_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    words = ["train", str(tmp_path / "plan.yaml"), "--technique", "fp8", "--out", str(tmp_path / "out")]
+    shown = CliRunner().invoke(app, words)
+    assert "cpu has no FP8" in str(shown.exception) and "training" not in shown.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_says_so_of_the_arm_before_its_first_run_unless_it_is_prepared_for_another_machine(
+    tmp_path: Path,
+) -> None:
+    evaluation = {"count": 8, "also": [], "reference_count": 8, "validation_count": 2, "metrics": ["fd"]}
+    study = make_study("?", tiny_plan(), {"eight": "fp8"}, [0], evaluation=evaluation)
+    with pytest.raises(UserError, match=r"arm 'eight': precision\.matmul is fp8, but cpu has no FP8"):
+        run_study(study, tmp_path / "out", 1)
+    assert not (tmp_path / "out" / "study.yaml").exists()
+    prepare_study(study, tmp_path / "out")
+    assert (tmp_path / "out" / "study.yaml").is_file()
 
 
 def test_a_run_of_fp8_is_sampled_on_a_cpu_in_bf16_with_a_note(
