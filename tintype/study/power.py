@@ -39,6 +39,8 @@ from tintype.study.spread import Variance, planned_error
 Method = Literal["shared", "paired"]
 
 MOST_SEEDS = 1_000
+SEEDS = (3, 5, 8, 16, 32)
+"""Numbers of seeds that people can pay for, whose detectable changes are always given."""
 FEW_DEGREES = 10
 """Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
 _LARGEST_LOG = 600.0
@@ -77,6 +79,8 @@ class MetricPower:
     power: Sequence[float] | None
     """None where the effect is relative and the baseline's mean is zero."""
     detectable: Sequence[float]
+    by_seeds: dict[int, Sequence[float]]
+    """The detectable changes with other numbers of seeds too, in ascending order."""
     seeds_needed: Sequence[int | None] | None
     """A None within it means more than a thousand."""
 
@@ -132,9 +136,9 @@ class PowerPlan:
         error = self.error(seeds)
         return stats.t_power(effect / (spread * math.sqrt(error.value)), error.freedom, confidence)
 
-    def detectable(self, spread: float, confidence: float) -> float:
-        """Return the effect that the study finds with a power of 80%."""
-        error = self.error(self.seeds)
+    def detectable(self, spread: float, confidence: float, seeds: int) -> float:
+        """Return the effect that a study of so many seeds finds with a power of 80%."""
+        error = self.error(seeds)
         return stats.detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
@@ -324,7 +328,11 @@ def _metric_power(
     effect = math.log1p(target / baseline) if log else target
     confidence = confidence_of(FIRST_SHARE * counts.weight(info.primary))
     likely = (spread.deviation, *spread.range)
-    found = [plan.detectable(one, confidence) for one in likely]
+
+    def detectable(seeds: int) -> list[float]:
+        found = [plan.detectable(one, confidence, seeds) for one in likely]
+        return [baseline * math.expm1(min(one, _LARGEST_LOG)) for one in found] if log else found
+
     return MetricPower(
         metric=info,
         baseline=baseline,
@@ -333,7 +341,8 @@ def _metric_power(
         by_arm=by_arm,
         level=1 - confidence,
         power=[plan.power(effect, one, plan.seeds, confidence) for one in likely] if target else None,
-        detectable=[baseline * math.expm1(min(one, _LARGEST_LOG)) for one in found] if log else found,
+        detectable=detectable(plan.seeds),
+        by_seeds={seeds: detectable(seeds) for seeds in sorted({*SEEDS, plan.seeds})},
         seeds_needed=[plan.seeds_needed(effect, one, confidence) for one in likely] if target else None,
     )
 
@@ -407,8 +416,8 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
         low, high = stats.deviation_range(1.0, few)
         yield (
             f"The spread comes from {degrees(few)} degrees of freedom only: the true one may be {low:.1f} to "
-            f"{high:.1f} times the measured one. Plan with the pessimistic end of the ranges, or measure more seeds "
-            "first."
+            f"{high:.1f} times the measured one, and so may the changes that are found. Measure more seeds to know "
+            "better."
         )
     dominated: dict[str, list[str]] = {}
     for row in rows:

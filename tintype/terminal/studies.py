@@ -447,42 +447,44 @@ def show_power(plan: PowerPlan, console: Console) -> None:
     say(
         console,
         f"For a study of {plan.arms} arms ({control}){where}, compared by the {plan.method} method at its "
-        f"first look, which spends {FIRST_SHARE:.0%} of the study's error. In "
-        "brackets: the range that the uncertainty of the measured spread allows (95%).",
+        f"first look, which spends {FIRST_SHARE:.0%} of the study's error.",
     )
 
 
 def _table(plan: PowerPlan, group: Group) -> Table:
+    """Return the smallest change that each number of seeds finds in 80% of studies, by metric."""
+    counts = list(group.metrics[0].by_seeds)
     table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for head in (
-        "metric",
-        "baseline",
-        "spread",
-        f"finds {plan.effect} with {plan.seeds} seeds",
-        f"smallest found with {plan.seeds}",
-        f"seeds to find {plan.effect}",
-    ):
-        plain_word = head in ("metric", "baseline", "spread")
-        table.add_column(head, justify="left" if head == "metric" else "right", no_wrap=plain_word)
+    for head in ("metric", "baseline", "spread", f"{counts[0]} seeds", *map(str, counts[1:])):
+        table.add_column(head, justify="left" if head == "metric" else "right", no_wrap=True)
     for row in group.metrics:
         table.add_row(
             escape(row.metric.name) + (" *" if row.metric.primary else ""),
             significant(row.baseline),
             _size(row.spread.deviation * (row.baseline if row.log else 1), row.baseline, plan.effect),
-            _ranged([_percent(share) for share in (row.power[0], *sorted(row.power))]) if row.power else "–",
-            _ranged([_size(value, row.baseline, plan.effect) for value in row.detectable]),
-            _ranged([_count(count) for count in row.seeds_needed]) if row.seeds_needed else "–",
+            *(_reach(row.by_seeds[count][0], row, plan.effect) for count in counts),
         )
     freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
     what = "an arm's differences from the baseline" if plan.method == "paired" else "single runs"
     table.caption = (
+        "Below each number of seeds: the smallest change that it finds in 80% of studies (–: more than there can be). "
         f"* primary. Spread: standard deviation of {what} over seeds, from {' or '.join(freedoms)} degrees of freedom."
     )
+    table.caption_justify = "left"
     return table
 
 
+def _reach(change: float, row: MetricPower, effect: Effect) -> str:
+    """Return a detectable change; a dash where it is more than the metric can change by."""
+    low, high = row.metric.range
+    most = max(math.inf if high is None else high - row.baseline, math.inf if low is None else row.baseline - low)
+    if change > most:
+        return "–"
+    return ">100%" if effect.relative and change > abs(row.baseline) > 0 else _size(change, row.baseline, effect)
+
+
 def advice(plan: PowerPlan, row: MetricPower) -> str:
-    """Return advice in a sentence or two."""
+    """Return how many seeds find the effect, in a sentence or two."""
     name, effect = row.metric.name, plan.effect
     if row.power is None or row.seeds_needed is None:
         return f"{name}: its mean is zero in the baseline, so {effect} of it is nothing; give --effect as a difference."
@@ -494,14 +496,13 @@ def advice(plan: PowerPlan, row: MetricPower) -> str:
             f"{name}: {plan.seeds} seeds are enough for {effect} at the measured spread; to be safe against a larger "
             f"one take {_count(most)}."
         )
-    weak = f"{name}: {plan.seeds} seeds would find {effect} in {_percent(row.power[0])} of studies"
-    detectable = _size(row.detectable[0], row.baseline, effect)
-    if needed is None:
-        return f"{weak}, and even {MOST_SEEDS:,} seeds in fewer than 80%. Ask for a larger change, or another metric."
-    return (
-        f"{weak}. Take {needed} seeds to find it in 80%, or {_count(most)} to be safe against a larger spread; with "
-        f"{plan.seeds}, only a change of {detectable} or more would be found that often."
-    )
+    weak = f"{name}: {plan.seeds} seeds find {effect} in {_percent(row.power[0])} of studies"
+    payable = max(row.by_seeds)
+    if needed is None or needed > payable:
+        reach = _reach(row.by_seeds[payable][0], row, effect)
+        found = f"{payable} seeds find {reach}" if reach != "–" else f"{payable} seeds find nothing"
+        return f"{weak}, and it would take {_count(needed)}. Plan for a larger change ({found}), or another metric."
+    return f"{weak}. Take {needed} to find it in 80%, or {_count(most)} to be safe against a larger spread."
 
 
 def _size(value: float, baseline: float, effect: Effect) -> str:
@@ -515,9 +516,3 @@ def _percent(share: float) -> str:
 
 def _count(seeds: int | None) -> str:
     return f"over {MOST_SEEDS:,}" if seeds is None else str(seeds)
-
-
-def _ranged(words: Sequence[str]) -> str:
-    """Write the measured value, then the lowest and the highest; one word where all are the same."""
-    first, low, high = words[0], words[1], words[-1]
-    return first if first == low == high else f"{first} ({low} to {high})"

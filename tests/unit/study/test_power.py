@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from tintype.study.effect import Effect
 from tintype.study.power import plan_power
 from tintype.study.results import StudyResults
 from tintype.study.spread import Groups, against, difference
-from tintype.terminal.studies import show_power
+from tintype.terminal.studies import _reach, show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 
@@ -130,7 +131,7 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
     arms = ["baseline", *["control"] * control, "a", "b"]
     confidence, draw, studies, found = 1 - 0.04 / 6, np.random.default_rng(seeds), 1_000, 0
     plan = power.PowerPlan(Effect(1, False), seeds, len(arms) - 1, control, 1, "shared", [], [])
-    effect = plan.detectable(1.0, confidence)
+    effect = plan.detectable(1.0, confidence, seeds)
     for _ in range(studies):
         values = {arm: dict(enumerate(draw.normal(size=seeds) + effect * (arm == "a"))) for arm in arms}
         groups = Groups(values, {"control": "baseline"} if control else {})
@@ -308,11 +309,35 @@ def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
 
 def test_the_table_says_what_to_do_and_how_sure_it_is() -> None:
     text = shown(plan_power([STUDIES], "5%", 3, None, 3))
-    assert "scene_accuracy: 3 seeds would find 5% in" in text and "seeds to find it in 80%" in text
-    assert "8 degrees of freedom only" in text and "over 1,000" in text
+    assert "scene_accuracy: 3 seeds find 5% in" in text and "Take 4 to find it in 80%, or 12 to be safe" in text
+    assert "fd_scenes: 3 seeds find 5% in 0.64% of studies, and it would take 510. Plan for a larger change (" in text
+    assert "8 degrees of freedom only" in text
     assert "compared by the shared method at its first look, which spends 80% of the study's error" in text
     enough = shown(plan_power([STUDIES], "1000%", 3, "scene_accuracy", 3))
     assert "3 seeds are enough for 1000%, even if the spread is as large as it may be" in enough
+
+
+def test_the_table_has_the_change_that_each_number_of_seeds_finds() -> None:
+    """More seeds find less, the numbers are those of a study of so many seeds, and no cell is beyond the metric."""
+    plan = plan_power([STUDIES], "5%", 4, None, 3)
+    for found in plan.groups[0].metrics:
+        assert list(found.by_seeds) == [3, 4, 5, 8, 16, 32] and found.by_seeds[4] == found.detectable
+        changes = [reach[0] for reach in found.by_seeds.values()]
+        assert changes == sorted(changes, reverse=True)
+        other = row(plan_power([STUDIES], "5%", 8, None, 3), found.metric.name)
+        assert found.by_seeds[8] == other.detectable
+    lines = {line.split()[0]: line.split() for line in shown(plan).splitlines() if line.startswith(("scene_a", "kid"))}
+    assert lines["scene_accuracy"][2:5] == ["0.918", "1.8%", "6.2%"] and lines["kid_scenes"][-1] == ">100%"
+    bank = plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "0.02", 3, "scene_accuracy", 3)
+    found = row(bank, "scene_accuracy")
+    share = replace(found, metric=found.metric.model_copy(update={"range": (0.0, 1.0)}))
+    assert [_reach(change, share, bank.effect) for change in (0.5, 0.6)] == ["0.5", "–"], "from 0.546 on"
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    show_power(plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "5%", 3, None, None), console)
+    assert "…" not in console.export_text()
 
 
 def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
