@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from tintype.runtime.files import finite
 from tintype.serve.flops import Flops
 from tintype.serve.tail import EventsLog, MetricsLog, Series
-from tintype.study.results import Curve
+from tintype.study.results import Run
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
 """The curves that are listed first, in this order."""
 Band: TypeAlias = list[tuple[float | None, ...]]
-"""(step, seconds, mean, lowest, highest, operations) of each bin that has values; no operations where not counted."""
+"""(step, seconds, mean, lowest, highest, operations) of each bin that has values. Seconds are None in stored curves,
+operations where they are not counted."""
 _Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -108,12 +109,13 @@ class Curves:
 
 
 class StoredCurves(Curves):
-    """Curves of a study whose runs are gone, as its results keep them."""
+    """Curves and events of a study whose runs are gone, as its results keep them."""
 
-    def __init__(self, runs: Mapping[RunPlace, Mapping[str, Curve]]) -> None:
+    def __init__(self, runs: Mapping[RunPlace, Run]) -> None:
         super().__init__(list(runs))
-        for run, curves in runs.items():
-            for name, curve in curves.items():
+        for run, stored in runs.items():
+            self.events[run.hash].events += stored.events
+            for name, curve in stored.curves.items():
                 for step, value in zip(curve.step, curve.value, strict=False):
                     if finite(step) is not None and finite(value) is not None:
                         series = self.metrics[run.hash].series.setdefault(name, Series())
@@ -141,4 +143,8 @@ def _band(rows: Iterable[_Bins], steps: float, flops_until: Callable[[float], fl
     columns = np.stack([middle, *means, np.nanmin(values, 0), np.nanmax(values, 0)])
     columns = columns[:, np.isfinite(columns).all(0)]  # a sum of large values may not be
     points = [[float(f"{number:.6g}") for number in point] for point in columns.T]
-    return [(*point, flops_until(point[0]) if flops_until else None) for point in points]
+    timed = not np.isnan(seconds).all()  # stored curves have no seconds
+    return [
+        (step, after_s if timed else None, *values_of, flops_until(step) if flops_until else None)
+        for step, after_s, *values_of in points
+    ]

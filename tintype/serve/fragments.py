@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 from urllib.parse import quote as url_quote
 
 from jinja2 import Template
@@ -21,17 +22,19 @@ from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.runtime.files import finite
 from tintype.serve.curves import Curves
+from tintype.serve.find import is_run
 from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
 from tintype.study.report.view import columns_of
-from tintype.study.results import Arm, StudyResults
+from tintype.study.results import Arm, EndState, StudyResults
 from tintype.study.side_by_side import SideBySide
 from tintype.study.status import RunState, RunStatus, StudyStatus
 from tintype.study.study import Study
 
 Fragments = dict[str, str]
 """HTML by the id of the element that it fills."""
+_NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _MOST_ROWS = 60
 _MOST_EVENTS = 60
 _WORDS: dict[RunState, str] = {
@@ -70,19 +73,20 @@ def study_fragments(
     results: StudyResults | None = None,
     folder: Path | None = None,
     study: Study | None = None,
+    kept: Mapping[str, bytes] = _NONE_KEPT,
     refused: str = "",
 ) -> Fragments:
     """Render the parts of a study's page whose content is given."""
     found: Fragments = {}
-    if status is not None:
-        found["queue"] = _queue(path, colours, status)
+    if status is not None and folder is not None:
+        found["queue"] = _queue(path, colours, status, folder)
     if curves is not None:
         found["events"] = _rendered("events", events=_events(curves), colours=colours)
     if refused:
         found["verdicts"] = _rendered("refused", reason=refused)
     elif results is not None and folder is not None:
         by_name = arm_colours(results)
-        views = [HtmlView(one, columns, folder, {}, by_name) for one, columns in columns_of(results)]
+        views = [HtmlView(one, columns, folder, kept, by_name) for one, columns in columns_of(results)]
         values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
         values |= {"link": paper_link, "several": bool(results.resolutions)}
         found["verdicts"] = _rendered("verdicts", **values)
@@ -90,8 +94,37 @@ def study_fragments(
         figures = [(view, view.time_figure) for view in views if view.time_figure is not None]
         parts = findings.time_parts(results)
         found["time"] = _rendered("time", figures=figures, parts=parts, part_colours=charts.PART_COLOURS, **values)
-        found["images"] = _rendered("images", grids=[_grid(path, view, folder, study) for view in views], **values)
+        found["images"] = _rendered("images", grids=[_grid(path, view, study) for view in views], **values)
     return found
+
+
+def stored_fragments(
+    path: str,
+    colours: Mapping[str, str],
+    *,
+    results: StudyResults,
+    folder: Path,
+    curves: Curves,
+    kept: Mapping[str, bytes],
+) -> Fragments:
+    """Render the parts of a study that is kept without its runs: from its results and the images of its report."""
+    found = study_fragments(path, colours, results=results, folder=folder, curves=curves, kept=kept)
+    runs = [(arm, run) for arm in results.arms for run in arm.runs]
+    counts = {state: sum(run.state == state for _, run in runs) for state in get_args(EndState)}
+    hours = sum(run.train_s + run.evaluate_s for _, run in runs) / 3600
+    lost = [(arm.label, run) for arm, run in runs if run.state != "done"]
+    values = {"results": results, "total": len(runs), "counts": counts, "hours": hours, "lost": lost[:_MOST_ROWS]}
+    found["queue"] = _rendered("stored", colours=colours, machines=_machines(results), **values)
+    if results.picked:
+        picked = [(one, address) for one in results.picked if (address := _image_at(path, one.image, folder, kept))]
+        found["picked"] = _rendered("picked", picked=picked, PICKED_LEAD=LEAD)
+    return found
+
+
+def _machines(results: StudyResults) -> list[str]:
+    """Return the devices that the runs were trained on."""
+    named = [str(run.environment.get("device", "")) for arm in results.arms for run in arm.runs]
+    return sorted({one for one in named if one})
 
 
 def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mapping[str, str]) -> Fragments:
@@ -130,7 +163,8 @@ def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragme
     }
 
 
-def _queue(path: str, colours: Mapping[str, str], status: StudyStatus) -> str:
+def _queue(path: str, colours: Mapping[str, str], status: StudyStatus, folder: Path) -> str:
+    there = {run.hash for run in status.runs if is_run(folder / "runs" / run.hash)}
     named = {**_WORDS, "perhaps": status.perhaps_words}
     counts = [(state, words, len(status.of(state))) for state, words in named.items()]
     active = status.of("running", "silent", "died")
@@ -149,6 +183,7 @@ def _queue(path: str, colours: Mapping[str, str], status: StudyStatus) -> str:
         arms=arms,
         colours=colours,
         path=path,
+        there=there,
     )
 
 
@@ -229,11 +264,11 @@ class Grid:
         return any(cell.wrong for row in self.cells for cell in row)
 
 
-def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
+def _grid(path: str, view: HtmlView, study: Study | None) -> Grid:
     arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
     count, steps = len(view.results.prompts), set[int]()
     for arm in view.everyone:
-        cells = _images(path, arm, folder, study, count)
+        cells = _images(path, arm, view, study, count)
         steps |= {step for cell in cells for step in cell.at}
         run = arm.sampled_run
         arms.append((arm.name, view.colours[arm.name], "no run yet" if run is None else f"seed {run.seed}"))
@@ -242,13 +277,15 @@ def _grid(path: str, view: HtmlView, folder: Path, study: Study | None) -> Grid:
         real = [{max(steps, default=0): name} for name in view.results.real_previews[:count]]
         arms.append(("real images", "arm-control", "held out"))
         real += [{}] * (count - len(real))
-        columns.append([Cell({step: _address(path, name) for step, name in of.items()}) for of in real])
+        addresses = [{step: _image_at(path, name, view.folder, view.kept) for step, name in of.items()} for of in real]
+        columns.append([Cell({step: address for step, address in of.items() if address}) for of in addresses])
     rows = [list(row) for row in zip(*columns, strict=True)]
     return Grid(view.baseline.resolution, view.results.prompts, arms, rows, sorted(steps))
 
 
-def _images(path: str, arm: Arm, folder: Path, study: Study | None, count: int) -> list[Cell]:
+def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int) -> list[Cell]:
     """Return the samples of an arm's first run that has any, one cell for each prompt."""
+    folder = view.folder
     found: list[dict[int, str]] = [{} for _ in range(count)]
     wrong: list[dict[int, list[WrongWords]]] = [{} for _ in range(count)]
     run = arm.sampled_run
@@ -256,12 +293,16 @@ def _images(path: str, arm: Arm, folder: Path, study: Study | None, count: int) 
         return [Cell({}) for _ in found]
     plans = {one.label: one.plans for one in study.arms}.get(arm.label, ()) if study else ()
     plan = next((plan for plan in plans if plan.seed == run.seed), None)
-    last = plan.train.steps if plan else 0
-    for index, name in enumerate(run.previews[:count]):
-        if (folder / name).is_file():
-            found[index][last] = _address(path, name)
-    for index, words in enumerate(run.wrong[:count]):
-        wrong[index][last] = words
+    last = plan.train.steps if plan else run.along[-1].step if run.along else 0
+    ends = [(last, run.previews, run.wrong)]
+    if plan is None:  # the runs are gone, and with them the files of earlier steps
+        ends += [(one.step, one.previews, one.wrong) for one in run.along[:-1] if one.previews]
+    for step, names, words_of in ends:
+        for index, name in enumerate(names[:count]):
+            if address := _image_at(path, name, folder, view.kept):
+                found[index][step] = address
+        for index, words in enumerate(words_of[:count]):
+            wrong[index][step] = words
     along = study.along(plan) if study and plan else None
     if along is None:
         return [Cell(at, words) for at, words in zip(found, wrong, strict=True)]
@@ -281,6 +322,13 @@ def _misread(result: Path) -> list[list[WrongWords]]:
         return read_misread(result)
     except DamagedFileError:
         return []
+
+
+def _image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
+    """Return the address of a study's image: of its file, or of the copy in the report; empty where it has neither."""
+    if (folder / name).is_file():
+        return _address(path, name)
+    return f"/kept/{url_quote(path)}?image={url_quote(name)}" if name in kept else ""
 
 
 def _address(path: str, name: str) -> str:

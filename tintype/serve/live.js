@@ -52,6 +52,8 @@ listeners.fragments = (parts) => {
     place.querySelectorAll(".grid-of-images").forEach(showStep);
     if (focus >= 0) [...place.querySelectorAll("button, select, input, [tabindex='0']")][focus]?.focus();
   }
+  const unread = document.querySelector("#charts > .quiet"); // curves come after the parts, if there are any
+  if (unread && !chart.names.length) unread.textContent = "No curve was logged yet.";
 };
 
 listeners.problem = (words) => {
@@ -135,8 +137,9 @@ function sayUncounted() {
   if (!place) return;
   const waiting = chart.axis === FLOPS && Object.values(chart.bands).some((arms) => Object.entries(arms).some(([arm, band]) => band.length && band[0][FLOPS] === null && !chart.uncounted[arm]));
   const words = Object.entries(chart.uncounted).map(([arm, parts]) => `${arm}: ${parts.join("; ")}`);
-  place.hidden = chart.axis !== FLOPS;
-  place.textContent = "FLOPs are counted from the plan, as tintype plan cost counts them." + (waiting ? " Counting …" : "") + (words.length ? ` ${words.join(". ")}.` : "");
+  const untimed = chart.axis === 1 && Object.values(chart.bands).some((arms) => Object.values(arms).some((band) => band.length && band[0][1] === null));
+  place.hidden = chart.axis !== FLOPS && !untimed;
+  place.textContent = untimed ? "A study that is kept without its runs has no seconds of single steps." : "FLOPs are counted from the plan, as tintype plan cost counts them." + (waiting ? " Counting …" : "") + (words.length ? ` ${words.join(". ")}.` : "");
 }
 
 function smoothed(band) {

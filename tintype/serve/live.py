@@ -18,10 +18,19 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.results import read_per_image, result_file
 from tintype.plan import Plan, plan_from_folder
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
-from tintype.serve.fragments import Fragments, compare_fragments, picked_fragments, run_fragments, study_fragments
+from tintype.serve.find import is_stored
+from tintype.serve.fragments import (
+    Fragments,
+    compare_fragments,
+    picked_fragments,
+    run_fragments,
+    stored_fragments,
+    study_fragments,
+)
 from tintype.serve.links import Links
 from tintype.study.compare import collect, read_run
 from tintype.study.picked import FOLDER as PICKED
+from tintype.study.report.images import images_of
 from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.side_by_side import read_run_data, side_by_side
 from tintype.study.status import LEFT, StatusReader, StudyStatus
@@ -168,6 +177,8 @@ class LiveStudy(Live):
         self._reader = StatusReader(folder)
         self._stored_at = 0
         """When the results were written that a study without its runs is shown from."""
+        self.kept: Mapping[str, bytes] = {}
+        """Images inside the report of such a study, by the paths that they had."""
         self._scores: dict[str, Run] = {}
         self._images: dict[str, dict[str, list[float]]] = {}
         """Numbers of single images by metric, by the run's hash."""
@@ -182,13 +193,13 @@ class LiveStudy(Live):
     def look(self) -> bool:
         """Read the queue, then the logs, then the verdicts, the cheapest first."""
         self._look_picked()
-        if not (self.folder / "runs").is_dir() and (self.folder / "results.json").is_file():
+        if is_stored(self.folder):
             return self._look_stored()
         status = self._reader.read()
         if self._reader.study is not self._study:
             self._begin(self._reader.study, status)
         first = "queue" not in self.fragments
-        self.fragments |= study_fragments(self.path, self.colours, status=status)
+        self.fragments |= study_fragments(self.path, self.colours, status=status, folder=self.folder)
         if first:
             return True  # the queue is shown at once
         is_read = self.curves.read()
@@ -274,14 +285,18 @@ class LiveStudy(Live):
             results, self._stored_at = read_results_file(self.folder / "results.json"), stamp
             self.colours = _colours([(arm.label, arm.name, arm.role) for arm in results.arms])
             places = {
-                RunPlace(arm.label, run.seed, run.hash, self.folder / run.folder, 1): run.curves
+                RunPlace(arm.label, run.seed, run.hash, self.folder / run.folder, 1): run
                 for arm in results.arms
                 for run in arm.runs
             }
             self.curves = StoredCurves(places)
             for arm in self.curves.versions:
                 self.curves.versions[arm] += 1
-            self.fragments |= study_fragments(self.path, self.colours, results=results, folder=self.folder)
+            page = self.folder / "report.html"
+            self.kept = images_of(page.read_text(encoding="utf-8"), results) if page.is_file() else {}
+            self.fragments |= stored_fragments(
+                self.path, self.colours, results=results, folder=self.folder, curves=self.curves, kept=self.kept
+            )
         return False
 
 

@@ -37,6 +37,8 @@ from tintype.study.picked import keep_image
 PORT = 8420
 _FIRST_PAINT_S = 0.5
 """A page waits so long for what it shows; the rest comes by its stream."""
+_WHOLE_S = 20.0
+"""An image of a report waits so long for the report to be read."""
 _BEAT_S = 10.0
 _MOST_STREAMS = 64
 _MOST_LIVE = 32
@@ -45,6 +47,7 @@ _MOST_BYTES = 16_384
 _MOST_RUNS = 400
 _MOST_COMPARED = 8
 _CURVES_EVERY_S = 1.0
+_IMAGES = {"PNG": "image/png", "WEBP": "image/webp"}
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
 _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
@@ -158,6 +161,7 @@ class Handler(BaseHTTPRequestHandler):
                 "run": self._run,
                 "report": self._report,
                 "image": self._image,
+                "kept": self._kept_image,
                 "playground": self._playground,
                 "compare": self._compare,
                 "events": self._events,
@@ -329,10 +333,29 @@ class Handler(BaseHTTPRequestHandler):
             raise _NOT_FOUND
         try:
             content = read_file(file)
-            with open_image(content, file.name):
-                self._send(content, "image/png", cache="private, max-age=60")
         except (OSError, BadImageError):
             raise _NOT_FOUND from None
+        self._send_image(content, file.name)
+
+    def _kept_image(self, rest: str) -> None:
+        """Answer an image that only the report of a study has."""
+        live = self.server.live(LiveStudy, self._folder(rest, is_study))
+        live.ask(_WHOLE_S)
+        name = dict(parse_qsl(urlsplit(self.path).query)).get("image", "")
+        if not isinstance(live, LiveStudy) or name not in live.kept:
+            raise _NOT_FOUND
+        self._send_image(live.kept[name], name)
+
+    def _send_image(self, content: bytes, name: str) -> None:
+        """Send what is really an image, of one of the kinds that pages have."""
+        try:
+            with open_image(content, name) as image:
+                kind = _IMAGES.get(image.format or "")
+        except BadImageError:
+            kind = None
+        if kind is None:
+            raise _NOT_FOUND
+        self._send(content, kind, cache="private, max-age=60")
 
     def _static(self, rest: str) -> None:
         if rest not in _STATIC:
@@ -410,6 +433,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self._end_headers()
             with suppress(OSError):  # of a reader that has gone
+                self.wfile.write(b": here\n\n")  # a browser takes a stream without content for one that is not open
                 for name, content in news:
                     written = (
                         f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n" if name else ": here\n\n"

@@ -24,6 +24,7 @@ TestName = Literal["shared spread", "paired Student", "Welch", "sign-flip permut
 IntervalName = Literal["simultaneous", "Student", "Welch", "bootstrap"]
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
+EndState = Literal["done", "diverged", "failed", "missing"]
 Verdict = Literal[
     "better",
     "worse",
@@ -123,7 +124,7 @@ class Run(_Data):
     hash: str
     folder: str
     """Path relative to the study's folder."""
-    state: Literal["done", "diverged", "failed", "missing"]
+    state: EndState
     error: str | None = None
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
@@ -369,7 +370,7 @@ class FactorEffect(_Data):
 class TuningRun(_Data):
     seed: int
     hash: str
-    state: Literal["done", "diverged", "failed", "missing"]
+    state: EndState
     value: float | None
     """Value of the metric that chooses; None where the run has no finite one."""
     seconds: float = 0

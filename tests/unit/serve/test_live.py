@@ -29,7 +29,7 @@ from tintype.study.compare import collect
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study, run_study
 from tintype.study.report import write_report
-from tintype.study.results import Curve, StudyResults
+from tintype.study.results import Curve, Run, StudyResults
 from tintype.study.runner import tasks_of
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
@@ -149,7 +149,9 @@ def test_odd_numbers_end_neither_the_reading_nor_the_stream(tmp_path: Path) -> N
 def test_stored_curves_leave_out_values_that_are_not_finite(tmp_path: Path) -> None:
     run = RunPlace("arm", 0, "hash", tmp_path, 1)
     odd = Curve(step=[1, 2, 3, 10**400], value=[1.0, float("inf"), 3.0, 1.0])
-    curves = StoredCurves({run: {"grad_norm": odd, "flow": Curve(step=[1], value=[float("nan")])}})
+    values = {"grad_norm": odd, "flow": Curve(step=[1], value=[float("nan")])}
+    stored = Run(seed=0, hash="hash", folder="runs/hash", state="done", curves=values)
+    curves = StoredCurves({run: stored})
     assert curves.names() == ["grad_norm"] and curves.steps == 3
     assert [point[2] for point in curves.band("arm", "grad_norm")] == [1.0, 3.0]
 
