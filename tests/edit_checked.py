@@ -7,13 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tintype.plan import Plan
 from tintype.runtime import files
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Make a folder that of a run, before other files of the run are written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_sealed(folder / files.PLAN, plan.to_yaml(), run=plan.hash)
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Let `change` alter the content of a JSON file."""
     content = json.loads(path.read_text())
     content.pop("checksum", None)
+    content.pop("seal", None)
     change(content)
     files.write_checked(path, content, content.get("format", 1))
 

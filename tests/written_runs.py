@@ -66,9 +66,10 @@ class Writer:
     def _write(self, task: Task, protocol: Protocol) -> None:
         task.folder.mkdir(parents=True, exist_ok=True)
         if task.key in self.failing:
-            files.write_sealed(task.folder / FAILURES["failed"], "it was made to fail")
+            files.write_sealed(task.folder / FAILURES["failed"], "it was made to fail", run=task.plan.hash)
             return
         (task.folder / FAILURES["failed"]).unlink(missing_ok=True)
+        files.write_sealed(task.folder / files.PLAN, task.plan.to_yaml(), run=task.plan.hash)
         files.write_checked(task.folder / "environment.json", {"parameters": 1})
         file = result_file(task.folder, protocol, task.plan.train.steps)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,9 @@ class DivergedError(UserError):
 class DamagedFileError(UserError):
     """A file is not what was written. The message names it and the command that makes it anew."""
 
+    reason: str = ""
+    """Only what is wrong with it."""
+
 
 @contextmanager
 def as_user_error(kinds: type[Exception] | tuple[type[Exception], ...], what: str, remedy: str = "") -> Iterator[None]:

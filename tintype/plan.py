@@ -419,7 +419,12 @@ def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
 
     `remake` is what to do where it is damaged.
     """
-    document = read_yaml(read_sealed(file, remake), str(file))
+    return plan_in(read_sealed(file, remake), file, known)
+
+
+def plan_in(text: str, file: Path, known: Known = NONE_KNOWN) -> Plan:
+    """Read the text of a plan that tintype wrote to a file."""
+    document = read_yaml(text, str(file))
     if isinstance(document.data, dict):
         _add_later(Plan, document.data)
         if (file.parent / _EXPORTED).is_file():

@@ -17,6 +17,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype import recipes
 from tintype.errors import UserError
 from tintype.plan import Plan, diff, plan_from_document, plan_from_folder, plan_from_yaml
+from tintype.runtime.files import write_sealed
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import Compression
 from tintype.tokenizers.small_vae import SmallVaeSettings
@@ -95,7 +96,7 @@ def test_a_stored_plan_from_before_samples_as_it_did(tmp_path: Path) -> None:
         "  ramp: false\n  every: 1\n", ""
     )
     assert len(older) < len(text) - 40
-    (tmp_path / "plan.yaml").write_text(older)
+    write_sealed(tmp_path / "plan.yaml", older, run=plan.hash)
     read = plan_from_folder(tmp_path)
     assert read == plan and read.hash == plan.hash
     assert plan_from_yaml(older, "a new plan").sampling.shift == 1.0, "a new plan has the default"

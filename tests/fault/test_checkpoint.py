@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.edit_checked import edit_json
 from tests.fault.promises import Promise
 from tests.full_disk import disk_of
 from tests.tiny import tiny_plan
@@ -87,9 +88,12 @@ def test_a_truncated_or_missing_file_is_found(run: Path, file: str) -> None:
 
 def with_manifest(path: Path, change: dict[str, str | None]) -> Path:
     """The checkpoint with some names added to its manifest, or taken away."""
-    wanted = json.loads((path / "manifest.json").read_text())["sha256"] | change
-    kept = {name: digest for name, digest in wanted.items() if digest is not None}
-    (path / "manifest.json").write_text(json.dumps({"sha256": kept}))
+
+    def rename(content: dict[str, Any]) -> None:
+        wanted = content["sha256"] | change
+        content["sha256"] = {name: digest for name, digest in wanted.items() if digest is not None}
+
+    edit_json(path / "manifest.json", rename)
     return path
 
 

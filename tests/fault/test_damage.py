@@ -23,7 +23,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
-from tintype.runtime import files, notes
+from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.results import SPEED, StudyResults, read_results_file
@@ -347,40 +347,6 @@ def test_damaged_samples_are_not_scored(promise: Promise, study: Path) -> None:
             evaluate(run, protocol)
 
 
-@pytest.mark.promise(23)
-def test_files_of_an_earlier_version_are_read_with_a_note(
-    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Take checksums, line numbers and copies out of every file of a study, as an earlier version wrote them."""
-    expected = read_results_file(study / "results.json")
-    monkeypatch.setattr(notes, "_noted", set())
-    for path in [path for path in study.rglob("*") if path.is_file() and path.name != "manifest.json"]:
-        if path.name == "records.json":
-            path.unlink()
-        elif path.suffix in (".json", ".jsonl"):
-            earlier(path)
-        elif path.suffix == ".yaml":
-            path.write_text(files.without_seal(path.read_text()))
-    assert same(report(study), expected)
-    assert "is of an earlier version and has no checksum" in capsys.readouterr().err
-    assert same(ablate(study), expected)
-    assert use(sorted((study / "runs").iterdir())[0])[1]
-
-
-def earlier(path: Path) -> None:
-    """Write a file of JSON as it was before there were checksums."""
-    if path.suffix == ".jsonl":
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [{key: value for key, value in line.items() if key not in ("line", "checksum")} for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    elif path.name != "state.json":
-        found = json.loads(path.read_text())
-        found.pop("checksum", None)
-        its_format = found.pop("format", None)
-        formats = {"result.json": {"format": 2}, "results.json": {"format": its_format}}
-        path.write_text(json.dumps({**found, **formats.get(path.name, {})}))
-
-
 @pytest.mark.promise(5)
 @pytest.mark.parametrize("size", [100, 1000, 3000])
 def test_a_full_disk_while_scoring_and_reporting_is_named(promise: Promise, study: Path, size: int) -> None:
@@ -422,7 +388,7 @@ def test_the_reason_of_a_failed_run_is_checked(study: Path) -> None:
     run = sorted((study / "runs").iterdir())[0]
     (stored,) = run.glob("evaluation/*/result.json")
     stored.unlink()
-    files.write_sealed(run / "failed.txt", "the GPU burnt\n")
+    files.write_sealed(run / "failed.txt", "the GPU burnt\n", run=run.name)
     states = {one.state: one.error for arm in report(study).arms for one in arm.runs}
     assert states["failed"] == "the GPU burnt"
     (run / "failed.txt").write_text((run / "failed.txt").read_text().replace("GPU", "CPU"))
@@ -435,7 +401,7 @@ def test_the_result_of_another_run_is_refused(study: Path) -> None:
     first, second = sorted((study / "runs").iterdir())
     (mine,), (other,) = first.glob("evaluation/*/result.json"), second.glob("evaluation/*/result.json")
     shutil.copytree(other.parent, mine.parent, dirs_exist_ok=True)
-    with pytest.raises(UserError, match="it is the result of another plan"):
+    with pytest.raises(UserError, match=rf"its seal says that it is .* of the run {second.name}, and it lies where"):
         report(study)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.edit_checked import write_plan
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.tiny import tiny_plan
@@ -25,7 +26,6 @@ from tintype.runtime import dist as world
 from tintype.runtime import fault
 from tintype.runtime.activity import WAITING
 from tintype.runtime.dist import World, current
-from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.watchdog import Place, Watchdog, blame
 from tintype.sampling import sample
@@ -180,7 +180,7 @@ def sample_with_fault(run: str, out: str) -> None:
 def test_a_stopped_rank_ends_the_others_of_another_command(whole: Path, tmp_path: Path) -> None:
     """Stop one of two ranks that sample: there is no step whose time is known, but it does not answer."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    write_sealed(run / "plan.yaml", tiny_plan(*WATCHED).to_yaml())
+    write_plan(run, tiny_plan(*WATCHED))
     with pytest.raises(RankError, match="rank 0 of 2:\nthe process ended without a word"):
         run_ranks(2, sample_with_fault, str(run), str(tmp_path / "out"))
     said = (tmp_path / "said").read_text()

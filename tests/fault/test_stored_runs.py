@@ -16,6 +16,7 @@ from tintype.errors import UserError
 from tintype.evaluation.results import read_result
 from tintype.evaluation.run import evaluate
 from tintype.plan import plan_from_folder
+from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -157,7 +158,8 @@ def test_without_its_format_a_later_checkpoint_counts_as_damaged(
     promise: Promise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same, by a reader that looks for its own files first: it moves the checkpoint aside."""
-    monkeypatch.setattr(checkpoint, "_check_format", lambda path, manifest: None)
+    monkeypatch.setattr(files, "_check_format", lambda *args, **names: None)
+    monkeypatch.setattr(files, "unsealed", lambda path: files.damaged(path, "it is not whole", ""))
     run = of_the_future(tmp_path, NEWER)
     train(plan_from_folder(run), run, Interrupt())
     promise.count(not list((run / "checkpoints").glob("damaged-*")), "moved aside and trained again")
@@ -169,5 +171,5 @@ def test_a_flipped_bit_in_the_format_is_damage_and_not_another_format(tmp_path: 
     content = {**json.loads(manifest.read_text(encoding="utf-8")), "format": 5}
     for value in (content, {**content, "format": "1"}):
         manifest.write_text(json.dumps(value), encoding="utf-8")
-        with pytest.raises(checkpoint.DamagedError, match="gives the format"):
+        with pytest.raises(checkpoint.DamagedError, match=r"manifest.json: it does not match its checksum"):
             checkpoint.read(manifest.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tintype.errors import DamagedFileError
 from tintype.runtime.fence import OPEN, Fence
-from tintype.runtime.files import damaged, write_bytes
+from tintype.runtime.files import SEAL, check_seal, damaged, seal_of, write_bytes
+from tintype.runtime.notes import note_once
 
 _REMAKE = "remove it and run the same command again to sample its images again"
 
@@ -21,6 +22,8 @@ _REMAKE = "remove it and run the same command again to sample its images again"
 def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str], fence: Fence = OPEN) -> None:
     image_NCHW = image_NCHW.contiguous()
     about = {"sha256": digest(image_NCHW), "prompts": json.dumps(list(prompts)), "asked": " ".join(digests(prompts))}
+    if (seal := seal_of(path)) is not None:
+        about[SEAL] = json.dumps(seal.content)
     write_bytes(path, save({"images": image_NCHW}, metadata=about), fence=fence)
 
 
@@ -41,7 +44,9 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
     """Return images of a shard, and the checksum of all of them."""
     try:
         with safe_open(path, "pt") as file:
-            return file.get_slice("images")[first:last], file.metadata()["sha256"]
+            about = file.metadata()
+            _check_seal(path, about)
+            return file.get_slice("images")[first:last], about["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DamagedFileError(
             f"{path} is no shard of sampled images, or a damaged one ({error}); if an evaluation wrote it, {_REMAKE}"
@@ -49,14 +54,29 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
 
 
 def prompt_digests(path: Path) -> list[str]:
-    """Return the digests of the prompts of a shard's images; none where there is no whole shard."""
+    """Return the digests of the prompts of a shard's images; none where there is no whole shard of this run."""
     if not path.exists():
         return []
     try:
         with safe_open(path, "pt") as file:
-            return str((file.metadata() or {}).get("asked", "")).split()
+            about = file.metadata() or {}
     except SafetensorError:
         return []
+    try:
+        _check_seal(path, about)
+    except DamagedFileError as error:
+        note_once(str(path), f"{path} is not used ({error.reason}): its images are sampled again")
+        return []
+    return str(about.get("asked", "")).split()
+
+
+def _check_seal(path: Path, about: Mapping[str, str]) -> None:
+    """Refuse a shard of another run or another step."""
+    try:
+        found = json.loads(about[SEAL]) if SEAL in about else None
+    except ValueError:
+        found = about[SEAL]
+    check_seal(path, found, _REMAKE)
 
 
 def digest(tensor: Tensor) -> str:

@@ -19,9 +19,8 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
 
 FORMAT: Literal[3] = 3
-_UNCHECKED = 2
-"""The format of results that had no checksum."""
-
+_BESIDE = "beside"
+"""The key of a stored result that names the files which were written with it."""
 
 PER_IMAGE_FILE = "per_image.json"
 """File beside a result: numbers of single images, which arms of a study are compared by."""
@@ -166,7 +165,8 @@ def write_result(
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
         write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)
-    write_checked(file, result.dump(), FORMAT, fence)
+    beside = [name for name in (PER_IMAGE_FILE, MISREAD_FILE) if (file.parent / name).exists()]
+    write_checked(file, {**result.dump(), _BESIDE: beside}, FORMAT, fence)
 
 
 def read_per_image(file: Path) -> dict[str, list[float]]:
@@ -202,14 +202,17 @@ def _remake(file: Path) -> str:
 
 
 def read_result(file: Path) -> EvaluationResult:
-    """Return a stored result; refuse one whose numbers or preview images are not those that were written."""
+    """Return a stored result; refuse one whose numbers, preview images or other files are not what was written."""
     remake = _remake(file)
-    content = read_checked(file, remake, FORMAT, earlier=(_UNCHECKED,))
+    content = read_checked(file, remake, FORMAT)
     if not content:
         raise damaged(file, "it is missing or empty", remake)
+    for name in content.pop(_BESIDE, ()):
+        if not (file.parent / name).is_file():
+            raise damaged(file.parent / name, "it is missing", remake)
     try:
         result = result_of(content)
-    except ValidationError as error:  # of a file without a checksum
+    except ValidationError as error:  # of another version
         raise damaged(file, first_problem(error), remake) from None
     for name, wanted in zip(result.previews, result.previews_sha256, strict=False):
         check_sha256(file.parent / Path(name).name, wanted, remake)

@@ -24,7 +24,7 @@ from tintype.evaluation.protocol import Protocol, Sampling
 from tintype.evaluation.reference import ScoredData, held_out, in_blocks, rows_by_shape
 from tintype.runtime.dist import current
 from tintype.runtime.fence import OPEN, Fence
-from tintype.runtime.files import write_json
+from tintype.runtime.files import write_checked
 from tintype.sampling.generate import generate, spans
 from tintype.settings import plain
 from tintype.train.parts import Model
@@ -65,7 +65,7 @@ class Samples:
         if world.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
-            write_json(self.folder / "samples.json", about, fence)
+            write_checked(self.folder / "samples.json", about, fence=fence)
         missing = [(first, last) for first, last in world.broadcast(self.missing() if world.leads else None)]
         batches = [batch for span in missing for batch in spans(*span, sampler.batch)]
         starts = {last: first for first, last in missing}

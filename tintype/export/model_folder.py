@@ -57,7 +57,7 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     content = _portable(plain(plan))
     content["text"] |= _copied(plan.text, folder, "text")
     content["tokenizer"] |= _copied(plan.tokenizer, folder, "tokenizer")
-    write_sealed(folder / "plan.yaml", write_yaml(content))
+    write_sealed(folder / "plan.yaml", write_yaml(content), run=plan.hash)
 
 
 def _portable(value: Any) -> Any:

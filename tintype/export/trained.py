@@ -22,6 +22,7 @@ from tintype.export.contract import check_single_file
 from tintype.export.model_card import CardOptions
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.files import following_umask
 from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, read_about
@@ -159,6 +160,6 @@ def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exporte
     about = trained.about(options.dtype)
     header = {"format": "pt", "modelspec.architecture": "prx", ABOUT_IN_HEADER: json.dumps(about)}
     header |= {f"{ABOUT_IN_HEADER}.{key}": str(about[key]) for key in _ALONE}
-    with written_whole(out) as temporary:
+    with written_whole(out) as temporary, following_umask(temporary):
         save_file(tensors, temporary, metadata=header)
     return Exported(out, about)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.cache import cache_folder, writing_cache
-from tintype.runtime.files import sha256_of, write_text, written_beside
+from tintype.runtime.files import following_umask, sha256_of, write_text, written_beside
 from tintype.runtime.forms import forms_of, misfits
 from tintype.runtime.notes import note
 from tintype.runtime.parent import command_with_parent
@@ -209,7 +209,7 @@ def _cache(known: Known, source: Packaged | Url) -> Weights:
     about = {"digest": weights.digest, "source": weights.source}
     with writing_cache(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(target, durable=True) as temporary:
+        with written_beside(target, durable=True) as temporary, following_umask(temporary):
             save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
     return weights
 

@@ -7,8 +7,12 @@ Files that a training or a verdict depends on carry a checksum, which is checked
   lines are noticed and the others stay of use;
 - text that people edit copies of (`write_sealed`): a first line that is a comment.
 
-A checksum finds damage and careless edits. It is no signature: a new one beside a changed number is believed. Files of
-earlier versions have none; they are read, with a note.
+A checksum finds damage and careless edits. It is no signature: a new one beside a changed number is believed.
+
+Files of a run also carry a seal: the run, which is the hash of its plan, and the place of the file in the run's folder,
+which has its step. Every read compares both with where the file lies (`seal_of`), so a file of another run or of
+another step is refused. Of JSON lines the first one has the seal. A folder is that of the run that the seal of its
+plan.yaml names, whatever the folder is called.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, TypeAlias
 
 from pydantic import JsonValue
@@ -32,17 +38,25 @@ from safetensors import SafetensorError
 from tintype.errors import DamagedFileError, UserError
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.host import is_alive, machine, process_name
-from tintype.runtime.notes import note_once
 
 Json: TypeAlias = JsonValue
 """A value as JSON holds it."""
 
+PLAN = "plan.yaml"
+"""The file whose seal says which run a folder is of."""
+SEAL = "seal"
+"""The key of the seal in JSON."""
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
-_SEAL = re.compile(r"# tintype wrote this file; the SHA-256 of the lines below is ([0-9a-f]{64})\n")
+_FIRST_LINE = re.compile(
+    r"# tintype wrote this file(?: as (?P<file>\S+) of the run (?P<run>[0-9a-f]+))?; "
+    r"the SHA-256 of (?:that and )?the lines below is (?P<sha256>[0-9a-f]{64})\n"
+)
 _SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
 """Words of which a damaged first line still has one."""
 _WRITING = ".writing-"
 """Between the name of a file and that of the process that writes it."""
+_IN_RUN = re.compile(r"(?:(?:checkpoints|snapshots|kept)/step-\d{9}/|evaluation/(?:samples/)?[^/]+/|trackers/)?[^/]+")
+"""The places of files in a run's folder."""
 _KEPT_DAMAGED = 2
 """Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
 
@@ -80,6 +94,15 @@ def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) ->
         _remove(temporary)
     if durable:
         flush(path.parent)
+
+
+@contextmanager
+def following_umask(path: Path) -> Iterator[None]:
+    """Give a file that is written within the mode of any new file here: safetensors lets its owner alone read it."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(stat.S_IMODE(mode))
 
 
 @contextmanager
@@ -142,17 +165,95 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_checked(path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN) -> None:
-    """Write JSON with its checksum. The format tells a file whose key `checksum` was damaged from an old file."""
-    marked = {_FORMAT: format, **content}
-    text = json.dumps({**marked, _CHECKSUM: checksum_of(marked)}, indent=1, ensure_ascii=False)
-    write_text(path, text + "\n", fence)
+@dataclass(frozen=True)
+class Seal:
+    """Binds a file to its run and to its place there."""
+
+    run: str
+    """Hash of the run's plan."""
+    file: str
+    """Path in the run's folder."""
+
+    @property
+    def content(self) -> dict[str, str]:
+        return {"run": self.run, "file": self.file}
+
+    def __str__(self) -> str:
+        return f"{self.file} of the run {self.run}"
 
 
-def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[int | None] = (None,)) -> dict[str, Any]:
-    """Return what `write_checked` wrote there, without format and checksum; empty where there is no file.
+def seal_of(path: Path) -> Seal | None:
+    """Return the seal that a file has by where it lies; None for a file that is not in a run's folder."""
+    folder = _run_folder(path)
+    return None if folder is None else Seal(_run_in(folder), path.relative_to(folder).as_posix())
 
-    `remake` is what to do about a damaged file, as the end of a sentence. Files of `earlier` formats have no checksum.
+
+def _run_folder(path: Path) -> Path | None:
+    above = [folder for folder in path.parents[:4] if _IN_RUN.fullmatch(path.relative_to(folder).as_posix())]
+    return next((folder for folder in above if (folder / PLAN).is_file()), None)
+
+
+def run_of(folder: Path) -> str | None:
+    """Return the run that a folder is of; None for a folder without plan.yaml."""
+    return _run_in(folder) if (folder / PLAN).is_file() else None
+
+
+def _run_in(folder: Path) -> str:
+    with (folder / PLAN).open("rb") as file:
+        line = file.readline(1000).decode("utf-8", errors="replace")
+    seal = _FIRST_LINE.match(line)
+    if seal is not None and seal["run"]:
+        return seal["run"]
+    if seal is None and _SEAL_WORDS.search(line):
+        remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
+        raise damaged(folder / PLAN, "its first line is not what was written", remake)
+    raise unsealed(folder / PLAN)
+
+
+def check_seal(path: Path, found: object, remake: str) -> None:
+    """Refuse a file without a seal in a run's folder, and one whose seal is that of another run or another place."""
+    expected = seal_of(path)
+    if expected is not None and found is None:
+        raise unsealed(path)
+    if reason := _foreign(expected, found):
+        raise damaged(path, reason, remake)
+
+
+def _foreign(expected: Seal | None, found: object) -> str:
+    if expected is None or found == expected.content:
+        return ""
+    there = f"{found.get('file')} of the run {found.get('run')}" if isinstance(found, dict) else "none of a run"
+    return f"its seal says that it is {there}, and it lies where {expected} belongs"
+
+
+def unsealed(path: Path) -> UserError:
+    """Return the refusal of a file of an earlier version. The command is for the study that the file is in, if any."""
+    folder = _run_folder(path) or path.parent
+    if folder.parent.name == "runs" and (folder.parents[1] / "study.yaml").is_file():
+        folder = folder.parents[1]
+    return UserError(
+        f"{path} has no seal: an earlier version of tintype wrote it, and nothing shows that it belongs here. If it "
+        f"does, seal the files as they are now: python -m tools.migrate {quote(str(folder))}"
+    )
+
+
+def write_checked(
+    path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN, place: Path | None = None
+) -> None:
+    """Write JSON with its checksum, and in a run's folder with its seal. `place` is where it will lie, if elsewhere."""
+    write_text(path, checked_text(content, format, seal_of(place or path)), fence)
+
+
+def checked_text(content: Mapping[str, Any], format: int, seal: Seal | None) -> str:
+    """Return the text of a JSON file with its seal and its checksum."""
+    marked = {_FORMAT: format, **content, **({SEAL: seal.content} if seal else {})}
+    return json.dumps({**marked, _CHECKSUM: checksum_of(marked)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
+    """Return what `write_checked` wrote there, without format, seal and checksum; empty where there is no file.
+
+    `remake` is what to do about a damaged file, as the end of a sentence.
     """
     if not path.exists():
         return {}
@@ -161,17 +262,28 @@ def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[i
     except ValueError as error:
         raise damaged(path, f"it {error}", remake) from None
     wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
-    if wanted is None and its_format in earlier:
-        note_unchecked(path)
-    elif its_format != format and wanted in (None, checksum_of(found)):
-        raise UserError(
-            f"{path} was written by another version of tintype, in the format {its_format}; this one reads the format "
-            f"{format}; {remake}"
-        )
-    elif wanted != checksum_of(found):
-        raise damaged(path, "it does not match its checksum", remake)
+    whole, expected = wanted == checksum_of(found), seal_of(path)
+    if wanted is None or whole:
+        _check_format(path, its_format, format, remake, older=expected is None or SEAL in found)
+        if expected is not None and SEAL not in found:
+            raise unsealed(path)
+    if not whole:
+        command = f"python -m tools.migrate {quote(str(path.parent))}"
+        lacking = f"it has no checksum; `{command}` adds one to what an earlier version wrote"
+        raise damaged(path, "it does not match its checksum" if wanted else lacking, remake)
+    if reason := _foreign(expected, found.pop(SEAL, None)):
+        raise damaged(path, reason, remake)
     found.pop(_FORMAT, None)
     return found
+
+
+def _check_format(path: Path, found: object, wanted: int, remake: str, older: bool) -> None:
+    """Refuse a file of a later format, and where `older` one of an earlier format."""
+    if isinstance(found, int) and (found > wanted or (found < wanted and older)):
+        way_out = "install a newer version" if found > wanted else remake
+        raise UserError(
+            f"{path} was written in format {found}; this version of tintype reads format {wanted}; {way_out}"
+        )
 
 
 def parse_object(content: str | bytes) -> dict[str, Json]:
@@ -202,13 +314,13 @@ def checksum_of(content: Any) -> str:
 def damage_in(path: Path) -> str:
     """Return what the checksums that a file carries say against it; empty for a file that carries none."""
     if path.suffix == ".jsonl":
-        return salvage_lines(path).damage
+        content = path.read_bytes()
+        return "" if _is_unchecked(content) else _whole_lines(content)[1]
     if path.suffix in (".json", ".yaml", ".txt", ".md"):
         with suppress(UnicodeDecodeError, ValueError):
             text = path.read_bytes().decode("utf-8")
-            if (seal := _SEAL.match(text)) is not None:
-                sealed = hashlib.sha256(text[seal.end() :].encode()).hexdigest()
-                return "" if sealed == seal[1] else "it does not match the checksum in its first line"
+            if (seal := _FIRST_LINE.match(text)) is not None:
+                return "" if _sealed_sha256(seal, text) == seal["sha256"] else _OTHER_TEXT
             if path.suffix == ".json":
                 found = parse_object(text)
                 wanted = found.pop(_CHECKSUM, None)
@@ -221,7 +333,9 @@ def damage_in(path: Path) -> str:
 
 
 def damaged(path: Path, reason: str, remake: str) -> DamagedFileError:
-    return DamagedFileError(f"{path} is damaged ({reason}); {remake}")
+    error = DamagedFileError(f"{path} is damaged ({reason}); {remake}")
+    error.reason = reason
+    return error
 
 
 def check_sha256(path: Path, wanted: str, remake: str) -> None:
@@ -232,19 +346,33 @@ def check_sha256(path: Path, wanted: str, remake: str) -> None:
         raise damaged(path, "it does not match its checksum", remake)
 
 
-def note_unchecked(path: Path) -> None:
-    """Say that damage would not be noticed; of many files the first stands for all."""
-    note_once("unchecked", f"{path} is of an earlier version and has no checksum: damage in such files is not noticed")
+def write_sealed(path: Path, text: str, fence: Fence = OPEN, run: str | None = None) -> None:
+    """Write text below a comment with its checksum, and in a run's folder with its seal.
+
+    `run` is the run that the file is of, where its folder may have no plan.yaml yet.
+    """
+    write_text(path, sealed_text(text, Seal(run, path.name) if run else seal_of(path)), fence)
 
 
-def write_sealed(path: Path, text: str, fence: Fence = OPEN) -> None:
-    """Write text below a comment with its checksum."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    write_text(path, f"# tintype wrote this file; the SHA-256 of the lines below is {digest}\n{text}", fence)
+def sealed_text(text: str, seal: Seal | None) -> str:
+    """Return text below the comment that seals it."""
+    words = (f" as {seal}", "that and ") if seal else ("", "")
+    digest = hashlib.sha256(f"{_bound(seal)}{text}".encode()).hexdigest()
+    return f"# tintype wrote this file{words[0]}; the SHA-256 of {words[1]}the lines below is {digest}\n{text}"
 
 
-def read_sealed(path: Path, remake: str) -> str:
-    """Return what `write_sealed` wrote there, with the comment."""
+def _bound(seal: Seal | None) -> str:
+    """Return what a text's checksum covers besides the text."""
+    return f"{seal}\n" if seal else ""
+
+
+def _sealed_sha256(line: re.Match[str], text: str) -> str:
+    seal = Seal(line["run"], line["file"]) if line["run"] else None
+    return hashlib.sha256(f"{_bound(seal)}{text[line.end() :]}".encode()).hexdigest()
+
+
+def read_sealed(path: Path, remake: str, run: str | None = None) -> str:
+    """Return what `write_sealed` wrote there, with the comment. `run` is the run that the file must be of."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -253,15 +381,24 @@ def read_sealed(path: Path, remake: str) -> str:
         raise damaged(path, f"it is not UTF-8 text: {error}", remake) from None
     if not text:
         raise damaged(path, "it is empty", remake)
-    if (seal := _SEAL.match(text)) is None and not _SEAL_WORDS.search(text.partition("\n")[0]):
-        note_unchecked(path)
-    elif seal is None or hashlib.sha256(text[seal.end() :].encode()).hexdigest() != seal[1]:
-        raise damaged(path, "it does not match the checksum in its first line", remake)
+    line = _FIRST_LINE.match(text)
+    if line is None and not _SEAL_WORDS.search(text.partition("\n")[0]):
+        raise unsealed(path)
+    if line is None or _sealed_sha256(line, text) != line["sha256"]:
+        raise damaged(path, _OTHER_TEXT, remake)
+    expected = Seal(run, path.name) if run else seal_of(path)
+    if expected is not None and not line["run"]:
+        raise unsealed(path)
+    if reason := _foreign(expected, {"run": line["run"], "file": line["file"]}):
+        raise damaged(path, reason, remake)
     return text
 
 
+_OTHER_TEXT = "it does not match the checksum in its first line"
+
+
 def without_seal(text: str) -> str:
-    return _SEAL.sub("", text, count=1)
+    return _FIRST_LINE.sub("", text, count=1)
 
 
 @dataclass(frozen=True)
@@ -275,7 +412,8 @@ class Lines:
 def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
     """Append a JSON line with its number and checksum.
 
-    A last line that a kill cut short is removed first. One that lacks only its newline stays, and gets it.
+    A last line that a kill cut short is removed first. One that lacks only its newline stays, and gets it. The first
+    line of a file in a run's folder has the seal.
     """
     with path.open("a+b") as file:
         number, end = _last_number(file)
@@ -290,14 +428,19 @@ def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> Non
             return
         if rest:
             file.truncate(end)
-        file.write(_line(number + 1, line).encode())
+        file.write(_line(number + 1, line, None if number else seal_of(path)).encode())
 
 
 def write_lines(path: Path, lines: Collection[Mapping[str, Any]], fence: Fence = OPEN) -> None:
     """Write a whole file of numbered lines, unless it is just that."""
-    text = "".join(_line(number, line) for number, line in enumerate(lines, 1))
+    text = lines_text(lines, seal_of(path))
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text, fence)
+
+
+def lines_text(lines: Collection[Mapping[str, Any]], seal: Seal | None) -> str:
+    """Return the text of a file of numbered lines, with the seal in the first."""
+    return "".join(_line(number, line, seal if number == 1 else None) for number, line in enumerate(lines, 1))
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
@@ -312,51 +455,79 @@ def read_lines(path: Path, remake: str = "remove it to do without", vouched: int
 
 
 def salvage_lines(path: Path, vouched: int = 0) -> Lines:
-    """Read what is whole of a file of lines, and say what is not."""
+    """Read what is whole of a file of lines, and say what is not. Of a file with a foreign seal nothing is read."""
     content = path.read_bytes() if path.is_file() else b""
+    found, damage = _whole_lines(content, vouched)
+    if not found and _is_unchecked(content):
+        raise unsealed(path)
+    if 1 in found:
+        expected, seal = seal_of(path), found[1].pop(SEAL, None)
+        if expected is not None and seal is None:
+            raise unsealed(path)
+        if reason := _foreign(expected, seal):
+            return Lines([], reason)
+    return Lines([found[number] for number in sorted(found)], damage)
+
+
+def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, Any]], str]:
+    """Return the whole lines by their numbers, and what is wrong with the others."""
     *ended, last = content.split(b"\n")
     found: dict[int, dict[str, Any]] = {}
-    checked = wrong_order = False
+    wrong_order = False
     number = unreadable = 0
-    for place, text in enumerate(ended, 1):
+    for text in ended:
         known = _read_line(text)
-        if known is None or (known[0] is None and checked):
+        if known is None:
             unreadable += 1
             continue
-        number_before, number = number, known[0] or place
-        checked = checked or known[0] is not None
+        number_before, number = number, known[0]
         wrong_order = wrong_order or number <= number_before
         found[number] = known[1]
     if last and (known := _read_line(last)) is not None and known[0] == len(ended) + 1:  # it lacks its end alone
         found[known[0]] = known[1]
-    if found and not checked:
-        note_unchecked(path)
     end = max([vouched, *found]) + 1
     lost = sorted(set(range(1, end)) - set(found))
     lost += range(end, end + unreadable - len(lost))
     reasons = [f"{len(lost)} of its lines are lost, the first is line {lost[0]}"] if lost else []
     reasons += ["its lines are not in the order in which they were written"] if wrong_order else []
-    return Lines([found[number] for number in sorted(found)], " and ".join(reasons))
+    return found, " and ".join(reasons)
 
 
-def _line(number: int, line: Mapping[str, Any]) -> str:
-    numbered = {**line, _NUMBER: number}
+def check_first_line(path: Path, remake: str) -> None:
+    """Refuse a log of another run, by its first line; a line that is not whole is left to those who read the log."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        text = file.readline()
+    if (known := _read_line(text)) is not None and known[0] == 1:
+        check_seal(path, known[1].get(SEAL), remake)
+
+
+def _line(number: int, line: Mapping[str, Any], seal: Seal | None = None) -> str:
+    numbered = {**line, **({SEAL: seal.content} if seal else {}), _NUMBER: number}
     return json.dumps({**numbered, _CHECKSUM: checksum_of(numbered)[:16]}) + "\n"
 
 
-def _read_line(text: bytes) -> tuple[int | None, dict[str, Any]] | None:
-    """A line's number, None if an earlier version wrote it, and its content; None for what is no whole line."""
+def _read_line(text: bytes) -> tuple[int, dict[str, Any]] | None:
+    """A line's number and its content; None for what is no whole line."""
     try:
         line: dict[str, Any] = parse_object(text)
     except ValueError:
         return None
     wanted, number = line.pop(_CHECKSUM, None), line.get(_NUMBER)
-    if wanted is None and number is None:
-        return None, line
     if wanted != checksum_of(line)[:16] or type(number) is not int or number < 1:
         return None
     del line[_NUMBER]
     return number, line
+
+
+def _is_unchecked(content: bytes) -> bool:
+    """Return whether the lines were written before lines had numbers and checksums."""
+    try:
+        lines = [parse_object(text) for text in content.split(b"\n")[:-1]]
+    except ValueError:
+        return False
+    return bool(lines) and not any({_NUMBER, _CHECKSUM} & line.keys() for line in lines)
 
 
 def count_lines(path: Path) -> int:
@@ -382,7 +553,7 @@ def _last_number(file: BinaryIO) -> tuple[int, int]:
     if not end:
         return 0, 0
     known = _read_line(tail[before : end - 1])
-    if known is not None and known[0] is not None:
+    if known is not None:
         return known[0], start + end
     file.seek(0)
     return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")), start + end

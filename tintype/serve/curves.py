@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.errors import UserError
 from tintype.runtime.files import finite
 from tintype.serve.flops import Flops
 from tintype.serve.tail import EventsLog, MetricsLog, Series
@@ -48,6 +49,8 @@ class Curves:
         self.versions = {run.arm: 0 for run in runs}
         """How often each arm has changed."""
         self.events_version = 0
+        self.problems: dict[str, str] = {}
+        """Why the logs of a run are not read, by its hash."""
         self._next = 0
         self._lock = threading.Lock()
         """One thread reads the files, others ask for bands."""
@@ -61,11 +64,19 @@ class Curves:
             run = self.runs[self._next % len(self.runs)]
             self._next += 1
             with self._lock:
-                self.versions[run.arm] += self.metrics[run.hash].read()
-                self.events_version += self.events[run.hash].read()
+                self._read(run)
             if time.monotonic() > end:
                 return False
         return True
+
+    def _read(self, run: RunPlace) -> None:
+        try:
+            self.versions[run.arm] += self.metrics[run.hash].read()
+            self.events_version += self.events[run.hash].read()
+        except UserError as error:
+            self.problems[run.hash] = str(error)
+        else:
+            self.problems.pop(run.hash, None)
 
     def names(self) -> list[str]:
         """Return the names of all curves, the usual ones first."""

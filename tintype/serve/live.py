@@ -135,7 +135,8 @@ class Live(ABC):
         before = self._state()
         try:
             self._check_links()
-            more, self.problem = self.look(), ""
+            more = self.look()
+            self.problem = "; ".join(self.curves.problems.values())
         except UNREADABLE as error:
             more, self.problem = False, f"{error}"
         if self._state() != before or not self.version:
@@ -182,6 +183,8 @@ class LiveStudy(Live):
         self._scores: dict[str, Run] = {}
         self._images: dict[str, dict[str, list[float]]] = {}
         """Numbers of single images by metric, by the run's hash."""
+        self._damaged: dict[str, str] = {}
+        """Why the scores of a run are not read, by its hash."""
         self._study: Study | None = None
         self._ended: tuple[tuple[str, str], ...] | None = None
         self._results: StudyResults | None = None
@@ -248,7 +251,7 @@ class LiveStudy(Live):
                 for arm in study.arms
             }
             self._results = collect(study, self.folder, runs, self._images)
-            self._compared = ""
+            self._compared = "; ".join(self._damaged.values())
         except UNREADABLE as error:
             self._compared = str(error)
         self.fragments |= study_fragments(
@@ -272,8 +275,9 @@ class LiveStudy(Live):
                 found = read_run(plan, study.settings.evaluation, self.folder, logs=False) if ended else missing
                 file = result_file(self.folder / "runs" / name, study.settings.evaluation, plan.train.steps)
                 images = read_per_image(file) if found.state == "done" else {}
-            except DamagedFileError:
-                found, images = missing, {}
+                self._damaged.pop(name, None)
+            except DamagedFileError as error:
+                found, images, self._damaged[name] = missing, {}, str(error)
             if found.state == "missing":
                 return found
             self._scores[name], self._images[name] = found, images

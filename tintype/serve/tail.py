@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tintype.runtime.files import finite
+from tintype.runtime.files import SEAL, check_first_line, finite
 
 POINTS = 120
 """Points that a series has at least, once as many were logged; it has at most twice as many."""
 _WHOLE_BYTES = 192 * 1024
 """A file, or what is new of it, is read whole up to this size, and sampled beyond."""
 _LONGEST_LINE = 64 * 1024
+_REMAKE = "`tintype train` with the run's plan, or its study again, sets it aside"
 _NO_SERIES = ("step", "images", "line", "seconds", "format")
 """Numbers of a line that are places or lengths of time, and no curve."""
 
@@ -90,7 +91,10 @@ class MetricsLog:
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
-        """Read what is new; return whether anything was. A file that was written anew is read anew."""
+        """Read what is new; return whether anything was. A file that was written anew is read anew.
+
+        A log of another run is refused.
+        """
         try:
             about = self.path.stat()
         except OSError:
@@ -100,6 +104,8 @@ class MetricsLog:
             self._file = about.st_ino
         if about.st_size == self._offset:
             return False
+        if not self._offset:
+            check_first_line(self.path, _REMAKE)
         with suppress(OSError), self.path.open("rb") as file:
             many = about.st_size - self._offset > _WHOLE_BYTES
             for text in self._sampled(file.fileno(), about.st_size) if many else self._new(file.fileno()):
@@ -159,7 +165,7 @@ class EventsLog:
         self.path, self.events, self._offset, self._file = path, list[dict[str, Any]](), 0, 0
 
     def read(self) -> bool:
-        """Read what is new; return whether anything was."""
+        """Read what is new; return whether anything was. A log of another run is refused."""
         try:
             about = self.path.stat()
         except OSError:
@@ -168,6 +174,8 @@ class EventsLog:
             self.events, self._offset, self._file = [], 0, about.st_ino
         if about.st_size == self._offset:
             return False
+        if not self._offset:
+            check_first_line(self.path, _REMAKE)
         with suppress(OSError), self.path.open("rb") as file:
             self._offset = max(self._offset, about.st_size - 8 * _WHOLE_BYTES)
             content = os.pread(file.fileno(), about.st_size - self._offset, self._offset)
@@ -175,6 +183,7 @@ class EventsLog:
             self._offset += whole
             for text in content[:whole].splitlines():
                 line = _parsed(text)
+                line.pop(SEAL, None)
                 self.events += [line] if "event" in line else []
         del self.events[: -self.MOST]
         return True

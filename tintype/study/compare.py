@@ -34,7 +34,7 @@ from tintype.metrics import validation
 from tintype.metrics.resample import mean_error
 from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.plan import Plan
-from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
+from tintype.runtime.files import damaged, read_lines, read_sealed, run_of, without_seal
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
@@ -435,22 +435,23 @@ def read_run(
     if not stored.exists():
         for state, name in FAILURES.items():
             if (path / name).exists():
-                text = without_seal(read_sealed(path / name, remake_study(out)))
+                text = without_seal(read_sealed(path / name, remake_study(out), run=plan.hash))
                 error = (text.strip().splitlines() or ["no reason is known"])[-1]
                 return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
         return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
+    if (run_there := run_of(path)) != plan.hash:
+        found = f"it is that of the run {run_there}" if run_there else "it is missing"
+        raise damaged(path / "plan.yaml", found, remake_study(out))
     result = read_result(stored)
     if result.protocol_hash != protocol.hash:
         raise UserError(
             f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}; "
             "remove the file to have the run scored again"
         )
-    if result.plan not in ("", plan.hash):
-        raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     try:
         run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
         return _with_along(run, plan, along, RunFolder(path)) if along else run
-    except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of another version
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 

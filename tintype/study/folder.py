@@ -319,7 +319,7 @@ def finished_runs(stored: Path) -> int:
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
     """Read a results.json of any version; return none where there is none. Refuse a damaged one."""
     remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
-    found = read_checked(stored, remake, earlier=(1, None))
+    found = read_checked(stored, remake)
     try:
         return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
     except (ValueError, KeyError, TypeError):

@@ -576,7 +576,7 @@ def read_results_file(path: Path) -> StudyResults:
     again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
     remake = f"{again}; or give another file"
     try:
-        found = read_checked(path, remake, earlier=(1, None))
+        found = read_checked(path, remake)
         return StudyResults.model_validate_json(json.dumps(found))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None

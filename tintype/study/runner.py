@@ -216,7 +216,7 @@ def _note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
         return
     for state, name in FAILURES.items():
         if message.state == state and task.folder.is_dir():
-            write_sealed(task.folder / name, message.text, fence)
+            write_sealed(task.folder / name, message.text, fence, run=task.plan.hash)
         elif (task.folder / name).exists():
             fence.check()
             (task.folder / name).unlink(missing_ok=True)

@@ -275,5 +275,5 @@ def _error(task: Task, state: RunState, out: Path) -> str:
     """Return the last line of the reason why a run has no result."""
     if state not in FAILURES:
         return ""
-    text = without_seal(read_sealed(task.folder / FAILURES[state], remake_study(out)))
+    text = without_seal(read_sealed(task.folder / FAILURES[state], remake_study(out), run=task.plan.hash))
     return (text.strip().splitlines() or ["no reason is known"])[-1]

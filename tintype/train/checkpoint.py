@@ -3,7 +3,8 @@
 Written to a temporary folder, with a SHA-256 for each file, flushed, and renamed into place; only then are older ones
 pruned. The loader goes from the newest to the oldest, checks each, and moves a damaged one aside. Two kinds of file
 only, safetensors and JSON: loading never runs code. Each has a copy of the run's small files (`records`), and the
-number of lines that its logs had.
+number of lines that its logs had. The manifest has the SHA-256 of the other files and the seal of all: a checkpoint of
+another run or another step counts as damaged.
 
 The tensors are one file, or one for each rank that holds shards of them (`shards`); any number of ranks loads either.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.runtime import fault
 from tintype.runtime.dist import ALONE, World
 from tintype.runtime.fence import OPEN, Fence
-from tintype.runtime.files import flush, read_checked, remove_paths, set_aside, sha256_of, write_checked
+from tintype.runtime.files import (
+    damaged,
+    flush,
+    following_umask,
+    read_checked,
+    remove_paths,
+    set_aside,
+    sha256_of,
+    write_checked,
+)
 from tintype.runtime.layout import is_sharded
 from tintype.runtime.leases import LostLeaseError
 from tintype.train.shards import read_shards, whole_place, write_shards
@@ -35,7 +45,7 @@ from tintype.train.state import TrainState
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 _RECORDS = "records.json"
-"""Not in the manifest, which is the same for the same training; it has its own checksum."""
+"""The manifest, which is the same for the same training, says only that it is there: it has a checksum of its own."""
 _WRITING = ".writing-"
 
 
@@ -94,17 +104,19 @@ def commit(
             _write_tensors(temporary, tensors, world)
             fault.point(f"{stage}.state")
             if world.leads:
-                _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": dict(scalars)})
+                content = json.dumps({"format": FORMAT, "scalars": dict(scalars)}, indent=1)
+                (temporary / _SCALARS).write_text(content, encoding="utf-8")
         with stage_of_all():
             mine = _flushed_digests(temporary, world)
         digests = {name: digest for some in world.all_gather(mine) for name, digest in some.items()}
         with stage_of_all():
             fault.point(f"{stage}.manifest")
             if world.leads:
-                _write_json(temporary / _MANIFEST, {"format": FORMAT, "sha256": digests})
+                manifest = {"sha256": digests, "records": records is not None}
+                write_checked(temporary / _MANIFEST, manifest, FORMAT, place=target / _MANIFEST)
                 flush(temporary / _MANIFEST)
                 if records is not None:
-                    write_checked(temporary / _RECORDS, records)
+                    write_checked(temporary / _RECORDS, records, place=target / _RECORDS)
                     flush(temporary / _RECORDS)
                 flush(temporary)
                 fault.point(f"{stage}.rename")
@@ -142,7 +154,7 @@ def _damage(path: Path, world: World) -> str:
     found = ""
     with world.fail_together():
         try:
-            verify(path, world.shard(sorted(_manifest(path))))
+            verify(path, world.shard(sorted(_digests(path))))
         except DamagedError as error:
             found = str(error)
     return next(filter(None, world.all_gather(found)), "")
@@ -156,7 +168,7 @@ def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor]
 
 def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
     if state is None or not any(map(is_sharded, state.parameters)):
-        in_one = _TENSORS in _manifest(path)
+        in_one = _TENSORS in _digests(path)
         return load_file(path / _TENSORS) if in_one else read_shards(path, whole_place, alone=True)
     return read_shards(path, state.places(), alone=False)
 
@@ -169,48 +181,77 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
     return stored["scalars"], wanted[_TENSORS]
 
 
-def records(folder: Path) -> dict[str, Any]:
-    """Return the run's small files and the lengths of its logs, from the newest checkpoint that has them whole."""
-    return next((found for _, found in _whole_records(folder)), {})
+def records(folder: Path, remake: str) -> dict[str, Any]:
+    """Return the run's small files and the lengths of its logs, from the newest checkpoint; refuse damaged ones."""
+    for _, found in _every_records(folder, remake):
+        if isinstance(found, DamagedFileError):
+            raise found
+        return found
+    return {}
 
 
-def change_records(folder: Path, change: Callable[[int, dict[str, Any]], None]) -> None:
-    """Let `change`, given a checkpoint's step and its records, alter the records of each checkpoint."""
-    for step, found in _whole_records(folder):
-        change(step, found)
-        write_checked(folder_of(folder, step) / _RECORDS, found)
+def whole_records(folder: Path) -> dict[str, Any]:
+    """Return the same, from the newest checkpoint that has them whole."""
+    every = (found for _, found in _every_records(folder))
+    return next((found for found in every if not isinstance(found, DamagedFileError)), {})
 
 
-def _whole_records(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the steps and records of the checkpoints that have them whole, the newest first."""
+def change_records(
+    folder: Path, change: Callable[[int, dict[str, Any] | DamagedFileError], dict[str, Any] | None]
+) -> None:
+    """Replace the records of each checkpoint by what `change` returns for its step and its records, or their damage.
+
+    They stay where it returns None.
+    """
+    for step, found in list(_every_records(folder)):
+        if (changed := change(step, found)) is not None:
+            write_checked(folder_of(folder, step) / _RECORDS, changed)
+
+
+def _every_records(
+    folder: Path, remake: str = "the one before is used"
+) -> Iterator[tuple[int, dict[str, Any] | DamagedFileError]]:
+    """Yield the steps and records, or their damage, of the checkpoints with a whole manifest, the newest first."""
     for step in reversed(steps(folder)):
-        with suppress(DamagedFileError):
-            if found := read_checked(folder_of(folder, step) / _RECORDS, "the one before is used"):
-                yield step, found
+        path = folder_of(folder, step)
+        try:
+            if not _manifest(path).get("records"):
+                continue
+            yield step, read_checked(path / _RECORDS, remake) or damaged(path / _RECORDS, "it is missing", remake)
+        except DamagedError:
+            continue
+        except DamagedFileError as error:
+            yield step, error
 
 
 def tensors_file(path: Path) -> Path:
     return path / _TENSORS
 
 
-def _manifest(path: Path) -> dict[str, str]:
-    """Return the SHA-256 that each file should have."""
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest, which must be of this run and step."""
+    older = "finish or export the run with the version that wrote it, which environment.json names"
     try:
-        stored = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        _check_format(path, stored)
-        wanted: dict[str, str] = stored["sha256"]
-        names = set(wanted) - {_SCALARS}
-        shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
-        if _SCALARS not in wanted or not names or names - shards - {_TENSORS}:
-            raise DamagedError(f"{_MANIFEST} does not name the files")
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{type(error).__name__}: {error}") from error
+        if stored := read_checked(path / _MANIFEST, older, FORMAT):
+            return stored
+    except DamagedFileError as error:
+        raise DamagedError(f"{_MANIFEST}: {error.reason}") from error
+    raise DamagedError(f"{_MANIFEST} is missing")
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 that each file should have."""
+    wanted: dict[str, str] = _manifest(path).get("sha256", {})
+    names = set(wanted) - {_SCALARS} if isinstance(wanted, dict) else set()
+    shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
+    if _SCALARS not in wanted or not names or names - shards - {_TENSORS}:
+        raise DamagedError(f"{_MANIFEST} does not name the files")
     return wanted
 
 
 def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Check the checksums of the named files or all, and return the content of `state.json` and of the manifest."""
-    wanted = _manifest(path)
+    wanted = _digests(path)
     there = {file.name for file in path.glob("*.safetensors")}
     if strangers := there - set(wanted):  # they would be read with the others
         raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
@@ -219,32 +260,9 @@ def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, An
             if sha256_of(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
-        written_in = stored["format"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
-    if written_in != FORMAT:
-        raise _other_format(path, written_in)
     return stored, wanted
-
-
-def _check_format(path: Path, manifest: Any) -> None:
-    """Refuse a checkpoint of another format before its files are looked for: they may have other names.
-
-    The first manifests had no number. One that contradicts `state.json` is damaged.
-    """
-    found = manifest.get("format", FORMAT) if isinstance(manifest, dict) else FORMAT
-    if found == FORMAT:
-        return
-    scalars = path / _SCALARS
-    if type(found) is not int or (scalars.exists() and json.loads(scalars.read_text("utf-8")).get("format") == FORMAT):
-        raise DamagedError(f"{_MANIFEST} gives the format {found!r}, and {_SCALARS} is of format {FORMAT}")
-    raise _other_format(path, found)
-
-
-def _other_format(path: Path, found: int) -> UserError:
-    older = "finish or export the run with the version that wrote it, which environment.json names"
-    way_out = "install a newer version" if found > FORMAT else older
-    return UserError(f"{path} was written in format {found}; this version of tintype reads format {FORMAT}; {way_out}")
 
 
 def steps(folder: Path) -> list[int]:
@@ -296,7 +314,9 @@ def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World)
     if any(map(is_sharded, tensors.values())):
         write_shards(temporary, tensors, world.group if world.in_thread else None)
     elif world.leads:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        with following_umask(temporary / _TENSORS):
+            save_file(whole, temporary / _TENSORS)
 
 
 def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
@@ -305,7 +325,3 @@ def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
     for name in names:
         flush(temporary / name)
     return {name: sha256_of(temporary / name) for name in names}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -2,8 +2,10 @@
 
 Every line of `metrics.jsonl` and `events.jsonl` is one JSON object. A report needs these files and nothing else.
 
-All files carry checksums (`tintype.runtime.files`). The checkpoints have copies of the small ones, the records, and
-know how many lines the logs had. So damage and loss are noticed, and training restores what it can (`restore_files`).
+All files carry checksums, and a seal with the hash of the plan and their place in the folder (`tintype.runtime.files`):
+a file of another run or step is refused as a damaged one is. The checkpoints have copies of the small ones, the
+records, and know how many lines the logs had. So damage and loss are noticed, and training restores what it can
+(`restore_files`).
 
 What `tintype export --to tintype` writes, a run's plan and weights without the state of its training, looks like the
 folder of a run, so that every command which samples or scores a run takes it. `tintype.json` says that it is an export,
@@ -15,8 +17,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -127,28 +129,42 @@ class RunFolder:
 
     def _make(self, plan: Plan) -> None:
         refuse_training(self.path)
-        if (self.path / "plan.yaml").exists():
+        damage = ""
+        if (self.path / files.PLAN).exists():
             if self._begun():
-                self.check_plugins()
-                self._check_same_plan(plan)
+                damage = self._check_same_plan(plan)
+            else:
+                self._forget_other_plan(plan)
         elif self._was_of(plan):
-            self._note_plan("it was missing")
+            damage = "it was missing"
         else:
-            refuse_foreign(self.path, "plan.yaml")
+            refuse_foreign(self.path, files.PLAN)
         self.checkpoints.mkdir(exist_ok=True)
-        files.write_sealed(self.path / "plan.yaml", plan.to_yaml(), self.fence)
+        files.write_sealed(self.path / files.PLAN, plan.to_yaml(), self.fence, run=plan.hash)
+        if damage:
+            reason = f"{damage}; written again from the same plan"
+            self.log_event("damaged-file", 0, file=files.PLAN, reason=reason)
 
     def _begun(self) -> bool:
         """Return whether a run has begun; one that failed before its first step may be tried with another plan."""
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
-    def _was_of(self, plan: Plan) -> bool:
-        """Return whether the run was trained with this plan, by its other files."""
-        known = (self.path / "environment.json").exists()
-        return known and self.read_record("environment.json").get("plan") == plan.hash
+    def _forget_other_plan(self, plan: Plan) -> None:
+        """Remove the files of an attempt with another plan that failed before its first step."""
+        try:
+            same = files.run_of(self.path) == plan.hash
+        except UserError:  # of a plan.yaml that is damaged, has no seal, or is no run's
+            same = False
+        if not same:
+            self.fence.check()
+            names = (*RECORDS, self.events_file.name, DIVERGED)
+            files.remove_paths([self.path / name for name in names if (self.path / name).exists()])
 
-    def _note_plan(self, reason: str) -> None:
-        self.log_event("damaged-file", 0, file="plan.yaml", reason=f"{reason}; written again from the same plan")
+    def _was_of(self, plan: Plan) -> bool:
+        """Return whether the run was trained with this plan, by its environment; its seals are checked afterwards."""
+        with suppress(ValueError):
+            return files.read_object(self.path / "environment.json").get("plan") == plan.hash
+        return False
 
     @property
     def _command(self) -> str:
@@ -164,9 +180,12 @@ class RunFolder:
     def read_record(self, name: str | Path) -> dict[str, Any]:
         """Return what one of the `RECORDS` says, empty where the run has none; refuse a damaged or lost one."""
         file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
-        if not file.exists() and file.name in checkpoint.records(self.checkpoints).get(_COPIES, {}):
+        if not file.exists() and file.name in self._kept_records().get(_COPIES, {}):
             raise damaged(file, "it is missing", remake)
         return files.read_checked(file, remake)
+
+    def _kept_records(self) -> dict[str, Any]:
+        return checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
 
     def records(self) -> dict[str, Any]:
         """Flush the logs, and return what a checkpoint keeps of the run's files."""
@@ -180,17 +199,26 @@ class RunFolder:
     def restore_files(self) -> None:
         """Restore what is damaged or lost of the records and the logs, and log it as an event.
 
-        Records come from a checkpoint. Of a log the lines that are whole stay; steps that are lost from it were
-        trained, and only an event can say that they are lost.
+        Records come from a checkpoint, and its own copies of them from the records. Of a log the lines that are whole
+        stay; steps that are lost from it were trained, and only an event can say that they are lost.
         """
         if not self.writes:
             return
         self.fence.check()
-        kept = checkpoint.records(self.checkpoints)
+        kept = checkpoint.whole_records(self.checkpoints)
         for log in self._logs:
             self._restore_log(log, kept.get(_LENGTHS, {}).get(log.name, 0))
         for name in RECORDS:
             self._restore_record(name, kept.get(_COPIES, {}))
+        checkpoint.change_records(self.checkpoints, self._restored_copies)
+
+    def _restored_copies(self, step: int, found: dict[str, Any] | DamagedFileError) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of the run's files, anew where that is damaged."""
+        if not isinstance(found, DamagedFileError):
+            return None
+        self.log_event("damaged-file", 0, file=f"checkpoints/step-{step:09d}/records.json", reason=str(found))
+        lengths = {log.name: _lines_until(files.salvage_lines(log).whole, step) for log in self._logs}
+        return {_COPIES: dict(self._known), _LENGTHS: lengths}
 
     def _restore_log(self, file: Path, length: int) -> None:
         found = files.salvage_lines(file, length)
@@ -199,8 +227,11 @@ class RunFolder:
             files.write_lines(file, found.whole, self.fence)
             self.log_event("damaged-file", 0, file=file.name, reason=found.damage, moved_to=moved_to)
 
-            def shorten(step: int, records: dict[str, Any]) -> None:
-                records[_LENGTHS][file.name] = sum(line.get("step", 0) <= step for line in found.whole)
+            def shorten(step: int, records: dict[str, Any] | DamagedFileError) -> dict[str, Any] | None:
+                if isinstance(records, DamagedFileError):
+                    return None
+                lengths = {**records[_LENGTHS], file.name: _lines_until(found.whole, step)}
+                return {**records, _LENGTHS: lengths}
 
             checkpoint.change_records(self.checkpoints, shorten)
 
@@ -276,19 +307,21 @@ class RunFolder:
         }
         self.write_record("optimizer.json", about)
 
-    def _check_same_plan(self, plan: Plan) -> None:
+    def _check_same_plan(self, plan: Plan) -> str:
+        """Refuse another plan than the folder's; return what is wrong with plan.yaml where it can be written again."""
         try:
             there = plan_from_folder(self.path)
         except DamagedFileError as error:
             if not self._was_of(plan):
                 raise
-            self._note_plan(str(error))
-            return
+            return str(error)
+        self.check_plugins()
         if there.hash != plan.hash:
             changes = short_diff(there, plan)
             if there.seed != plan.seed:
                 changes["seed"] = (there.seed, plan.seed)
             raise another(self.path, "plan", changes, "choose another --out")
+        return ""
 
     def log_metrics(self, line: dict[str, Any]) -> None:
         fault.point("log.write")
@@ -314,7 +347,7 @@ class RunFolder:
         return self._lines(self.events_file)
 
     def _lines(self, log: Path) -> list[dict[str, Any]]:
-        length = checkpoint.records(self.checkpoints).get(_LENGTHS, {}).get(log.name, 0)
+        length = self._kept_records().get(_LENGTHS, {}).get(log.name, 0)
         return files.read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
 
     def forget_after(self, step: int) -> None:
@@ -325,6 +358,10 @@ class RunFolder:
             if file.is_file():
                 lines = [line for line in files.read_lines(file) if line.get("step", 0) <= step]
                 files.write_lines(file, lines, self.fence)
+
+
+def _lines_until(lines: Iterable[Mapping[str, Any]], step: int) -> int:
+    return sum(line.get("step", 0) <= step for line in lines)
 
 
 def _moved(file: Path) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, result_file, write_result
-from tintype.runtime.files import write_checked
+from tintype.runtime.files import write_checked, write_sealed
 from tintype.runtime.garbage import without_pauses
 from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
@@ -112,6 +112,7 @@ def score(task: Task, protocol: Protocol) -> Path:
     """Write the scores of a run: as many metrics as a study has, and numbers of single images."""
     file = result_file(task.folder, protocol, task.plan.train.steps)
     file.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(task.folder / "plan.yaml", task.plan.to_yaml(), run=task.plan.hash)
     write_checked(task.folder / "environment.json", {"parameters": 1})
     draw = random.Random(task.plan.hash)
     metrics = {name: draw.gauss(1.0, 0.05) for name in definitions(protocol, True)}

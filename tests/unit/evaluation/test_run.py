@@ -255,5 +255,5 @@ def test_a_result_of_another_version_is_refused(scored: Scored, tmp_path: Path) 
     old = tmp_path / "result.json"
     shutil.copy(stored, old)
     edit_json(old, lambda result: result.update(format=1))
-    with pytest.raises(UserError, match=r"another version of tintype, in the format 1; .* to score it again"):
+    with pytest.raises(UserError, match=r"was written in format 1; .* to score it again"):
         read_result(old)

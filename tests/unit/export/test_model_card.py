@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from tests.edit_checked import edit_json, edit_lines
+from tests.edit_checked import edit_json, edit_lines, write_plan
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
@@ -29,6 +29,7 @@ from tintype.export import public
 from tintype.export.model_card import CardOptions, limits, make_card, write_card
 from tintype.export.record import read_record
 from tintype.plan import read_plan
+from tintype.runtime.files import write_checked, write_lines, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.redact import LOCAL
 from tintype.train.folder import RunFolder
@@ -288,13 +289,12 @@ def test_a_run_of_a_study_is_compared_with_its_baseline_and_knows_its_other_seed
     (study / "runs").mkdir(parents=True)
     (study / "baselines").mkdir()
     shutil.copytree(copied, study / "runs" / "one")
-    (study / "study.yaml").write_text(write_yaml({"name": "does it | help"}))
-    (study / "baselines" / "small.yaml").write_text(tiny_plan().to_yaml())
-    (study / "baselines" / "large.yaml").write_text(tiny_plan("data.size_px=32").to_yaml())
+    write_sealed(study / "study.yaml", write_yaml({"name": "does it | help"}))
+    write_sealed(study / "baselines" / "small.yaml", tiny_plan().to_yaml())
+    write_sealed(study / "baselines" / "large.yaml", tiny_plan("data.size_px=32").to_yaml())
     for seed in (0, 3, 5):
-        (study / "runs" / f"seed{seed}").mkdir()
         plan = tiny_plan(f"seed={seed}", techniques=["ema"] if seed != 5 else [])
-        (study / "runs" / f"seed{seed}" / "plan.yaml").write_text(plan.to_yaml())
+        write_plan(study / "runs" / f"seed{seed}", plan)
     text = make_card(study / "runs" / "one").text
 
     found = cells(split(text)[1])
@@ -339,7 +339,7 @@ def test_scores_of_an_earlier_step_are_told(copied: Path) -> None:
 
 
 def test_a_run_that_never_stepped_has_no_card(tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text(tiny_plan().to_yaml())
+    write_plan(tmp_path, tiny_plan())
     with pytest.raises(UserError, match="not been trained"):
         make_card(tmp_path)
 
@@ -347,10 +347,10 @@ def test_a_run_that_never_stepped_has_no_card(tmp_path: Path) -> None:
 def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
     """The card of a run that lies elsewhere needs no weights."""
     plan = tiny_plan("text={kind: t5, weights: google/flan-t5-small, revision: abc}", techniques=["repa"])
-    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    write_plan(tmp_path, plan)
     line = {"step": 6, "seconds": 1.0, "images_per_s": 24.0, "parts": {"forward": 1.0}}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    (tmp_path / "loaded.json").write_text(json.dumps({"text": "12" * 32, "repa": "34" * 32}))
+    write_lines(tmp_path / "metrics.jsonl", [line])
+    write_checked(tmp_path / "loaded.json", {"text": "12" * 32, "repa": "34" * 32})
     text = make_card(tmp_path, CardOptions(base_model="me/old")).text
     head, tokens = split(text)
     found = cells(tokens)
@@ -393,9 +393,9 @@ def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
 )
 def test_data_and_captions_of_every_kind_are_put_into_words(technique: str, words: list[str], tmp_path: Path) -> None:
     plan = tiny_plan("data.size_px=32", techniques=[technique])
-    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    write_plan(tmp_path, plan)
     line = {"step": 6, "seconds": 1.0, "images_per_s": 24.0, "parts": {"forward": 1.0}}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    write_lines(tmp_path / "metrics.jsonl", [line])
     text = make_card(tmp_path).text
     for one in words:
         assert one in text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edit_checked import edit_json, edit_text
+from tests.edit_checked import edit_json, edit_text, write_plan
 from tests.tiny import tiny_plan
 from tests.tiny_export import latent_plan, pixel_plan, text_settings, write_run
 from tests.tiny_tuning import tuned_plan
@@ -68,7 +68,7 @@ def test_a_shift_of_dc_ae_cannot_be_held_and_nothing_is_left_behind(tmp_path: Pa
 
 
 def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    tmp_path.joinpath("plan.yaml").write_text(pixel_plan("t5").to_yaml())
+    write_plan(tmp_path, pixel_plan("t5"))
     with pytest.raises(UserError, match="never trained"):
         export_pipeline(tmp_path, tmp_path / "out")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from tests.edit_checked import write_plan
 from tests.studies import run_study
 from tests.tiny import TINY, tiny_plan
 from tintype.cli import app
@@ -221,7 +222,7 @@ def test_a_run_of_fp8_is_sampled_on_a_cpu_in_bf16_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, plain = RunFolder(tmp_path), build_session(tiny_plan("precision.compute=bf16"))
-    (tmp_path / "plan.yaml").write_text(fp8_plan().to_yaml())
+    write_plan(tmp_path, fp8_plan())
     checkpoint.save(folder.checkpoints, new_state(plain), keep=2)
     parts, _ = load_run(tmp_path)
     assert "computing in bf16 instead" in capsys.readouterr().err

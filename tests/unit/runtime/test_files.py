@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import tintype
 from tests.full_disk import disk_of
@@ -115,16 +118,22 @@ def test_every_flipped_bit_of_checked_json_is_noticed_or_changes_nothing(tmp_pat
     assert noticed > 7 * len(content), "layout and the case of an exponent are all that may change"
 
 
-def test_a_file_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"score": 0.5}, r"file.json is damaged \(it has no checksum; .*tools.migrate .*\); make it again"),
+        ({"score": 0.5, "format": 1}, r"file.json is damaged \(it has no checksum; .*\); make it again"),
+        ({"score": 0.5, "format": 3}, "written in format 3; this version of tintype reads format 2; install a newer"),
+        ({"score": 0.5, "format": 1}, "written in format 1; this version of tintype reads format 2; make it again"),
+    ],
+)
+def test_a_file_without_a_checksum_or_of_another_format_is_refused(
+    tmp_path: Path, content: dict[str, object], message: str
+) -> None:
     file = tmp_path / "file.json"
-    file.write_text('{"score": 0.5}')
-    assert files.read_checked(file, "make it again") == {"score": 0.5}
-    file.write_text('{"score": 0.5, "format": 1}')
-    with pytest.raises(DamagedFileError, match=r"file.json is damaged .* checksum\); make it again"):
-        files.read_checked(file, "make it again")
-    file.write_text('{"score": 0.5, "format": 2}')
-    with pytest.raises(UserError, match="another version of tintype, in the format 2"):
-        files.read_checked(file, "make it again")
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        files.read_checked(file, "make it again", format=2 if "format 2" in message else 1)
 
 
 @pytest.fixture
@@ -190,20 +199,105 @@ def test_a_first_line_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
     assert steps_of(files.read_lines(log, vouched=2)) == [1, 2]
 
 
-def test_lines_of_an_earlier_version_come_first(tmp_path: Path) -> None:
+def test_lines_without_checksums_are_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"step": 1}\n{"step": 2}\n')
-    files.append_line(log, {"step": 3})
-    assert steps_of(files.read_lines(log, vouched=3)) == [1, 2, 3]
+    with pytest.raises(UserError, match=rf"log.jsonl has no seal.*: python -m tools.migrate {tmp_path}"):
+        files.read_lines(log)
+    log.write_text("")
+    files.append_line(log, {"step": 1})
     with log.open("a") as file:
-        file.write('{"step": 4}\n')
+        file.write('{"step": 2}\n')
     with pytest.raises(DamagedFileError):
         files.read_lines(log)
 
 
+RUN = "0123456789abcdef"
+PLACES = {
+    "environment.json": "environment.json",
+    "checkpoints/step-000000002/manifest.json": "checkpoints/step-000000004/manifest.json",
+    "evaluation/0a1b-step-000000002/result.json": "evaluation/0a1b-step-000000004/result.json",
+    "evaluation/samples/0a1b-step-000000002/samples.json": "evaluation/samples/0a1b-step-000000004/samples.json",
+    "trackers/wandb.json": "trackers/mlflow.json",
+}
+"""Files of a run, and files of another step or name that can lie in their place."""
+
+
+def begin_run(folder: Path, run: str = RUN) -> Path:
+    folder.mkdir(parents=True)
+    files.write_sealed(folder / "plan.yaml", "seed: 0\n", run=run)
+    return folder
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_file_belongs_to_its_run_and_its_place_wherever_the_run_lies(tmp_path: Path, name: str) -> None:
+    mine, other = begin_run(tmp_path / "mine"), begin_run(tmp_path / "other", "f" * 16)
+    for file in (mine / name, mine / PLACES[name], other / name):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_checked(file, {"of": str(file)})
+    moved = mine.rename(tmp_path / "evaluation")  # as a folder inside a run is called
+    assert files.read_checked(moved / name, "") == {"of": str(mine / name)}
+    (moved / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(
+        DamagedFileError, match=rf"{name} of the run f{{16}}, and it lies where {name} of the run {RUN}"
+    ):
+        files.read_checked(moved / name, "")
+    if name != PLACES[name]:
+        (moved / name).write_bytes((moved / PLACES[name]).read_bytes())
+        with pytest.raises(DamagedFileError, match=f"{PLACES[name]} of the run {RUN}, and it lies where {name} of"):
+            files.read_checked(moved / name, "")
+
+
+def test_a_log_has_its_seal_in_the_first_line(tmp_path: Path) -> None:
+    mine, other = begin_run(tmp_path / "mine"), begin_run(tmp_path / "other", "f" * 16)
+    for run in (mine, other):
+        for step in (1, 2):
+            files.append_line(run / "metrics.jsonl", {"step": step})
+    first, second = map(json.loads, (mine / "metrics.jsonl").read_text().splitlines())
+    assert first["seal"] == {"run": RUN, "file": "metrics.jsonl"} and "seal" not in second
+    assert files.read_lines(mine / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+    files.write_lines(mine / "metrics.jsonl", [{"step": 1}])
+    assert files.read_lines(mine / "metrics.jsonl") == [{"step": 1}]
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (mine / name).write_bytes((other / "metrics.jsonl").read_bytes())
+        with pytest.raises(DamagedFileError, match=f"it lies where {name} of the run {RUN} belongs"):
+            files.read_lines(mine / name)
+        with pytest.raises(DamagedFileError, match=f"it lies where {name} of the run {RUN} belongs"):
+            files.check_first_line(mine / name, "")
+        assert not files.salvage_lines(mine / name).whole
+
+
+def test_a_file_of_a_run_without_a_seal_is_refused_with_the_command_that_seals_it(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "study" / "runs" / RUN)
+    files.write_checked(tmp_path / "environment.json", {"parameters": 1})
+    files.append_line(tmp_path / "metrics.jsonl", {"step": 1})
+    for name in ("environment.json", "metrics.jsonl"):
+        (run / name).write_bytes((tmp_path / name).read_bytes())
+    with pytest.raises(UserError, match=rf"environment.json has no seal.*python -m tools.migrate {run}$"):
+        files.read_checked(run / "environment.json", "")
+    (tmp_path / "study" / "study.yaml").touch()
+    for read in (files.read_lines, files.salvage_lines):
+        with pytest.raises(UserError, match=rf"metrics.jsonl has no seal.*tools.migrate {tmp_path / 'study'}$"):
+            read(run / "metrics.jsonl")
+    (run / "plan.yaml").write_text("seed: 0\n")
+    with pytest.raises(UserError, match=r"plan.yaml has no seal"):
+        files.read_checked(run / "environment.json", "")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_file_of_tensors_follows_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with files.following_umask(tmp_path / "state.safetensors"):
+            save_file({"one": torch.ones(1)}, tmp_path / "state.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
 def test_sealed_text_is_read_with_its_comment(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
-    files.write_sealed(file, "seed: 0\n")
+    files.write_sealed(file, "seed: 0\n", run=RUN)
     text = files.read_sealed(file, "make it again")
     assert text.startswith("# ") and files.without_seal(text) == "seed: 0\n"
     content = file.read_bytes()

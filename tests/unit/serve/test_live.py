@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.edit_checked import write_plan
 from tests.live_server import serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example
 from tests.written_runs import Drawer, Writer, written_runs
 from tintype.bench.cost import cost_of_plan, estimated_speed
-from tintype.runtime.files import append_line, write_sealed
+from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
 from tintype.serve import names as names_module
@@ -130,7 +131,7 @@ def test_a_study_without_its_runs_is_shown_from_its_results(tmp_path: Path) -> N
 
 def test_odd_numbers_end_neither_the_reading_nor_the_stream(tmp_path: Path) -> None:
     """Events without a time or a step are shown; values that are not finite or too large to be summed are no points."""
-    write_sealed(tmp_path / "plan.yaml", tiny_plan().to_yaml())
+    write_plan(tmp_path, tiny_plan())
     deep = 900 * "[" + 900 * "]"
     with (tmp_path / "events.jsonl").open("a") as log:
         log.write('{"event": "odd", "time": "now", "step": Infinity}\n{"event": "odd", "time": [1], "step": NaN}\n')
@@ -259,7 +260,6 @@ def test_images_of_all_arms_at_each_step(tmp_path: Path) -> None:
         assert all(client.get(address).status == 200 for address in addresses | early)
         assert client.get("/study/study").status == 200
         task = tasks_of(stored_study(tmp_path / "study"), tmp_path / "study")[0]
-        write_sealed(task.folder / "plan.yaml", task.plan.to_yaml())
         run = client.get(f"/run/study/runs/{task.folder.name}")
         assert "baseline, seed 0</h1>" in run.text and '<a href="/study/study">its study</a>' in run.text
 

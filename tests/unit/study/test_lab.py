@@ -21,6 +21,7 @@ from tintype.errors import UserError
 from tintype.evaluation.run import evaluate
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import plan_from_folder
+from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
 from tintype.study.folder import claim_folder, stored_study
@@ -283,10 +284,10 @@ def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> 
     assert (finished / "results.json").read_text() == text
 
 
-@pytest.mark.parametrize("text", ['{"arms": 3}', '{"arms": [{"runs": [{"state": "missing"}]}]}'])
-def test_results_without_finished_runs_are_replaced(finished: Path, text: str) -> None:
+@pytest.mark.parametrize("content", [{"arms": 3}, {"arms": [{"runs": [{"state": "missing"}]}]}])
+def test_results_without_finished_runs_are_replaced(finished: Path, content: dict[str, object]) -> None:
     shutil.rmtree(finished / "runs")
-    (finished / "results.json").write_text(text)
+    write_checked(finished / "results.json", content)
     report_study(finished)
     assert read_results_file(finished / "results.json").arms[0].runs[0].state == "missing"
 

@@ -15,6 +15,7 @@ from scipy import stats as scipy_stats
 from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.runtime.files import write_checked
 from tintype.settings import plain
 from tintype.study import power
 from tintype.study.effect import Effect
@@ -28,7 +29,7 @@ STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-targe
 
 def stored(results: StudyResults, folder: Path, name: str = "past") -> Path:
     (folder / name).mkdir(parents=True)
-    (folder / name / "results.json").write_text(results.model_dump_json())
+    write_checked(folder / name / "results.json", results.dump())
     return folder / name
 
 
@@ -385,7 +386,7 @@ def test_folders_without_a_spread_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sketch: one seed only, so its spread is not known"):
         plan_power([sketch], "5%", 3, None, 3)
     (tmp_path / "broken.json").write_text('{"name": 3}')
-    with pytest.raises(UserError, match=r"is no study's results\.json"):
+    with pytest.raises(UserError, match=r"broken.json is damaged \(it has no checksum"):
         plan_power([tmp_path / "broken.json"], "5%", 3, None, 3)
     good = stored(example(), tmp_path, "good")
     with pytest.raises(UserError, match="unknown arm 'uniform-time'; did you mean 'uniform_time'"):

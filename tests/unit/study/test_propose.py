@@ -195,7 +195,7 @@ class _LosesRun(Writer):
     def _write(self, task: Task, protocol: Protocol) -> None:
         if self.state == "diverged" and math.isnan(self.value(task)):
             task.folder.mkdir(parents=True, exist_ok=True)
-            write_sealed(task.folder / FAILURES["diverged"], "the loss is not finite")
+            write_sealed(task.folder / FAILURES["diverged"], "the loss is not finite", run=task.plan.hash)
         else:
             super()._write(task, protocol)
 

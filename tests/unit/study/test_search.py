@@ -63,7 +63,7 @@ class Bowl(Writer):
             super()._write(task, protocol)
         else:
             task.folder.mkdir(parents=True)
-            write_sealed(task.folder / FAILURES["diverged"], "too fast")
+            write_sealed(task.folder / FAILURES["diverged"], "too fast", run=task.plan.hash)
 
 
 def sweep_of(out: Path) -> Tuning:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.bounds import muon_bound, rounding_bound
+from tests.edit_checked import edit_json
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.slow import slow_unless
@@ -343,11 +344,9 @@ def test_what_the_manifest_does_not_name_is_not_read(launch: Launch, tmp_path: P
         checkpoint.read(tmp_path / "more")
     if json.loads((launch.folder / "adamw" / "environment.json").read_text())["copies"] == 1 and launch.size == 3:
         shutil.copytree(stored, tmp_path / "fewer")
-        manifest = json.loads((tmp_path / "fewer" / "manifest.json").read_text())
         gone = "shard-00002-model-00001-of-00001.safetensors"
-        del manifest["sha256"][gone]
+        edit_json(tmp_path / "fewer" / "manifest.json", lambda manifest: manifest["sha256"].pop(gone))
         (tmp_path / "fewer" / gone).unlink()
-        (tmp_path / "fewer" / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(OSError, match="do not make up a whole"):
             checkpoint.read(tmp_path / "fewer")
 

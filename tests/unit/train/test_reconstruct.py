@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.bounds import distance, rounding_bound
+from tests.edit_checked import write_plan
 from tests.slow import slow_unless
 from tests.tiny import tiny_plan
 from tests.unit.techniques.test_power_ema import power_weights
@@ -50,6 +51,7 @@ class Recorded:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """A tiny run of which sixteen steps were skipped, so that its updates are not its steps."""
     run = tmp_path_factory.mktemp("recorded")
+    write_plan(run, PLAN)
     parts, kept = build_session(PLAN), list[dict[str, Tensor]]()
     state = new_state(parts)
     poisoned = replace(parts, objective=Poisoned(parts.objective, torch.nan))
@@ -57,7 +59,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         if update(poisoned if step in SKIPPED else parts, state, clock()).finite:
             kept.append({name: p.detach().double().clone() for name, p in parts.modules.named_parameters()})
         take_snapshot(run / "snapshots", PLAN, state)
-    (run / "plan.yaml").write_text(PLAN.to_yaml())
     assert len(kept) == STEPS - len(SKIPPED)
     return Recorded(run, kept)
 
@@ -203,7 +204,7 @@ def test_a_run_without_snapshots_is_refused_with_what_to_do(tmp_path: Path) -> N
         (tiny_plan(), "train with --technique power-ema"),
         (tiny_plan(techniques=["power-ema:snapshots=3"]), "no snapshot of its weight averages yet.* at step 2"),
     ):
-        (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+        write_plan(tmp_path, plan)
         with pytest.raises(UserError, match=message):
             reconstruction(tmp_path, 0.1)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.edit_checked import write_plan
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
@@ -90,9 +91,9 @@ def test_before_the_first_update_the_weights_themselves_are_loaded_and_no_snapsh
     parts = build_session(plan)
     state = new_state(parts)
     update(replace(parts, objective=Poisoned(parts.objective, torch.nan)), state, clock())
+    write_plan(tmp_path, plan)
     take_snapshot(tmp_path / "snapshots", plan, state)
     checkpoint.save(tmp_path / "checkpoints", state, 2)
-    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
     loaded = load_run(tmp_path)[0].modules.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in parts.modules.state_dict().items())
     assert not (tmp_path / "snapshots").exists()

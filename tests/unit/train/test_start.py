@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.edit_checked import write_plan
 from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
@@ -136,7 +137,7 @@ def test_what_is_no_trained_run_is_refused(parent: Path, tmp_path: Path) -> None
     refused(started(tmp_path / "nowhere"), "there is no run in .*nowhere")
     (tmp_path / "empty").mkdir()
     refused(started(tmp_path / "empty"), "is not a run: it has no plan.yaml")
-    (tmp_path / "empty" / "plan.yaml").write_text(tiny_plan().to_yaml())
+    write_plan(tmp_path / "empty", tiny_plan())
     refused(started(tmp_path / "empty"), "was not trained yet: it has no checkpoint")
     refused(started(tmp_path / "self"), "self is the run itself", tmp_path / "self")
     refused(tiny_plan("start.kind=arm", "start.name=other"), "only a study knows its arms")

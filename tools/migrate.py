@@ -1,0 +1,196 @@
+"""Seal the files of runs and studies that an earlier version of tintype wrote.
+
+`python -m tools.migrate FOLDER…` takes runs, exported models, studies, and folders that hold them. It seals every file
+as it is now (`tintype/runtime/files.py`): nothing but the files themselves shows that they belong together. Of a run
+with a file that is damaged or says that it is another run's, nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+
+from tintype.errors import UserError
+from tintype.evaluation.results import FORMAT, MISREAD_FILE, PER_IMAGE_FILE
+from tintype.plan import plan_in
+from tintype.runtime.files import (
+    PLAN,
+    SEAL,
+    Seal,
+    checked_text,
+    damage_in,
+    damaged,
+    lines_text,
+    parse_object,
+    sealed_text,
+    sha256_of,
+    without_seal,
+    write_bytes,
+)
+from tintype.runtime.locks import locked
+from tintype.train.folder import ABOUT, DIVERGED, RECORDS
+
+_STEPS = tuple(f"{place}/step-*" for place in ("checkpoints", "snapshots", "kept"))
+_IN_RUN = (
+    *RECORDS,
+    "metrics.jsonl",
+    "events.jsonl",
+    DIVERGED,
+    "failed.txt",
+    "trackers/*.json",
+    *(f"{place}/{name}" for place in _STEPS for name in ("manifest.json", "records.json")),
+    *(f"evaluation/*/{name}" for name in ("result.json", PER_IMAGE_FILE, MISREAD_FILE)),
+    "evaluation/samples/*/samples.json",
+    "evaluation/samples/*/images-*.safetensors",
+)
+_IN_STUDY = (
+    *("study.yaml", "baseline.yaml", "baselines/*.yaml", "results.json", "looks.json", "plugins.json"),
+    *("commands.jsonl", "tuning.jsonl", "trackers/*.json"),
+)
+_OURS = ("checksum", "format", "line", SEAL)
+
+
+def migrate(folder: Path) -> list[Path]:
+    """Seal all runs and studies in a folder, and return the files that were written."""
+    studies = [folder, *(file.parent for file in folder.rglob("study.yaml") if file.parent != folder)]
+    runs = [folder, *(file.parent for file in folder.rglob(PLAN) if file.parent != folder)]
+    written = []
+    for study in (one for one in studies if (one / "study.yaml").is_file()):
+        written += _write(_sealed_study(study))
+    for run in (one for one in runs if _is_run(one)):
+        there = (run / ".lock").exists()
+        with locked(run, "run this again then"):
+            written += _write(_sealed_run(run))
+        if not there:
+            (run / ".lock").unlink()
+    return written
+
+
+def _is_run(folder: Path) -> bool:
+    marks = ("checkpoints", "metrics.jsonl", "environment.json", ABOUT, "failed.txt")
+    return (folder / PLAN).is_file() and any((folder / name).exists() for name in marks)
+
+
+def _write(content: Mapping[Path, bytes]) -> list[Path]:
+    changed = [path for path, now in content.items() if path.read_bytes() != now]
+    for path in changed:
+        write_bytes(path, content[path])
+    return changed
+
+
+def _sealed_study(study: Path) -> dict[Path, bytes]:
+    return {path: _sealed(path, None) for path in _found(study, _IN_STUDY)}
+
+
+def _sealed_run(run: Path) -> dict[Path, bytes]:
+    """Return the sealed content of each file of a run; refuse files that are damaged or of another run."""
+    text = _whole_text(run / PLAN)
+    own_hash = plan_in(text, run / PLAN).hash
+    about: dict[str, Any] = parse_object((run / ABOUT).read_bytes()) if (run / ABOUT).is_file() else {}
+    identity = str(about.get("plan", own_hash))  # the plan of an export names its weights otherwise
+    content = {path: _sealed(path, Seal(identity, path.relative_to(run).as_posix())) for path in _found(run, _IN_RUN)}
+    content[run / PLAN] = sealed_text(text, Seal(identity, PLAN)).encode()
+    for name, digest in about.get("sha256", {}).items():
+        if not (run / name).is_file() or sha256_of(run / name) != digest:
+            raise _refused(run / name, f"it does not match {ABOUT}")
+        if run / name in content:
+            about["sha256"][name] = hashlib.sha256(content[run / name]).hexdigest()
+    if about:
+        content[run / ABOUT] = (json.dumps(about, indent=1) + "\n").encode()
+    return content
+
+
+def _found(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    for pattern in patterns:
+        yield from (path for path in sorted(folder.glob(pattern)) if path.is_file())
+
+
+def _sealed(path: Path, seal: Seal | None) -> bytes:
+    """Return a file's content with its seal."""
+    if damage := damage_in(path):
+        raise _refused(path, damage)
+    kinds: dict[str, Callable[[Path, Seal | None], str]] = {".json": _sealed_json, ".jsonl": _sealed_lines}
+    if path.suffix == ".safetensors":
+        return _sealed_shard(path, seal)
+    if path.suffix in kinds:
+        return kinds[path.suffix](path, seal).encode()
+    return sealed_text(_whole_text(path), seal).encode()
+
+
+def _whole_text(path: Path) -> str:
+    if damage := damage_in(path):
+        raise _refused(path, damage)
+    return without_seal(path.read_text(encoding="utf-8"))
+
+
+def _sealed_json(path: Path, seal: Seal | None) -> str:
+    found: dict[str, Any] = parse_object(path.read_bytes())
+    _check_own(path, found.get(SEAL), seal)
+    wrote = found.get("plan") if path.name in ("result.json", "environment.json") else None
+    if seal is not None and wrote not in (None, "", seal.run):
+        raise _refused(path, f"it was written for the plan {wrote}, and the run is {seal.run}")
+    content = {key: value for key, value in found.items() if key not in _OURS}
+    if path.name == "manifest.json":
+        _check_files(path, content["sha256"])
+        content.setdefault("records", (path.parent / "records.json").is_file())
+    if path.name == "result.json":
+        beside = [name for name in (PER_IMAGE_FILE, MISREAD_FILE) if (path.parent / name).is_file()]
+        content.setdefault("beside", beside)
+    return checked_text(content, FORMAT if path.name == "result.json" else 1, seal)
+
+
+def _sealed_lines(path: Path, seal: Seal | None) -> str:
+    texts = path.read_bytes().split(b"\n")
+    lines = [parse_object(text) for text in texts[:-1]]  # the last one was cut short, or is empty
+    if lines:
+        _check_own(path, lines[0].get(SEAL), seal)
+    ours = ("checksum", "line", SEAL)
+    return lines_text([{key: value for key, value in line.items() if key not in ours} for line in lines], seal)
+
+
+def _sealed_shard(path: Path, seal: Seal | None) -> bytes:
+    with safe_open(path, "pt") as file:
+        about, images = dict(file.metadata() or {}), file.get_tensor("images")
+    _check_own(path, json.loads(about[SEAL]) if SEAL in about else None, seal)
+    if seal is not None:
+        about[SEAL] = json.dumps(seal.content)
+    return save({"images": images}, metadata=about)
+
+
+def _check_files(manifest: Path, wanted: Mapping[str, str]) -> None:
+    for name, digest in wanted.items():
+        file = manifest.parent / name
+        if not file.is_file() or sha256_of(file) != digest:
+            raise _refused(file, "it does not match manifest.json")
+
+
+def _check_own(path: Path, found: object, seal: Seal | None) -> None:
+    """Refuse to seal a file again that has the seal of another run or place."""
+    if found is not None and seal is not None and found != seal.content:
+        raise _refused(path, f"its seal says {found}, and it lies where {seal} belongs")
+
+
+def _refused(path: Path, reason: str) -> UserError:
+    return damaged(path, reason, "nothing of its folder was sealed. Remove it, or put back what was there")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.migrate", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a run, a study, or a folder of them")
+    for folder in parser.parse_args().folders:
+        try:
+            print(f"{folder}: sealed {len(migrate(folder))} files")
+        except (UserError, OSError, ValueError, KeyError) as error:
+            sys.exit(f"{folder}: {error}")
+
+
+if __name__ == "__main__":
+    main()
