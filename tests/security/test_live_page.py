@@ -361,6 +361,7 @@ def ask_deep(promise: Promise, client: Client) -> None:
     for depth in (10, 300, *range(900, 1000, 10), 2000, 8000):
         for text in ("[" * depth, "[" * depth + "]" * depth, '{"client":' + "[" * depth + "]" * depth + "}"):
             for target in ("/play", "/play/pick", "/play/stop"):
+                status: int | str
                 try:
                     status = client.request("POST", target, text.encode(), headers).status
                 except (OSError, HTTPException) as error:

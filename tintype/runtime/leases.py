@@ -39,6 +39,7 @@ from tintype.runtime.fence import Fence
 from tintype.runtime.files import Json, checksum_of, parse_object, remove_unfinished, write_bytes
 from tintype.runtime.host import Process, process_name
 from tintype.runtime.notes import note_once
+from tintype.runtime.room import is_full
 
 EXPIRY_S = 120.0
 """A holder that could not write its heartbeat for so long no longer holds its lease."""
@@ -419,8 +420,8 @@ class Lease:
                 self._lost = True
 
     def _keep(self) -> None:
-        while not self._over.wait(self._beat_s) and self.beat():
-            pass
+        while not self._over.wait(self._beat_s) and not self._lost:
+            self.beat()
 
     def beat(self) -> bool:
         """Write a heartbeat; return whether this process still has the lease."""
@@ -434,7 +435,10 @@ class Lease:
             return True
 
     def _holds(self) -> bool:
-        """Return whether this process has the lease. One that slept takes it anew if nobody has it."""
+        """Return whether this process has the lease. One that slept takes it anew if nobody has it.
+
+        On a full disk it may do so later: nobody else can write a claim there either.
+        """
         leases = self._leases
         if self._lost or leases.is_moved():
             self._lost = True
@@ -446,8 +450,11 @@ class Lease:
         self.claim = replace(old, number=old.number + 1)
         try:
             self._lost = not leases.disk.create(leases.path(self.name, self.number), self._dump())
-        except OSError:  # the folder cannot be reached, and by now somebody else may have the lease
-            self._lost = True
+        except OSError as error:
+            if is_full(error):
+                self.claim = old
+                return False
+            self._lost = True  # the folder cannot be reached, and by now somebody else may have the lease
         if not self._lost:
             self._renewed_s = began_s
             with suppress(OSError):

@@ -29,6 +29,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import LostLeaseError
+from tintype.runtime.room import is_full
 from tintype.study.settings import PRIMARY, RETRIES
 from tintype.study.study import Along, Study
 from tintype.train.folder import DIVERGED
@@ -40,9 +41,11 @@ FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "fai
 """The file in a run's folder that has the reason why it has no result, by the state of the run."""
 OUT_OF_MEMORY = "out of memory"
 """The first words of a run that died so."""
+NO_ROOM = "no space is left on the disk"
+"""The first words of a run that stopped so."""
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
-State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died"]
+State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died", "full"]
 STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("done", "diverged", "failed")
 """States of a run that is not tried again unless somebody asks for it."""
@@ -54,7 +57,7 @@ class Message:
 
     key: tuple[str, int]
     state: State
-    """It is lost where another worker has taken over its run, and died where memory ran out."""
+    """It is lost where another worker has taken over its run, died where memory ran out, and full where the disk is."""
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -181,9 +184,11 @@ def _run(
         return Message(task.key, "died", text=f"{OUT_OF_MEMORY}: {' '.join(str(error).split())}")
     except DivergedError as error:
         return Message(task.key, "diverged", text=str(error))
-    except UserError as error:
-        return Message(task.key, "failed", text=str(error))
     except Exception as error:  # the study's other runs continue; the whole trace is stored with this one
+        if is_full(error):
+            return Message(task.key, "full", text=f"{NO_ROOM} of {task.folder}")
+        if isinstance(error, UserError):
+            return Message(task.key, "failed", text=str(error))
         if is_connection_error(error):
             return Message(task.key, "died", text=f"a rank was lost: {' '.join(str(error).split())}")
         return Message(task.key, "failed", text=traceback.format_exc())

@@ -25,9 +25,11 @@ from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
 from tintype.runtime.memory import count_failures
+from tintype.runtime.room import has_room as has_room_in
+from tintype.runtime.room import is_full, size_of
 from tintype.study.packing import forget_peak, read_peak
 from tintype.study.ranks import RankedRun, start_ranks
-from tintype.study.runner import ENDED, FAILURES, STATES, Message, Task, _next_task, _note_failure, _run
+from tintype.study.runner import ENDED, FAILURES, NO_ROOM, STATES, Message, Task, _next_task, _note_failure, _run
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
@@ -36,6 +38,11 @@ LEASES = "leases"
 _LOOK_S = 0.2
 _MOST_LOOK_S = 5.0
 """A worker that waits for the runs of others looks at them again after these seconds, first and at most."""
+_ROOM_LOOK_S = 5.0
+_MOST_ROOM_S = 600.0
+"""A worker whose disk is full looks for room so often, and waits at most so long where there seems to be some."""
+_SPARE_BYTES = 1 << 20
+"""Room for logs and claims, beside that for a checkpoint."""
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
 """Ranks that end so often before they take their run are not started again."""
@@ -81,6 +88,8 @@ class Worker:
         """The runs that this worker has ended."""
         self._unborn: Counter[str] = Counter()
         """How often the ranks of a run ended before they took its lease."""
+        self._room_s = _ROOM_LOOK_S / 2
+        """Seconds that it waits at least the next time that the disk is full, halved."""
         self._told_s: dict[tuple[str, int], float] = {}
         """When this worker first read in a claim that its run is done on another machine."""
 
@@ -94,7 +103,14 @@ class Worker:
             while self._interrupt.signal is None and not count_failures():
                 self._leases.check_place()
                 left = [task for task in left if not self._has_ended(task)]
-                if found := self._take_next(left):
+                try:
+                    found = self._take_next(left)
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    self._wait_for_room(left[0])
+                    continue
+                if found:
                     task, lease = found
                     self._train_in_ranks(task) if lease is None else self._work_on(task, lease)
                     look_s = _LOOK_S
@@ -164,11 +180,36 @@ class Worker:
         if lease.before and self._is_over(task, lease.before[-1]):  # another worker ended it a moment ago
             lease.end(dict(lease.before[-1].ended or {"state": "done"}))
             return
-        message = end_lease(task, lease, self._try(task, lease))
+        message = self._try(task, lease)
+        while True:
+            try:
+                message = end_lease(task, lease, message)
+                break
+            except OSError as error:  # the reason of a failure cannot be written
+                if not is_full(error) or not self._wait_for_room(task):
+                    raise
         if message.state in ENDED:
             self._mine.add(task.plan.hash)
         gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
         self._send(message)
+
+    def _wait_for_room(self, task: Task) -> bool:
+        """Wait until the study's disk has room for a checkpoint; return False where a signal comes first.
+
+        Where there seems to be room at once, as with some quotas, each wait is twice as long as the one before.
+        """
+        out = self._leases.folder.parent
+        saved = [size_of(path) for path in out.glob("runs/*/checkpoints/step-*")]
+        needed = max(saved, default=0) + _SPARE_BYTES
+        words = f"{NO_ROOM} of {out}; waiting until {needed / 1e6:,.0f} MB are free, remove files to resume"
+        self._send(Message(task.key, "waiting", text=words))
+        began_s, self._room_s = time.monotonic(), min(2 * self._room_s, _MOST_ROOM_S)
+        while self._interrupt.signal is None:
+            self._leases.check_place()
+            self._sleep(_ROOM_LOOK_S)
+            if time.monotonic() - began_s >= self._room_s and has_room_in(out, needed):
+                return True
+        return False
 
     def _wants_ranks(self, task: Task) -> bool:
         """Return whether several ranks are to train a run now. What is trained, or has failed, needs one process."""
@@ -197,6 +238,9 @@ class Worker:
         newest = leases.newest(name)
         if newest is None or (before is not None and newest.number == before.number):
             self._unborn[name] += ranks.returncode != 0 and not told
+        elif (newest.ended or {}).get("state") == "full" or not has_room_in(leases.folder.parent, 0):
+            if self._wait_for_room(task):
+                leases.note_death(name, newest.process.pid, NO_ROOM)
         elif newest.ended is None:
             self._send(Message(task.key, "died", text=f"its ranks ended with exit code {ranks.returncode}"))
         elif newest.ended["state"] in (*ENDED, "died"):
@@ -219,7 +263,13 @@ class Worker:
             self._send(message)
 
         forget_peak()
-        message = _run(task, self._protocol, self._interrupt, tell, lease.fence)
+        while (message := _run(task, self._protocol, self._interrupt, tell, lease.fence)).state == "full":
+            if not self._wait_for_room(task):
+                return Message(task.key, "interrupted", text=message.text)
+            try:
+                lease.check()
+            except LostLeaseError as error:
+                return Message(task.key, "lost", text=str(error))
         if lease.claim.about.get("step") == task.plan.train.steps:  # it was scored alone, which needs less
             return message
         peak_bytes, gpu_bytes = read_peak()
@@ -304,9 +354,9 @@ def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]
     """Return the attempts of this round that died since the run last got further, oldest first."""
     found: list[Claim] = []
     for claim in reversed(claims):
-        state = (claim.ended or {"state": "died"})["state"]
+        state = (claim.ended or {"state": "full" if claim.now.get("died") == NO_ROOM else "died"})["state"]
         same = all(claim.about.get(key) == about.get(key) for key in ("round", "step"))
-        if state not in ("died", "continued") or not same:
+        if state not in ("died", "continued", "full") or not same:
             break
         found += [claim] if state == "died" else []
     return found[::-1]

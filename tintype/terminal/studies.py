@@ -308,7 +308,7 @@ class StudyDisplay(Progress):
         self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
         if message.state == "waiting":
             say(self._lines, f"{row}: {message.text}", "yellow")
-            self.show(None, 0.0, 1.0, "waiting for another process", row=row)
+            self.show(None, message.share, 1.0, message.text, row=row)
             return
         if message.state in ("lost", "died"):
             self.remove(row)
