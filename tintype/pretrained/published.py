@@ -71,6 +71,21 @@ def _t5gemma() -> Untyped:
 
 PUBLISHED: dict[str, PublishedNetwork] = {
     "google/t5gemma-2b-2b-ul2": PublishedNetwork(_t5gemma, 2304, text_inputs={"attention_mask": _NO_MASKS}),
+    "Qwen/Qwen3-VL-2B-Instruct": PublishedNetwork(
+        _transformers(
+            "Qwen3VLTextModel",
+            "Qwen3VLTextConfig",
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+        ),
+        2048,
+        text_inputs={},
+    ),
     "sentence-transformers/all-MiniLM-L6-v2": PublishedNetwork(
         _transformers("BertModel", "BertConfig", hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
         384,

@@ -45,7 +45,10 @@ def cost(plan: Plan, gpus: int = 1) -> PlanCost:
 
 @pytest.mark.parametrize(
     ("recipe", "count"),
-    [("prx-256", 1_170_691_648), ("prx-jit-1024", 1_177_215_744), ("prx-7b", 6_985_046_080)],
+    [
+        *(("prx-256", 1_170_691_648), ("prx-jit-1024", 1_177_215_744), ("prx-7b", 6_985_046_080)),
+        ("prxpixel-7b", 7_010_156_800),
+    ],
 )
 def test_the_denoisers_have_the_published_numbers_of_parameters(recipe: str, count: int) -> None:
     found = cost(read_plan(recipe))
@@ -56,6 +59,7 @@ def test_the_denoisers_have_the_published_numbers_of_parameters(recipe: str, cou
     ("source", "millions"),
     [
         ("google/t5gemma-2b-2b-ul2", 2614.3),  # Gemma 2 2B without its cross-attention
+        ("Qwen/Qwen3-VL-2B-Instruct", 1720.6),  # Qwen3-1.7B, whose language tower it has
         ("black-forest-labs/FLUX.1-schnell", 83.8),
         ("black-forest-labs/FLUX.2-klein-4B", 84.0),
         ("facebook/dinov2-base", 86.6),
