@@ -316,7 +316,7 @@ class DataPart(Part):
 
     @property
     def memorisable(self) -> DataPart:
-        """The data whose training images `memorised` looks for copies of."""
+        """The data whose training images `memorised` looks for copies of, with unseen images of the same kind."""
         return self
 
     @property

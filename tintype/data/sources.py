@@ -32,7 +32,8 @@ def open_source(
     `stage_shapes` are those that the buckets of a store have in an earlier stage. An image stays in its bucket.
     """
     if isinstance(data, StoreSettings):
-        return StoreSource(data, split, device, stage_shapes=stage_shapes)
+        held_out = split != "train"  # held-out images of a store are like those of training
+        return StoreSource(data, "eval" if held_out else "train", device, stage_shapes=stage_shapes)
     if isinstance(data, ScenesSettings):
         return SceneSource(data, split, device)
     assert isinstance(data, MixtureSettings), f"data of the kind {data.kind} has no source"
@@ -66,6 +67,11 @@ def open_held_out(
             if shaped or len(data.shapes) == 1:
                 raise
             raise UserError(f"{error}; or score images in the shapes of training: shapes=buckets") from None
+
+
+def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
+    """Open images like those of training that training never sees, square; of scenes `count`, of a store all."""
+    return open_source(data.held_out(count), "unseen", device)
 
 
 def ids_by_shape(source: ImageSource, count: int) -> list[tuple[Shape | None, list[int]]]:

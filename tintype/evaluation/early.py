@@ -45,7 +45,8 @@ def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | No
         for one in protocol.also
         if one.name in needed
     )
-    return protocol.model_copy(update={"count": images, "also": also})
+    asked = protocol.memorisation.model_copy(update={"captions": min(protocol.memorisation.captions, images)})
+    return protocol.model_copy(update={"count": images, "also": also, "memorisation": asked})
 
 
 def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]:

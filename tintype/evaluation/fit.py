@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
 
 from tintype.data.sources import open_held_out
 from tintype.errors import UserError
-from tintype.evaluation.prompts import CAPTIONS, is_caption
+from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
 from tintype.evaluation.protocol import FEWEST, Protocol
 from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
@@ -191,11 +192,12 @@ def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: tor
 def file_problems(protocol: Protocol) -> list[Problem]:
     """List the prompt files that cannot be read."""
     found = []
-    for sampling in protocol.conditions:
+    for path in protocol.prompt_files:
         try:
-            _ = sampling.prompt_file
+            read_prompts(Path(path))
         except UserError as error:
-            found.append(Problem(str(error), ("also=[]",)))
+            fix = "memorisation.prompts=null" if path == protocol.memorisation.prompts else "also=[]"
+            found.append(Problem(str(error), (fix,)))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -71,6 +71,32 @@ class Condition(Settings):
         return self
 
 
+class MemorisationSettings(Settings):
+    """How `memorised` and `memorised_own` ask for copies: captions of training images, and as many unseen ones."""
+
+    prompts: Annotated[str, NamesFile(is_caption)] | None = Field(
+        None,
+        min_length=1,
+        description="A kind of caption, or the path of a file with captions of training images; by default the "
+        "protocol's prompts, or where training does not read those, a kind that it reads",
+    )
+    captions: int = Field(
+        128, ge=2, description="Training captions, and unseen ones, at each guidance scale; of a file every caption"
+    )
+    guidance: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (1.0, 3.0, 7.0), min_length=1, description="Guidance scales, each with the main sampling's other settings"
+    )
+
+    def problems(self) -> Iterator[str]:
+        if len(set(self.guidance)) < len(self.guidance):
+            yield "guidance: a scale is given twice"
+
+    @property
+    def prompt_file(self) -> PromptFile | None:
+        """None where captions of the data are read."""
+        return None if self.prompts is None or is_caption(self.prompts) else read_prompts(Path(self.prompts))
+
+
 class Protocol(Settings):
     """Settings by which every arm is scored: the same prompts, noises and reference for all.
 
@@ -88,7 +114,10 @@ class Protocol(Settings):
     reference_count: int = Field(2048, ge=2, description="Real held-out images for the distances")
     validation_count: int = Field(128, ge=1, description="Real held-out images for the validation loss")
     training_count: int = Field(
-        10_000, ge=2, description="Training images, the first of them, that `memorised` looks for copies of"
+        10_000, ge=2, description="Training images that `memorised` looks for copies of; no more than unseen ones"
+    )
+    memorisation: MemorisationSettings = Field(
+        MemorisationSettings(), description="How copies are asked for, where `memorised` is measured"
     )
     shapes: Literal["square", "buckets"] = Field(
         "square",
@@ -164,8 +193,13 @@ class Protocol(Settings):
 
     @property
     def reads_training_images(self) -> bool:
-        """Whether one of its metrics compares with the images of the training."""
-        return any(kind in TRAINING_METRICS for kind in self.metrics)
+        """Whether one of its metrics asks for copies of training images."""
+        return bool(self.encoders and self.training_metrics)
+
+    @property
+    def training_metrics(self) -> list[str]:
+        """The kinds of its metrics that ask for copies of training images."""
+        return [kind for kind in self.metrics if kind in TRAINING_METRICS]
 
     @property
     def shaped(self) -> bool:
@@ -188,13 +222,23 @@ class Protocol(Settings):
 
     def with_prompts_in(self, folder: Path) -> Protocol:
         """Return the protocol with relative paths of prompt files taken from a folder."""
-        found = [
-            condition
-            if is_caption(condition.prompts)
-            else condition.model_copy(update={"prompts": str(folder / condition.prompts)})
-            for condition in self.also
-        ]
-        return self.model_copy(update={"also": tuple(found)}) if tuple(found) != self.also else self
+        return self.with_prompts(lambda prompts: str(folder / prompts))
+
+    @property
+    def prompt_files(self) -> list[str]:
+        """The paths of all prompt files that it reads."""
+        named = [self.memorisation.prompts] if self.reads_training_images else []
+        named += [condition.prompts for condition in self.also]
+        return [prompts for prompts in named if prompts is not None and not is_caption(prompts)]
+
+    def with_prompts(self, moved: Callable[[str], str]) -> Protocol:
+        """Return the protocol with other paths of its prompt files."""
+        files = {prompts: {"prompts": moved(prompts)} for prompts in self.prompt_files}
+        if not files:
+            return self
+        also = tuple(one.model_copy(update=files.get(one.prompts)) for one in self.also)
+        memorisation = self.memorisation.model_copy(update=files.get(self.memorisation.prompts or ""))
+        return self.model_copy(update={"also": also, "memorisation": memorisation})
 
     @property
     def hash(self) -> str:
@@ -202,7 +246,9 @@ class Protocol(Settings):
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
         if not self.reads_training_images:
-            del content["training_count"]
+            del content["training_count"], content["memorisation"]
+        elif file := self.memorisation.prompt_file:
+            content["memorisation"]["prompts"] = file.sha256
         for encoder in content["encoders"]:
             if encoder.get("compile") is False:
                 del encoder["compile"]  # it joined later, and older results have the same names
@@ -321,6 +367,12 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
                 sampling,
                 sampling.count,
             )
+    for encoder in protocol.encoders:
+        for kind in protocol.training_metrics:
+            of_training = TRAINING_METRICS[kind]
+            text = f"{of_training.definition}. Features: {encoder.title}. {_asked_words(protocol)}"
+            label = metric_label(of_training, encoder)
+            found[f"{kind}_{encoder.title}"] = Definition(of_training, label, text)
     for one in HELD_OUT_METRICS:
         text = one.define(protocol.prompts)
         found[one.name] = Definition(one, one.label, text, count=protocol.validation_count)
@@ -337,7 +389,15 @@ def _on_samples(
         yield from ((metric, None) for metric in SCENE_METRICS.get(sampling.prompts, ()))
     yield from ((metric, encoder) for encoder in protocol.encoders if encoder.reads_text for metric in TEXT_METRICS)
     if sampling.distances:
-        yield from ((ON_FEATURES[kind], encoder) for encoder in protocol.encoders for kind in protocol.metrics)
+        kinds = [kind for kind in protocol.metrics if kind not in TRAINING_METRICS]
+        yield from ((ON_FEATURES[kind], encoder) for encoder in protocol.encoders for kind in kinds)
+
+
+def _asked_words(protocol: Protocol) -> str:
+    asked, file = protocol.memorisation, protocol.memorisation.prompt_file
+    captions = f"the captions of {Path(asked.prompts or '').name}" if file else f"{asked.captions} training captions"
+    scales = ", ".join(f"{scale:g}" for scale in asked.guidance)
+    return f"Sampling: {captions} and as many unseen ones at guidance {scales}, each caption counted once."
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:

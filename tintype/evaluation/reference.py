@@ -24,7 +24,7 @@ import tintype
 from tintype.data.buckets import Shape
 from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
-from tintype.data.sources import ids_by_shape, open_held_out, open_source
+from tintype.data.sources import ids_by_shape, open_held_out
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.fit import data_problems, refuse
 from tintype.evaluation.protocol import Protocol
@@ -97,25 +97,17 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
     """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
-    fingerprint = _data_fingerprint(data, source, scored if protocol.shaped else None)
+    fingerprint = data_fingerprint(data, source, scored if protocol.shaped else None)
     return _source_reference(source, words, fingerprint, protocol.reference_count, encoder, device)
 
 
-@lru_cache(maxsize=8)
-def training_reference(
-    scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device
-) -> tuple[Reference, int] | None:
-    """Return the first training images, always square, and how many there are of them all; on the first rank.
-
-    Of a mixture they are those of the source that the run is scored against.
-    """
-    data = scored.data.memorisable.squared
-    source = open_source(data, "train", torch.device("cpu"))
-    words = "training scenes" if data.of_scenes else f"training images of the store {str(source.identity)[:12]}"
-    fingerprint = _sha256(f"train {data.model_dump_json()} {_data_fingerprint(data, source)}")
-    count = min(len(source), protocol.training_count)
-    found = _source_reference(source, words, fingerprint, count, encoder, device)
-    return None if found is None else (found, len(source))
+def source_features(
+    source: ImageSource, ids: Sequence[int], words: str, fingerprint: str, encoder: Encoder
+) -> Tensor | None:
+    """Return the features of square images of a source, cached on disk. Ranks share the work; the first has them."""
+    about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
+    blocks = spans(0, len(ids), BLOCK)
+    return _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))
 
 
 def _source_reference(
@@ -123,13 +115,20 @@ def _source_reference(
 ) -> Reference | None:
     """Return the first images of a source. Ranks share the work; the first has the reference."""
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
+    ids, blocks = in_blocks(source, count)
+    found = _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))
+    return None if found is None else Reference(found, device)
+
+
+def _stored_features(
+    about: About, encoder: Encoder, blocks: Sequence[tuple[int, int]], images: Callable[[int, int], Tensor]
+) -> Tensor | None:
     world, file = current(), _file(about)
     if world.any(world.leads and not file.exists()):
-        ids, blocks = in_blocks(source, count)
-        features = shared_features(encoder, blocks, lambda first, last: source.images(ids[first:last]))
+        features = shared_features(encoder, blocks, images)
         if features is not None:
             write_reference(file, ImageFeatures(features, about, None))
-    return Reference(_cached(file, encoder, about).feature_MF, device) if world.leads else None
+    return _cached(file, encoder, about).feature_MF if world.leads else None
 
 
 def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -262,7 +261,7 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
-def _data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
+def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
     """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
     renderer or resize makes another reference. `shaped` is the data where its images are not square: then the shapes
     count, and in a stage the buckets too, which say which image has which shape."""

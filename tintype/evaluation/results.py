@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from tintype.config.strict import first_problem
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
+from tintype.metrics.memorisation import Verdict
 from tintype.metrics.metric import Measured
 from tintype.metrics.misread import Misread
 from tintype.runtime.fence import OPEN, Fence
@@ -61,6 +62,71 @@ class AverageInfo(_Record):
     residual: float
 
 
+class CopyRate(_Record):
+    """Share of near-copies on training captions and on unseen ones, and the 95% interval of the difference."""
+
+    training: float
+    unseen: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        return self.training - self.unseen
+
+
+class CopyPair(_Record):
+    """A sample and the training image that is nearest to it, side by side in a PNG."""
+
+    image: str
+    """Path relative to the run's folder."""
+    sha256: str
+    caption: str
+    guidance: float
+    distance: float
+    """Relative: to the image, over the mean to the nearest images that were never seen."""
+    own: bool
+    """Whether the training image is that of the caption."""
+    counts: bool
+    """Whether it counts as a near-copy."""
+
+
+ALL_SCALES = "all"
+_FOUND: Mapping[Verdict, str] = {
+    "copies": "copies of training images",
+    "none found": "no more copies than of unseen images",
+    "unlike the data": "the samples are unlike the data, so nothing is known about copies",
+}
+
+
+class Copies(_Record):
+    """Near-copies of training images, by one encoder."""
+
+    verdict: Verdict
+    captions: int
+    """Training captions that were asked, each counted once."""
+    images: int
+    """Training images that copies were looked for of."""
+    unlike: float
+    """Share of the samples of training captions that are unlike the data."""
+    any: dict[str, CopyRate]
+    """Near-copies of any training image, at all guidance scales and by scale."""
+    own: dict[str, CopyRate]
+    """Near-copies of the caption's own image."""
+    pairs: list[CopyPair]
+    """The nearest pairs, the nearest first."""
+
+    @property
+    def words(self) -> str:
+        """The verdict in words."""
+        return _FOUND[self.verdict]
+
+    def within(self, folder: str) -> Copies:
+        """Return it with paths relative to a folder that has the run's folder at `folder`."""
+        pairs = [pair.model_copy(update={"image": f"{folder}/{pair.image}"}) for pair in self.pairs]
+        return self.model_copy(update={"pairs": pairs})
+
+
 class MetricValues(_Record):
     """Metrics by name, with their errors of sampling, the encoders that read the images, and warnings."""
 
@@ -102,11 +168,12 @@ class EvaluationResult(MetricValues):
     previews: tuple[str, ...]
     """PNG files relative to the run's folder."""
     previews_sha256: tuple[str, ...] = ()
+    copies: dict[str, Copies] = {}
+    """Near-copies of training images by encoder. It is not dumped where they were not asked for."""
 
     def dump(self) -> dict[str, JsonValue]:
-        return self.model_dump(
-            mode="json", exclude={name for name in ("ema", "size_px") if getattr(self, name) is None}
-        )
+        absent = {name for name in ("ema", "size_px") if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude=absent | (set() if self.copies else {"copies"}))
 
     @property
     def scale(self) -> str:
@@ -214,6 +281,7 @@ def read_result(file: Path) -> EvaluationResult:
         result = result_of(content)
     except ValidationError as error:  # of another version
         raise damaged(file, first_problem(error), remake) from None
-    for name, wanted in zip(result.previews, result.previews_sha256, strict=False):
+    pairs = [(pair.image, pair.sha256) for one in result.copies.values() for pair in one.pairs]
+    for name, wanted in (*zip(result.previews, result.previews_sha256, strict=False), *pairs):
         check_sha256(file.parent / Path(name).name, wanted, remake)
     return result

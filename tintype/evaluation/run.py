@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError, as_user_error
 from tintype.evaluation import results
 from tintype.evaluation.fit import data_problems, file_problems, fit_protocol, readiness_problems, refuse
+from tintype.evaluation.memorised import AskedSamples, FoundCopies, ask_for_copies
 from tintype.evaluation.progress import Counter, OnScoring, Scoring
 from tintype.evaluation.protocol import Protocol, nonfinite
 from tintype.evaluation.reference import ScoredData, held_out, scored_data
@@ -24,6 +27,7 @@ from tintype.evaluation.samples import Samples, samples_of, sampling_prompts, sa
 from tintype.evaluation.score import Scorecard, encoder_info, score
 from tintype.evaluation.tracking import track_result
 from tintype.metrics import throughput
+from tintype.metrics.memorisation import Figure
 from tintype.metrics.table import LOG_METRICS
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
@@ -44,6 +48,7 @@ from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction
 
 PREVIEWS = 8
+_SAMPLES = Path("evaluation") / "samples"
 
 
 def evaluate(
@@ -88,8 +93,10 @@ def evaluate(
             file.parent.mkdir(parents=True, exist_ok=True)
             remove_unfinished(file.parent)
         samples = _samples(path, step, scored, protocol, average)
+        weights = average.name if average else ""
+        asked = ask_for_copies(path / _SAMPLES, step, parts.plan, scored, protocol, weights)
         with checked_memory():
-            card = _sample_and_score(parts, scored, protocol, samples, on_progress, threads, fence)
+            card = _sample_and_score(parts, scored, protocol, samples, asked, on_progress, threads, fence)
         if not world.leads:
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
@@ -111,12 +118,16 @@ def evaluate(
             **results.numbers_of(measured),
             warnings=(*card.warnings, *notes, *([init_warning] if init_warning else [])),
             details={name: dict(one.parts) for name, one in measured.items() if one.parts},
-            samples={one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
+            samples={
+                one.sampling.name: str(one.folder.relative_to(path))
+                for one in (*samples, *(asked.every if asked else ()))
+            },
             real=card.real,
             time_split=throughput.time_split(lines) if lines else {},
             seconds=time.perf_counter() - began,
             previews=previews,
             previews_sha256=tuple(sha256_of(path / name) for name in previews),
+            copies={name: _save_copies(found, name, file.parent, path, fence) for name, found in card.copies.items()},
         )
         results.write_result(file, result, {name: one.per_image for name, one in measured.items()}, fence)
         track_result(path, plan, file, result, fence)
@@ -192,7 +203,7 @@ def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: 
 def _samples(
     path: Path, step: int, scored: ScoredData, protocol: Protocol, average: Reconstruction | None
 ) -> list[Samples]:
-    folder, size_px, weights = path / "evaluation" / "samples", scored.data.size_px, average.name if average else ""
+    folder, size_px, weights = path / _SAMPLES, scored.data.size_px, average.name if average else ""
     found = []
     for one in protocol.conditions:
         prompts, shapes = sampling_prompts(scored, protocol, one), sampling_shapes(scored, protocol, one)
@@ -205,19 +216,22 @@ def _sample_and_score(
     scored: ScoredData,
     protocol: Protocol,
     samples: Sequence[Samples],
+    asked: AskedSamples | None,
     on_progress: OnScoring,
     threads: int | None,
     fence: Fence,
 ) -> Scorecard:
-    missing = {one: sum(last - first for first, last in one.missing()) for one in samples}
+    for_copies = asked.every if asked else []
+    missing = {one: sum(last - first for first, last in one.missing()) for one in (*samples, *for_copies)}
     sampled = sum(count * one.sampling.sampler.steps for one, count in missing.items())
     encoded = sum(len(one) * len(protocol.encoders_of(one.sampling)) for one in samples)
+    encoded += sum(len(one) * len(protocol.encoders) for one in for_copies)
     counter = Counter(sampled + encoded, on_progress)
     counter.begin("sampling", sum(missing.values()))
     with cpu_threads(parts.plan.run.device, threads or parts.plan.run.threads):
-        for one in samples:
+        for one in missing:
             one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps), fence)
-        return score(parts, scored, protocol, samples, counter, PREVIEWS)
+        return score(parts, scored, protocol, samples, counter, PREVIEWS, asked)
 
 
 def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tuple[str, ...]:
@@ -225,3 +239,35 @@ def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tup
     for file, image in zip(files, images, strict=False):
         save_png(image, file, fence=fence)
     return tuple(str(file.relative_to(run)) for file in files)
+
+
+def _save_copies(found: FoundCopies, encoder: str, folder: Path, run: Path, fence: Fence) -> results.Copies:
+    """Write the nearest pairs as PNGs; return what a result records."""
+    recalled, pairs = found.recall, list[results.CopyPair]()
+    for index, pair in enumerate(found.pairs):
+        file = folder / f"copy-{encoder}-{index}.png"
+        save_png(pair.image_CHW, file, fence=fence)
+        pairs.append(
+            results.CopyPair(
+                image=str(file.relative_to(run)),
+                sha256=sha256_of(file),
+                caption=pair.caption,
+                guidance=pair.scale,
+                distance=pair.distance,
+                own=pair.own,
+                counts=pair.copy,
+            )
+        )
+    scales: dict[str, float | None] = {results.ALL_SCALES: None, **{f"{one:g}": one for one in found.asked.scales}}
+    rates = {
+        figure: {name: results.CopyRate(**asdict(recalled.rate(figure, scale))) for name, scale in scales.items()}
+        for figure in get_args(Figure)
+    }
+    return results.Copies(
+        verdict=recalled.verdict,
+        captions=recalled.captions,
+        images=recalled.images,
+        unlike=recalled.unlike,
+        pairs=pairs,
+        **rates,
+    )

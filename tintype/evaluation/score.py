@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tintype.data.buckets import Shape
 from tintype.data.sample_shards import digest
+from tintype.evaluation.memorised import AskedSamples, FoundCopies, find_copies
 from tintype.evaluation.progress import Counter
 from tintype.evaluation.protocol import FEWEST, Protocol, definitions, warnings_of
 from tintype.evaluation.reference import (
@@ -24,13 +25,11 @@ from tintype.evaluation.reference import (
     held_out,
     rows_by_shape,
     shared_features,
-    training_reference,
 )
 from tintype.evaluation.results import EncoderInfo
 from tintype.evaluation.samples import Samples, repeat
 from tintype.metrics import validation
 from tintype.metrics.clip_score import TextFeatures
-from tintype.metrics.memorisation import Seen
 from tintype.metrics.metric import Measured
 from tintype.metrics.misread import Misread, misread_words
 from tintype.metrics.pair import FeaturePair, Reference
@@ -57,6 +56,8 @@ class Scorecard:
     """Scene metrics on the real images of the prompts: what a perfect model would get."""
     misread: list[list[Misread]] = field(default_factory=list)
     """Words that the first images got wrong, of the first condition; empty where its prompts are of no scenes."""
+    copies: dict[str, FoundCopies] = field(default_factory=dict)
+    """Near-copies of training images, by encoder; empty where they were not asked for."""
 
 
 def score(
@@ -66,8 +67,12 @@ def score(
     samples: Sequence[Samples],
     counter: Counter,
     previews: int = 0,
+    asked: AskedSamples | None = None,
 ) -> Scorecard:
-    """Score the samples of all conditions; the words that the first `previews` images got wrong are named."""
+    """Score the samples of all conditions; the words that the first `previews` images got wrong are named.
+
+    `asked` are the samples that copies of training images are looked for in.
+    """
     card = Scorecard()
     for one in samples:
         counter.begin("checking the images")
@@ -77,6 +82,8 @@ def score(
             _score_scenes(card, parts, scored, protocol, one, previews if one is samples[0] else 0)
         for settings in protocol.encoders_of(one.sampling):
             _score_features(card, parts, scored, protocol, settings, one, counter)
+    if asked is not None:
+        _score_copies(card, parts, protocol, asked, counter)
     counter.begin("validation loss")
     _score_held_out(card, parts, scored, protocol)
     card.warnings += warnings_of(card.measured, definitions(protocol, scored.data.of_scenes))
@@ -105,8 +112,6 @@ def _score_features(
     fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, counter.count)
     counter.begin(f"comparing with the reference ({encoder.name})")
     reference = data_reference(scored, protocol, encoder, parts.device) if sampling.distances else None
-    compared = sampling.distances and protocol.reads_training_images
-    training = training_reference(scored, protocol, encoder, parts.device) if compared else None
     if fake_NF is None:
         return
     if reference is not None:
@@ -118,17 +123,26 @@ def _score_features(
                 "images of the shape, generated and held out (count, reference_count)"
             )
         for kind in protocol.metrics:
-            name = sampling.metric(f"{kind}_{encoder.name}")
             if kind in FEATURE_METRICS:
                 measure = FEATURE_METRICS[kind].measure
                 by_shape = {shape: measure(one).value for shape, one in shaped.items()}
-                card.measured[name] = _with_parts(measure(pair), by_shape)
-            elif training is not None:
-                card.measured[name] = TRAINING_METRICS[kind].measure(Seen(pair, *training))
+                card.measured[sampling.metric(f"{kind}_{encoder.name}")] = _with_parts(measure(pair), by_shape)
     if settings.reads_text:
         features = _text_features(cast(TextImageEncoder, encoder), fake_NF, samples)
         for metric in TEXT_METRICS:
             card.measured[sampling.metric(f"{metric.name}_{encoder.name}")] = metric.measure(features)
+
+
+def _score_copies(card: Scorecard, parts: Model, protocol: Protocol, asked: AskedSamples, counter: Counter) -> None:
+    card.warnings += [asked.questions.note] if asked.questions.note and current().leads else []
+    for settings in protocol.encoders:
+        counter.begin(f"looking for copies of training images ({settings.title})")
+        encoder = settings.build(parts.device)
+        card.encoders[encoder.name] = encoder_info(settings, encoder)
+        if (found := find_copies(asked, encoder, counter.count)) is not None:
+            card.copies[encoder.name] = found
+            for kind in protocol.training_metrics:
+                card.measured[f"{kind}_{encoder.name}"] = TRAINING_METRICS[kind].measure(found.recall)
 
 
 def _pairs_by_shape(

@@ -1,80 +1,244 @@
-"""Memorisation: the share of generated images that lie nearer to a training image than held-out images do.
+"""Memorisation: how often a model that is asked with captions of its training images returns these images.
 
-Every held-out image has a nearest training image, at a distance that says how near two images of this data can be
-without one being a copy. Nineteen of twenty held-out images are farther from theirs than the `bound`. A generated image
-nearer than that counts. A model that returns training images gets 1, real images that it never saw get about 0.05,
-and noise 0. Distances are between features, of the encoder that reads the images.
+Samples of training captions are held against training images (2212.03860, 2301.13188). A model that follows captions
+comes near an image without having seen it, so the same is done with captions of images like those of training that
+it never saw, against as many of these, and the two shares are subtracted. Distances are between features, and
+relative, as in 2301.13188, section 5.1: a sample's distance to an image over its mean distance to the nearest images
+of a third set, which is neither trained on nor asked for. Two kinds of near-copies are counted:
 
-N: generated images, H: held-out images, M: training images, F: size of a feature vector.
+- of the caption's own image: the relative distance is below `OWN_BAR`, that paper's;
+- of any of the images: of the own one, or so near to another that only `CHANCE` of the real images of the third set
+  are as near to one of them. Among many images some are alike, so this bar is lower.
+
+Differs from 2301.13188: features instead of pixels, neighbours that were not trained on, a bar from the data.
+
+N: samples, M: images that copies are looked for of, R: images of the third set, F: size of a feature vector.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tintype.metrics.metric import SHARE, Measured, Metric
-from tintype.metrics.pair import FeaturePair, Points, Reference
-from tintype.metrics.resample import mean_error
+from tintype.metrics.metric import Measured, Metric
+from tintype.metrics.pair import Points, Reference
 
-CHANCE = 0.05
-"""Share of held-out images that are nearer than the bound."""
+OWN_BAR = 0.5
+CHANCE = 0.01
+"""Share of unseen real images that are as near to one of the images as a near-copy of any."""
+_NEIGHBOURS = 50
 _FEWEST = 100
-"""Held-out images below which the bound is that of a handful of images."""
+"""Images of the third set below which the bars are those of a handful of images."""
+_FAR = 1.2
+"""A sample is unlike the data where its neighbours are this much farther than those of 99% of the real images."""
+_Z = 1.96
+
+Verdict = Literal["copies", "unlike the data", "none found"]
+Figure = Literal["any", "own"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Generated and held-out images, and the images that the model was trained on."""
+class Asked:
+    """Samples of captions, and images among which are those of the captions."""
 
-    pair: FeaturePair
-    train: Reference
+    fake_NF: Tensor
+    image_MF: Tensor
+    own_N: Tensor
+    """The row of the caption's own image."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Share of near-copies on training captions and on unseen ones, and the 95% interval of the difference."""
+
+    training: float
+    unseen: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        return self.training - self.unseen
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """Near-copies among the samples of one kind of caption."""
+
+    own_N: Tensor
+    any_N: Tensor
+    unlike_N: Tensor
+    nearest_N: Tensor
+    """The row of the nearest image."""
+    distance_N: Tensor
+    """Its relative distance."""
+    caption_N: Tensor
+    """The row of the caption's own image."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Samples of training captions and of unseen ones, at the same guidance scales in the same order."""
+
+    training: Nearness
+    unseen: Nearness
+    scale_N: Tensor
+    """The guidance scale of each sample."""
+    any_bar: float
+    images: int
+    others: int
     trained_on: int
-    """All training images, of which `train` may be a part."""
+    """All training images, of which copies may be looked for among a part."""
+
+    def rate(self, figure: Figure, scale: float | None = None) -> Rate:
+        """Return the rate of near-copies, at one guidance scale or at all of them."""
+        row_N = torch.ones_like(self.scale_N, dtype=torch.bool) if scale is None else self.scale_N == scale
+        hits = [(side.any_N if figure == "any" else side.own_N)[row_N] for side in (self.training, self.unseen)]
+        counts = [len(side.caption_N[row_N].unique()) for side in (self.training, self.unseen)]
+        of_training, of_unseen = (float(hit.double().mean()) for hit in hits)
+        return Rate(of_training, of_unseen, *newcombe((of_training, of_unseen), counts))
+
+    @property
+    def captions(self) -> int:
+        return len(self.training.caption_N.unique())
+
+    @property
+    def unlike(self) -> float:
+        """The share of the samples of training captions that are unlike the data."""
+        return float(self.training.unlike_N.double().mean())
+
+    @property
+    def verdict(self) -> Verdict:
+        """Name copies where an interval lies above 0. Images unlike the data say nothing about copies."""
+        if max(self.rate("any").low, self.rate("own").low) > 0:
+            return "copies"
+        return "unlike the data" if self.unlike > 0.5 else "none found"
 
 
-def _memorised(seen: Seen) -> Measured:
-    pair, train = seen.pair, seen.train
-    origin_F = pair.reference.mean_F
-    of_held_out_H = nearest2(pair.reference.points.offset_NF + origin_F, train)
-    bound2 = float(of_held_out_H.sort().values[math.ceil(CHANCE * len(of_held_out_H)) - 1])
-    nearer_N = nearest2(pair.points.offset_NF + origin_F, train) < bound2
+def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[float], trained_on: int = 0) -> Recall:
+    """Find the near-copies. `scales` has the guidance scale of each sample, the same for both kinds of caption."""
+    others = Reference(others_RF)
+    count = min(_NEIGHBOURS, max(1, len(others_RF) // 10))
+    around_R = _around(others_RF, others, count, themselves=True)
+    ratio_2R = [_nearest(others_RF, Reference(one.image_MF))[0] / around_R for one in (training, unseen)]
+    ratio_S = torch.cat(ratio_2R).sort().values
+    any_bar = min(OWN_BAR, float(ratio_S[math.ceil(CHANCE * len(ratio_S)) - 1]))
+    far = _FAR * float(around_R.sort().values[math.ceil(0.99 * len(around_R)) - 1])
+    near, near_unseen = (_nearness(one, others, count, any_bar, far) for one in (training, unseen))
+    scale_N, images = torch.tensor(scales, dtype=torch.float64), len(training.image_MF)
+    return Recall(near, near_unseen, scale_N, any_bar, images, len(others_RF), max(trained_on, images))
+
+
+def _nearness(asked: Asked, others: Reference, count: int, any_bar: float, far: float) -> Nearness:
+    around_N = _around(asked.fake_NF, others, count)
+    distance_N, nearest_N = _nearest(asked.fake_NF, Reference(asked.image_MF))
+    to_own_N = (asked.fake_NF.double() - asked.image_MF[asked.own_N].double()).norm(dim=1)
+    own_N = (to_own_N < OWN_BAR * around_N) | (to_own_N == 0)
+    any_N = own_N | (distance_N < any_bar * around_N) | (distance_N == 0)
+    unlike_N = (around_N > far) & ~any_N
+    return Nearness(own_N, any_N, unlike_N, nearest_N, distance_N / around_N, asked.own_N)
+
+
+def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
+    """Return the mean distance to the nearest images of the third set, each without itself where `themselves`."""
+    points, found = Points.about(others.mean_F, fake_NF.double()), []
+    for block in others.blocks(points, others.points):
+        distance2_RM = block.distance2()
+        if themselves:
+            distance2_RM = block.without_self(distance2_RM, math.inf)
+        found.append(distance2_RM.topk(count, dim=1, largest=False).values.sqrt().mean(1))
+    return torch.cat(found).clamp_min(1e-12)
+
+
+def _nearest(fake_NF: Tensor, images: Reference) -> tuple[Tensor, Tensor]:
+    """Return the distance of each sample to the nearest image, and that image's row."""
+    points = Points.about(images.mean_F, fake_NF.double())
+    found = [block.distance2().min(1) for block in images.blocks(points, images.points)]
+    return torch.cat([one.values for one in found]).sqrt(), torch.cat([one.indices for one in found])
+
+
+def newcombe(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two shares by Newcombe's method 10 (Statistics in Medicine 1998).
+
+    A caption counts once, however many samples it has: samples of one caption are alike.
+    """
+    (first, first_low, first_high), (second, second_low, second_high) = (
+        (share, *_wilson(share, count)) for share, count in zip(shares, counts, strict=True)
+    )
+    low = math.hypot(first - first_low, second_high - second)
+    high = math.hypot(first_high - first, second - second_low)
+    return first - second - low, first - second + high
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    middle = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z / (1 + _Z**2 / count) * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    return middle - half, middle + half
+
+
+def _measured(recalled: Recall, figure: Figure) -> Measured:
+    rate, scales = recalled.rate(figure), recalled.scale_N.unique().tolist()
+    parts = {"on training captions": rate.training, "on unseen captions": rate.unseen}
+    parts |= {f"at guidance {scale:g}": recalled.rate(figure, scale).difference for scale in scales}
+    return Measured(
+        rate.difference,
+        (rate.high - rate.low) / (2 * _Z),
+        "half of Newcombe's interval of the difference, each caption counted once",
+        _warnings(recalled),
+        parts,
+        bounds=(rate.low, rate.high),
+    )
+
+
+def _warnings(recalled: Recall) -> tuple[str, ...]:
     warnings = []
-    if not bound2:
+    if recalled.unlike > 0.5:
         warnings.append(
-            f"more than {CHANCE:.0%} of the held-out images are training images to the encoder: nothing is nearer, so "
-            "the value says nothing; `tintype data inspect` finds the copies"
+            f"{recalled.unlike:.0%} of the samples of training captions are unlike the data: a value near 0 does not "
+            "say that nothing was memorised"
         )
-    if len(of_held_out_H) < _FEWEST:
+    if not recalled.any_bar:
         warnings.append(
-            f"the bound is taken from {len(of_held_out_H)} held-out images; take {_FEWEST} or more (reference_count)"
+            f"more than {CHANCE:.0%} of the held-out images are training images to the encoder, so only exact copies "
+            "count; `tintype data inspect` finds them"
         )
-    if len(train) < seen.trained_on:
+    if recalled.others < _FEWEST:
         warnings.append(
-            f"{len(train):,} of {seen.trained_on:,} training images were compared with; copies of the others are not "
-            "found (training_count)"
+            f"the bar of near-copies is taken from {recalled.others} held-out images; take {_FEWEST} or more "
+            "(reference_count)"
         )
-    method = "standard error of a mean over the generated images"
-    value_N = nearer_N.double()
-    return Measured(float(value_N.mean()), mean_error(value_N, pair.copy_N), method, tuple(warnings))
+    if recalled.images < recalled.trained_on:
+        warnings.append(
+            f"copies are looked for among {recalled.images:,} of {recalled.trained_on:,} training images "
+            "(training_count, and half of the held-out images)"
+        )
+    return tuple(warnings)
 
 
-def nearest2(feature_NF: Tensor, train: Reference) -> Tensor:
-    """Return the squared distance of each image to the nearest training image."""
-    points = Points.about(train.mean_F, feature_NF)
-    return torch.cat([block.distance2().amin(1) for block in train.blocks(points, train.points)])
-
-
-METRIC = Metric(
+_RANGE = (-1.0, 1.0)
+ANY: Metric[Recall] = Metric(
     name="memorised",
     label="memorised",
     direction="lower",
-    definition="share of generated images that are nearer to a training image than all but "
-    f"{CHANCE:.0%} of the held-out images are to theirs: 1 for copies of training images, {CHANCE:g} for real images "
-    "that were never seen, 0 for noise",
-    measure=_memorised,
-    range=SHARE,
+    definition="share of samples of training captions that are near-copies of a training image, minus the same share "
+    "for captions of images like those of training that were never seen, against as many of these: 1 for a model that "
+    "returns training images, about 0 for one that never saw them",
+    measure=lambda recalled: _measured(recalled, "any"),
+    range=_RANGE,
+    revision=2,
+)
+OWN: Metric[Recall] = Metric(
+    name="memorised_own",
+    label="memorised, own image",
+    direction="lower",
+    definition="the share `memorised`, of near-copies of the very image whose caption was asked: 1 for a model that "
+    "returns the image of the caption, about 1/n for one that returns any of n training images, 0 for one that never "
+    "saw them",
+    measure=lambda recalled: _measured(recalled, "own"),
+    range=_RANGE,
 )

@@ -25,10 +25,14 @@ class Measured:
     """The metric by attribute, by time, or by the group of a prompt."""
     per_image: tuple[float, ...] = field(default=(), repr=False)
     """A number for each image, whose mean is the value; empty for a distance, which is one of sets."""
+    bounds: tuple[float, float] | None = None
+    """The 95% interval where the normal approximation is not its method."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of sampling, by the normal approximation."""
+        """The 95% interval of sampling, by default by the normal approximation."""
+        if self.bounds is not None:
+            return self.bounds
         if self.error is None:
             return None
         return self.value - 1.96 * self.error, self.value + 1.96 * self.error

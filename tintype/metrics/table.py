@@ -16,7 +16,7 @@ from tintype.metrics import (
     validation,
 )
 from tintype.metrics.clip_score import TextFeatures
-from tintype.metrics.memorisation import Seen
+from tintype.metrics.memorisation import Recall
 from tintype.metrics.metric import AnyMetric, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
@@ -46,8 +46,8 @@ FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
     Metric,
 )
 """On features of generated and of reference images. Plugins add to these."""
-TRAINING_METRICS: dict[str, Metric[Seen]] = {memorisation.METRIC.name: memorisation.METRIC}
-"""On features of generated, held-out and training images."""
+TRAINING_METRICS: dict[str, Metric[Recall]] = {one.name: one for one in (memorisation.ANY, memorisation.OWN)}
+"""On samples of training captions and of unseen ones."""
 ON_FEATURES: Table[AnyMetric] = Table("metrics", {**FEATURE_METRICS.built_in, **TRAINING_METRICS}, Metric)
 HELD_OUT_METRICS = (validation.METRIC,)
 """On the velocity's errors on held-out images."""

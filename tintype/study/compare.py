@@ -486,6 +486,7 @@ def _finished_run(
         lineage=files.read_record("lineage.json") or None,
         previews=[f"{folder}/{name}" for name in result.previews],
         wrong=wrong,
+        copies={name: one.within(folder) for name, one in result.copies.items()},
     )
 
 

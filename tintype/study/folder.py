@@ -21,7 +21,7 @@ from tintype import recipes
 from tintype.config.paths import files_named_in
 from tintype.config.strict import Document, read_file, read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
-from tintype.evaluation.prompts import is_caption
+from tintype.evaluation.prompts import read_prompts
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import parts_of, plan_from_document, stored_plan
 from tintype.plugins.record import FILE as PLUGINS
@@ -174,22 +174,20 @@ def _parts(study: Study) -> list[tuple[str, str]]:
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
     """Copy prompt files into the study's folder, so that its report can be written again anywhere."""
-    kept = []
-    for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
-        if (file := sampling.prompt_file) is not None:
-            place = Path("prompts") / file.sha256[:12] / Path(condition.prompts).name
-            (out / place).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(out / place, Path(condition.prompts).read_bytes())
-            condition = condition.model_copy(update={"prompts": str(place)})
-        kept.append(condition)
-    return protocol.model_copy(update={"also": tuple(kept)})
+
+    def keep(prompts: str) -> str:
+        place = Path("prompts") / read_prompts(Path(prompts)).sha256[:12] / Path(prompts).name
+        (out / place).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(out / place, Path(prompts).read_bytes())
+        return str(place)
+
+    return protocol.with_prompts(keep)
 
 
 def _check_prompts(protocol: Protocol, out: Path) -> None:
     """Refuse a copy of a prompt file that is not what its folder is named after."""
-    for sampling in protocol.conditions[1:]:
-        place = Path(sampling.prompts)
-        if not is_caption(sampling.prompts) and place.is_relative_to(out / "prompts"):
+    for place in map(Path, protocol.prompt_files):
+        if place.is_relative_to(out / "prompts"):
             check_sha256(place, place.parent.name, remake_study(out))
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tintype.config.strict import first_problem, read_yaml, write_yaml
 from tintype.errors import UserError
-from tintype.evaluation.results import EncoderInfo, WrongWords
+from tintype.evaluation.results import Copies, EncoderInfo, WrongWords
 from tintype.metrics import throughput
 from tintype.runtime.files import read_checked
 from tintype.runtime.redact import hide_all_passwords, last_names, redact
@@ -149,6 +149,8 @@ class Run(_Data):
     """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
     wrong: list[list[WrongWords]] = []
     """Words of the prompt that each of these samples got wrong; empty where they were not read."""
+    copies: dict[str, Copies] = {}
+    """Near-copies of training images by encoder; empty where they were not asked for."""
     along: list[ScoreAt] = []
     """Scores along training, the end among them, the earliest first; empty in a study without `score_at`."""
 
@@ -649,7 +651,7 @@ class StudyResults(_Data):
                 del content[key]
         for run in (run for arm in content["arms"] for run in arm["runs"]):
             for one in (run, *run["along"]):
-                _drop_empty(one, ("wrong",) if one is run else ("previews", "wrong"))
+                _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))
         for row in _rows_in(content):
             _drop_empty(row, ("fallen_later", "baseline_fallen_later"))
         if not self.resolutions:
@@ -734,16 +736,17 @@ def _rows_in(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _drop_empty(content: dict[str, Any], keys: Iterable[str]) -> None:
-    """Remove lists that are empty: results without them stay as they were written."""
+    """Remove what is empty: results without it stay as they were written."""
     for key in keys:
         if not content[key]:
             del content[key]
 
 
 def _without_words(run: Run) -> Run:
-    """Return a run without the words of prompts that its samples got wrong."""
+    """Return a run without words of prompts that its samples got wrong, and without training images beside samples."""
     along = [one.model_copy(update={"wrong": []}) for one in run.along]
-    return run.model_copy(update={"wrong": [], "along": along})
+    copies = {name: one.model_copy(update={"pairs": []}) for name, one in run.copies.items()}
+    return run.model_copy(update={"wrong": [], "along": along, "copies": copies})
 
 
 def _unshown(one: StudyResults | Resolution) -> dict[str, list[str]]:

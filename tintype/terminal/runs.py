@@ -121,6 +121,10 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
     for name, encoder in result.encoders.items():
         text = f"{name} {encoder.identity[:12]}: {encoder.definition}"
         console.print(text, highlight=False, markup=False, style="dim")
+    for name, copies in of_run.copies.items() if of_run else ():
+        where = Path(copies.pairs[0].image).parent if copies.pairs else ""
+        text = f"copies ({name}): {copies.words}; {copies.captions} training captions asked"
+        say(console, f"{text}; nearest pairs: {where}/copy-{name}-*.png" if copies.pairs else text)
     for warning in result.warnings:
         console.print(f"note: {warning}", highlight=False, markup=False, style="yellow")
     if of_run and of_run.time_split:

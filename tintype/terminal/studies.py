@@ -18,6 +18,7 @@ from rich.table import Table
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
+from tintype.metrics.table import TRAINING_METRICS
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import count_failures
@@ -228,7 +229,7 @@ def _copies_note(study: Study) -> str:
         return ""
     return (
         f"Copies of training images are not measured, though {', '.join(tuned)} may learn few images by heart: "
-        f'--set "evaluation.metrics=[{",".join([*protocol.metrics, "memorised"])}]"'
+        f'--set "evaluation.metrics=[{",".join([*protocol.metrics, *TRAINING_METRICS])}]"'
     )
 
 

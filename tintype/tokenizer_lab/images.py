@@ -24,8 +24,8 @@ from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.image_file import Encoded, pixels_stated
 from tintype.data.image_sets import decode, fingerprint, map_prefetched, open_images
 from tintype.data.order import ids_at
-from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
-from tintype.data.store.layout import is_store, open_store
+from tintype.data.scenes.source import SceneSource, ScenesSettings
+from tintype.data.store.layout import Split, is_store, open_store
 from tintype.errors import UserError
 from tintype.runtime.transfer import send
 from tintype.settings import LARGEST_PX, Settings

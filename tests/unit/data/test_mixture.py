@@ -20,7 +20,7 @@ from tintype.data.sources import open_source
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.reference import ScoredData, _data_fingerprint, held_out
+from tintype.evaluation.reference import ScoredData, data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
 from tintype.plan import Plan, diff, plan_from_yaml
 from tintype.runtime.files import read_json
@@ -268,6 +268,6 @@ def test_a_run_is_scored_against_the_held_out_images_of_one_source(tmp_path: Pat
     assert plan.data.of_scenes
     source = held_out(ScoredData(plan.data), protocol)
     assert torch.equal(source.images(range(8)), held_out(ScoredData(photos), protocol).images(range(8)))
-    assert _data_fingerprint(plan.data.scored, source) == _data_fingerprint(photos, source)
+    assert data_fingerprint(plan.data.scored, source) == data_fingerprint(photos, source)
     train(plan, tmp_path / "run", Interrupt())
     assert {"scene_accuracy", "fd_scenes"} <= set(evaluate(tmp_path / "run", protocol).metrics)

@@ -87,9 +87,9 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
 
 def test_a_changed_renderer_makes_another_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     source = held_out(ScoredData(DATA), PROTOCOL)
-    before = module._data_fingerprint(DATA, source)
+    before = module.data_fingerprint(DATA, source)
     monkeypatch.setattr(type(source), "images", lambda self, ids: torch.zeros(len(ids), 3, 16, 16, dtype=torch.uint8))
-    assert module._data_fingerprint(DATA, source) != before
+    assert module.data_fingerprint(DATA, source) != before
 
 
 def test_the_reference_of_a_run_is_its_held_out_images() -> None:

@@ -19,15 +19,14 @@ from tintype.cli import app
 from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions
 from tintype.evaluation import tracking
-from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.memorised import ask_for_copies
+from tintype.evaluation.protocol import MemorisationSettings, Protocol
 from tintype.evaluation.reference import (
-    ScoredData,
-    _data_fingerprint,
+    data_fingerprint,
     held_out,
     in_blocks,
     rows_by_shape,
     scored_data,
-    training_reference,
 )
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.evaluation.run import evaluate
@@ -42,7 +41,6 @@ from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.session import build_session
 from tintype.vision.clip import ClipSettings
-from tintype.vision.scene_encoder import scene_features
 
 STAGE = "resolution-stages:sizes=[16],until=[3]"
 STUDY = """
@@ -64,6 +62,7 @@ PROTOCOL = Protocol(
     sampler=SamplerSettings(steps=2, batch=8),
     metrics=("fd", "memorised"),
     training_count=24,
+    memorisation=MemorisationSettings(captions=4, guidance=(1.0,)),
     size="stage",
 )
 AT_DATA = PROTOCOL.model_copy(update={"size": "data"})
@@ -204,7 +203,7 @@ def test_a_reference_of_other_buckets_is_another(place: Path) -> None:
         scored = scored_data(plan, SHAPED, 3)
         source = held_out(scored, SHAPED)
         shapes = [tuple(source.images([index]).shape[2:]) for index in range(len(source))]
-        found.append((shapes, _data_fingerprint(scored.data, source, scored)))
+        found.append((shapes, data_fingerprint(scored.data, source, scored)))
     assert found[0][0] != found[1][0]
     assert found[0][1] != found[1][1]
 
@@ -227,14 +226,12 @@ def test_a_sole_bucket_shrinks_with_the_stage(place: Path) -> None:
 
 
 def test_training_images_that_are_searched_for_copies_have_the_size_of_the_stage(run: Path) -> None:
-    plan, encoder = plan_from_folder(run), scene_features(torch.device("cpu"))
-    small = ScoredData(plan.data.at_size(16))
-    found, same, other = (
-        training_reference(scored, PROTOCOL, encoder, torch.device("cpu"))
-        for scored in (scored_data(plan, PROTOCOL, 3), small, scored_data(plan, PROTOCOL, 4))
-    )
-    assert found is same and found is not None and other is not None
-    assert not torch.equal(found[0].mean_F, other[0].mean_F)
+    plan = plan_from_folder(run)
+    for step, size_px in ((3, 16), (4, 32)):
+        asked = ask_for_copies(run, step, plan, scored_data(plan, PROTOCOL, step), PROTOCOL)
+        assert asked is not None and {one.size_px for one in asked.every} == {size_px}
+        for question in (asked.questions.training, asked.questions.unseen):
+            assert tuple(question.source.images([question.ids[0]]).shape[2:]) == (size_px, size_px)
 
 
 def test_attributes_are_asked_that_the_size_of_the_stage_shows(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 from tintype.evaluation.fit import readiness_problems, refuse
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.reference import ScoredData, _data_fingerprint, held_out
+from tintype.evaluation.reference import ScoredData, data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.plan import Plan, plan_from_document
@@ -101,7 +101,7 @@ def test_the_reference_is_that_of_the_content(trained: Trained, tmp_path: Path) 
     found = []
     for store in (trained.store, copy, other):
         data = plan_of(store, "data.limit=7" if store is copy else "data.limit=null").data
-        found.append(_data_fingerprint(data, held_out(ScoredData(data), protocol)))
+        found.append(data_fingerprint(data, held_out(ScoredData(data), protocol)))
     assert found[0] == found[1] != found[2]
 
 

@@ -1,121 +1,176 @@
+"""Models of which it is known what they memorised. A real one is in tests/unit/evaluation/test_memorised.py."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import tiny_plan
-from tintype.config.strict import parse, read_yaml
+from tintype.data.scenes.render import render
 from tintype.data.scenes.source import SceneSource, ScenesSettings
-from tintype.errors import UserError
-from tintype.evaluation.protocol import ImageProtocol, Protocol, definitions
-from tintype.evaluation.run import evaluate
-from tintype.metrics.memorisation import CHANCE, METRIC, Seen, nearest2
-from tintype.metrics.metric import Measured
-from tintype.metrics.pair import FeaturePair, Reference
-from tintype.runtime.interrupt import Interrupt
-from tintype.train.loop import train
+from tintype.metrics.memorisation import ANY, OWN, Asked, Recall, newcombe, recall
 from tintype.vision.scene_encoder import scene_features
 
 CPU = torch.device("cpu")
-TRAIN, HELD_OUT = 400, 400
+SIZE_PX, MANY, OTHERS, SAMPLES = 16, 300, 300, 96
+Model = Callable[[list[int], list[int], int], Tensor]
+"""(ids of the captions' images, ids of the training images, salt of the draws) -> features of its samples."""
 
 
 def features(image_BCHW: Tensor) -> Tensor:
     return scene_features(CPU).read(image_BCHW).feature_BF
 
 
-def scenes(split: str, count: int) -> Tensor:
-    source = SceneSource(ScenesSettings(size_px=16, count=count, max_objects=2), split, CPU)  # type: ignore[arg-type]
-    return source.images(range(count))
-
-
 @cache
-def sets() -> tuple[Tensor, Tensor, Tensor]:
-    """Features of training images, of the reference, and of held-out images that are not in it."""
-    held_out = features(scenes("eval", HELD_OUT + 200))
-    return features(scenes("train", TRAIN)), held_out[:HELD_OUT], held_out[HELD_OUT:]
+def source() -> SceneSource:
+    """Scenes by one rule: ids below 1,000 are the training images, the others were never seen."""
+    return SceneSource(ScenesSettings(size_px=SIZE_PX, count=4000, max_objects=2), "train", CPU)
 
 
-def measure(fake_NF: Tensor, trained_on: int = TRAIN) -> Measured:
-    train_MF, held_out_HF, _ = sets()
-    return METRIC.measure(Seen(FeaturePair(fake_NF, held_out_HF), Reference(train_MF), trained_on))
+_KNOWN: dict[int, Tensor] = {}
 
 
-@pytest.mark.slow
-def test_a_model_that_returns_training_images_gets_one() -> None:
-    assert measure(sets()[0][:200]).value == 1.0
-    nearly = scenes("train", 200)
-    changed = (nearly.int() + torch.randint(-1, 2, nearly.shape, generator=torch.Generator().manual_seed(0))).clamp(
-        0, 255
-    )
-    assert measure(features(changed.byte())).value > 0.9, "a level of brightness is no new image"
+def real(ids: list[int]) -> Tensor:
+    """Return features of real images; each is read once."""
+    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in _KNOWN]
+    if missing:
+        _KNOWN.update(zip(missing, features(source().images(missing)), strict=True))
+    return torch.stack([_KNOWN[id_] for id_ in ids])
 
 
-def test_real_images_that_were_never_seen_get_the_level_of_chance() -> None:
-    """Two hundred others: three standard errors about 5%."""
-    found = measure(sets()[2])
-    assert abs(found.value - CHANCE) < 3 * math.sqrt(CHANCE * (1 - CHANCE) * (1 / 200 + 1 / HELD_OUT))
-    own = measure(sets()[1])
-    assert own.value == pytest.approx(CHANCE, abs=1.5 / HELD_OUT)
+def real_sets(count: int) -> list[Tensor]:
+    """Return features of training images, of unseen ones, and of further ones."""
+    return [real(list(range(first, first + count))) for first in (0, 1000, 2000)]
 
 
-def test_noise_gets_zero() -> None:
-    noise = torch.randint(0, 256, (200, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
-    assert measure(features(noise)).value == 0.0
+def ask(model: Model, trained_on: int) -> Recall:
+    """Ask a model with captions of training images, and with captions of as many images that it never saw."""
+    seen, unseen = list(range(trained_on)), list(range(1000, 1000 + trained_on))
+    own_N = torch.arange(SAMPLES) % trained_on
+    sides = []
+    for salt, ids in enumerate((seen, unseen)):
+        fake_NF = model([ids[row] for row in own_N.tolist()], seen, salt)
+        sides.append(Asked(fake_NF, real(ids), own_N))
+    return recall(sides[0], sides[1], real(list(range(2000, 2000 + OTHERS))), [3.0] * SAMPLES)
 
 
-def test_half_copies_get_half() -> None:
-    train_MF, _, other = sets()
-    found = measure(torch.cat([train_MF[:100], 1e3 + other[:100]]))
-    assert found.value == 0.5 and found.error == pytest.approx(math.sqrt(0.25 / 199))
+def copy_of_own(ids: list[int], seen: list[int], salt: int) -> Tensor:
+    """A training image for its caption; for any other caption an image that was never seen."""
+    return real([id_ if id_ in seen else id_ + 1500 for id_ in ids])
 
 
-def test_distances_are_those_to_the_nearest_training_image() -> None:
-    generator = torch.Generator().manual_seed(2)
-    fake, train_MF = (torch.randn(n, 5, generator=generator, dtype=torch.float64) for n in (7, 9))
-    expected = [min(float((one - other).square().sum()) for other in train_MF) for one in fake]
-    assert nearest2(fake, Reference(train_MF)).tolist() == pytest.approx(expected, rel=1e-9)
+def copy_of_any(ids: list[int], seen: list[int], salt: int) -> Tensor:
+    """Whatever the caption, a training image by chance."""
+    drawn = torch.randint(len(seen), (len(ids),), generator=torch.Generator().manual_seed(salt))
+    return real([seen[row] for row in drawn.tolist()])
+
+
+def drawn_anew(ids: list[int], seen: list[int], salt: int) -> Tensor:
+    """The caption's scene, drawn again: a model that follows captions and never saw the images."""
+    scenes = [record.attributes for record in source().records(ids)]
+    image_NCHW = render(scenes, SIZE_PX, 7, [1_000_000 * (salt + 1) + index for index in range(len(ids))], CPU)
+    return features(image_NCHW)
+
+
+def other_images(ids: list[int], seen: list[int], salt: int) -> Tensor:
+    """Real images that were never seen, whatever the caption."""
+    return real([3000 + SAMPLES * salt + index for index in range(len(ids))])
+
+
+def noise(ids: list[int], seen: list[int], salt: int) -> Tensor:
+    generator = torch.Generator().manual_seed(salt)
+    return features(torch.randint(0, 256, (len(ids), 3, SIZE_PX, SIZE_PX), generator=generator).byte())
+
+
+def contains_zero(found: Recall) -> bool:
+    rates = [found.rate("any"), found.rate("own")]
+    return all(rate.low < 0 < rate.high for rate in rates)
+
+
+@pytest.mark.parametrize("trained_on", [6, MANY])
+def test_a_perfect_copier_has_both_figures_near_one(trained_on: int) -> None:
+    found = ask(copy_of_own, trained_on)
+    assert found.verdict == "copies"
+    for metric in (ANY, OWN):
+        measured = metric.measure(found)
+        assert measured.value >= 0.95 and measured.interval is not None and measured.interval[0] > 0.4
+        assert measured.parts["on training captions"] == 1.0
+
+
+@pytest.mark.parametrize("trained_on", [6, MANY])
+def test_an_unconditional_copier_copies_any_image_and_its_own_by_chance(trained_on: int) -> None:
+    found = ask(copy_of_any, trained_on)
+    assert found.verdict == "copies" and found.rate("any").difference >= 0.95
+    chance = 1 / trained_on
+    assert abs(found.rate("own").difference - chance) < 3 * math.sqrt((chance + 0.02) / SAMPLES)
+
+
+@pytest.mark.parametrize("trained_on", [6, MANY])
+@pytest.mark.parametrize("model", [drawn_anew, other_images])
+def test_a_model_that_never_saw_the_images_has_intervals_about_zero(model: Model, trained_on: int) -> None:
+    found = ask(model, trained_on)
+    assert contains_zero(found) and found.verdict == "none found"
+    if model is drawn_anew:
+        assert found.rate("own").unseen > 0.2, "following a caption brings it near the image: the control must say so"
+
+
+def test_noise_is_unlike_the_data_and_never_called_free_of_copies() -> None:
+    found = ask(noise, MANY)
+    assert found.verdict == "unlike the data" and found.unlike == 1.0 and contains_zero(found)
+    assert "does not say that nothing was memorised" in ANY.measure(found).warnings[0]
+
+
+def test_half_copies_have_half() -> None:
+    def model(ids: list[int], seen: list[int], salt: int) -> Tensor:
+        every = torch.arange(len(ids))[:, None]
+        return torch.where(every % 2 == 0, copy_of_own(ids, seen, salt), other_images(ids, seen, salt))
+
+    found = ask(model, MANY)
+    assert found.rate("own").training == pytest.approx(0.5, abs=0.06) and found.verdict == "copies"
+
+
+def test_duplicates_among_the_images_do_not_hide_copies() -> None:
+    """Every training image is there twice, and a third of the unseen ones too."""
+
+    def doubled(image_MF: Tensor, share: int) -> Tensor:
+        return torch.cat([image_MF, image_MF[: len(image_MF) // share]])
+
+    seen, unseen, others = real_sets(100)
+    own_N = torch.arange(SAMPLES)
+    training = Asked(seen[own_N], doubled(seen, 1), own_N)
+    found = recall(training, Asked(others[own_N], doubled(unseen, 1), own_N), doubled(others, 3), [1.0] * SAMPLES)
+    assert found.rate("any").difference > 0.9 and found.rate("own").difference > 0.9
+
+
+def test_a_caption_counts_once_however_often_it_is_asked() -> None:
+    """The interval of six captions is as wide with 96 samples as with six."""
+    rate = ask(copy_of_own, 6).rate("own")
+    assert rate.high - rate.low > 0.5 and rate.low > 0.3
+
+
+def test_newcombes_interval_is_that_of_his_paper() -> None:
+    """Table II of the paper, method 10: 56/70 and 48/80 give 0.0524 to 0.3339."""
+    assert newcombe((56 / 70, 48 / 80), (70, 80)) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_rates_are_given_by_guidance_scale() -> None:
+    seen, unseen, others = real_sets(60)
+    own_N = torch.arange(60)
+    far = torch.cat([seen[:30], others[30:]])
+    found = recall(Asked(far, seen, own_N), Asked(others, unseen, own_N), others, [1.0] * 30 + [7.0] * 30)
+    assert found.rate("own", 1.0).training == 1.0 and found.rate("own", 7.0).training < 0.2
+    assert set(OWN.measure(found).parts) >= {"at guidance 1", "at guidance 7"}
 
 
 def test_warnings_name_what_the_value_cannot_say() -> None:
-    train_MF, held_out_HF, _ = sets()
-    assert not measure(held_out_HF).warnings
-    assert "400 of 5,000 training images" in measure(held_out_HF, trained_on=5000).warnings[0]
-    few = METRIC.measure(Seen(FeaturePair(train_MF[:9], train_MF[:20]), Reference(train_MF), TRAIN))
-    assert "are training images to the encoder" in few.warnings[0] and "20 held-out images" in few.warnings[1]
-
-
-PROTOCOL = """
-count: 24
-reference_count: 32
-validation_count: 4
-metrics: [fd, memorised]
-training_count: 16
-sampler: {steps: 1, batch: 24}
-also: []
-"""
-
-
-def test_a_run_is_scored_with_it(tmp_path: Path) -> None:
-    train(tiny_plan("train.steps=1"), tmp_path, Interrupt())
-    protocol = parse(Protocol, read_yaml(PROTOCOL, "protocol"))
-    result = evaluate(tmp_path, protocol)
-    assert set(result.metrics) == set(definitions(protocol))
-    assert 0 <= result.metrics["memorised_scenes"] <= 1
-    assert any("16 of 24 training images" in text for text in result.warnings)
-
-
-def test_protocols_without_it_keep_their_hash() -> None:
-    assert Protocol(training_count=5).hash == Protocol().hash
-    with_it = [Protocol(metrics=("fd", "memorised"), training_count=count).hash for count in (5, 6)]
-    assert len({*with_it, Protocol(metrics=("fd",)).hash}) == 3
-
-
-def test_two_sets_of_images_have_no_training_images() -> None:
-    with pytest.raises(UserError, match="unknown metric 'memorised'"):
-        parse(ImageProtocol, read_yaml("metrics: [memorised]", "protocol"))
+    seen, unseen, others = real_sets(60)
+    rows = torch.arange(60)
+    found = recall(Asked(seen, seen, rows), Asked(unseen, unseen, rows), others, [1.0] * 60, trained_on=5000)
+    text = " ".join(ANY.measure(found).warnings)
+    assert "60 of 5,000 training images" in text and "from 60 held-out images" in text
+    leaked = recall(Asked(seen, seen, rows), Asked(unseen, unseen, rows), seen, [1.0] * 60)
+    assert "are training images to the encoder" in ANY.measure(leaked).warnings[0]

@@ -1,4 +1,4 @@
-"""A study with all that a report's script and its hand-picked section show."""
+"""A study with all that a report's script and its sections of copies and hand-picked images show."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from PIL import Image
 
 from tests.unit.study.example_results import draw_previews, example, with_scores_along
-from tintype.evaluation.results import WrongWords
+from tintype.evaluation.results import Copies, CopyPair, CopyRate, WrongWords
 from tintype.study.picked import keep_image, read_picked
 from tintype.study.results import Run, StudyResults
 
 
 def frozen(folder: Path, remark: str = "drawn red, asked blue") -> StudyResults:
-    """Return results with images at each scored step, words that they got wrong, and one picked image; draw them."""
+    """Return results with images at each scored step, wrong words, pairs and one picked image; draw them."""
     results = with_scores_along(example())
     draw_previews(results, folder)
     arms = [
@@ -37,4 +37,22 @@ def _with_images(run: Run, folder: Path, remark: str) -> Run:
         early = [WrongWords(start=0, end=3, words="not drawn")] * 5
         along.append(one.model_copy(update={"previews": names, "wrong": [early for _ in names]}))
     wrong = [[WrongWords(start=0, end=5, words=remark)], *([] for _ in run.previews[1:])]
-    return run.model_copy(update={"along": along, "wrong": wrong})
+    copies = {"scenes": _copies(run, folder, remark)}
+    return run.model_copy(update={"along": along, "wrong": wrong, "copies": copies})
+
+
+def _copies(run: Run, folder: Path, remark: str) -> Copies:
+    image = f"{Path(run.previews[0]).parent}/copy-scenes-0.png"
+    Image.new("RGB", (66, 32), (run.seed, 77, 3)).save(folder / image)
+    rates = {"all": CopyRate(training=0.9, unseen=0.1, low=0.6, high=0.9)}
+    rates["3"] = rates["all"]
+    pair = CopyPair(
+        image=image,
+        sha256="",
+        caption=f"a training caption, {remark}",
+        guidance=3.0,
+        distance=0.25,
+        own=True,
+        counts=True,
+    )
+    return Copies(verdict="copies", captions=6, images=6, unlike=0.0, any=rates, own=rates, pairs=[pair])

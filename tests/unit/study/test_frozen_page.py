@@ -35,6 +35,18 @@ def test_picked_images_are_called_so(tmp_path: Path) -> None:
     assert "## Picked by hand" in markdown and "seed 5" in markdown
 
 
+def test_copies_of_training_images_are_shown_beside_them(tmp_path: Path) -> None:
+    results = frozen(tmp_path)
+    html = write_report(results, tmp_path).read_text()
+    section = unescape(html[html.index('<div id="copies">') :])
+    assert "copies of training images" in section and "+0.80 [+0.60,\N{NO-BREAK SPACE}+0.90]" in section
+    assert section.count("nearest pair 1") == len(results.arms), "of the first run of each arm"
+    assert "a near-copy of the caption's own image; guidance 3" in section
+    assert "## Copies of training images" in (tmp_path / "report.md").read_text()
+    hidden = write_report(results.without_data(), tmp_path).read_text()
+    assert "nearest pair 1" not in hidden and "a training caption" not in hidden and '<div id="copies">' in hidden
+
+
 def test_a_report_made_again_without_the_runs_keeps_its_images(tmp_path: Path) -> None:
     results = frozen(tmp_path)
     before = write_report(results, tmp_path).read_bytes()

@@ -166,12 +166,12 @@ class MixtureSettings(DataPart):
 
     @property
     def memorisable(self) -> DataPart:
-        return self.sources[self.evaluate].data
+        return self.sources[self.evaluate].data.memorisable
 
     @property
     def scored_name(self) -> str:
         own = super().scored_name
-        return f"{own}/{self.evaluate}{self.memorisable.scored_name.removeprefix(own)}"
+        return f"{own}/{self.evaluate}{self.sources[self.evaluate].data.scored_name.removeprefix(own)}"
 
     @property
     def of_scenes(self) -> bool:

@@ -13,14 +13,16 @@ from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import HELD_OUT_PAIRS, OBJECT_VOCABULARY, Scene, draw_batch
+from tintype.data.scenes.scene import Split as Rules
 from tintype.data.scenes.shared import SharedScenes, open_shared
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 from tintype.settings import DataPart, Settings, Since, plain
 
-Split = Literal["train", "eval"]
+Split = Literal["train", "eval", "unseen"]
+"""`unseen` scenes follow the rules of training and are not among its images; those of `eval` have held-out pairs."""
 _MOST_CACHED_BYTES = 1 << 30
-_FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
+_FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40, "unseen": 1 << 41}
 """The first index of a split, so that no two splits share jitter, texture or noise."""
 
 
@@ -88,6 +90,10 @@ class ScenesSettings(DataPart):
     @property
     def of_scenes(self) -> bool:
         return True
+
+    @property
+    def memorisable(self) -> ScenesSettings:
+        return self.model_copy(update={"evaluate_style": None})
 
     @property
     def scored(self) -> ScenesSettings:
@@ -176,5 +182,6 @@ class SceneSource:
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
         own, indices = self._settings, self._indices(ids)
         words = {name: getattr(own.objects, name) for name in OBJECT_VOCABULARY}
-        drawn = draw_batch(own.seed, indices, self._split, own.style, own.min_objects, own.max_objects, words)
+        split: Rules = "eval" if self._split == "eval" else "train"
+        drawn = draw_batch(own.seed, indices, split, own.style, own.min_objects, own.max_objects, words)
         return drawn.to_scenes()

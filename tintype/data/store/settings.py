@@ -119,6 +119,10 @@ class StoreSettings(DataPart):
         return self.model_copy(update={**own, "limit": None, "where": None, "skip": None, "skip_sha256": None})
 
     @property
+    def memorisable(self) -> StoreSettings:
+        return self.model_copy(update={"evaluate_path": None, "evaluate_sha256": None})
+
+    @property
     def scored_name(self) -> str:
         return super().scored_name if self.evaluate_path is None else f"{super().scored_name}/evaluate"
 

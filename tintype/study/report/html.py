@@ -28,7 +28,7 @@ from tintype.page import numerals
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, charts, earlier, factors, findings, tuning
+from tintype.study.report import along, charts, copies, earlier, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, Run, StudyResults
@@ -67,6 +67,9 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         trust_lead=LEAD,
         trust_heads=TRUST_HEADS,
         link=paper_link,
+        copies=copies,
+        copy_rows=copies.rows(results),
+        copy_pairs=[(one, _image(folder, one.pair.image, kept)) for one in copies.pairs(results)],
         picked=[(one, _image(folder, one.image, kept)) for one in results.picked],
         picked_lead=PICKED_LEAD,
         script=script,

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
+from tintype.study.report import copies
 from tintype.study.results import StudyResults
 
 _URI = "data:image/png;base64,"
@@ -26,6 +27,9 @@ def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
     for number, one in enumerate(results.picked, 1):
         if images := shown.by_title.get(f"picked by hand {number}", []):
             found[one.image] = images[0][0]
+    for pair in copies.pairs(results):
+        if images := shown.by_title.get(pair.title, []):
+            found[pair.pair.image] = images[0][0]
     for index, view in enumerate(results.by_resolution()):
         for names, paths, earlier in _strips(view):
             for number, (prompt, path) in enumerate(zip(view.prompts, paths, strict=False), 1):

@@ -11,7 +11,7 @@ from tintype.page import numerals
 from tintype.page.template import template
 from tintype.runtime.printable import visible
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, earlier, factors, findings, tuning
+from tintype.study.report import along, copies, earlier, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
 from tintype.study.trust import LEAD
@@ -24,6 +24,8 @@ def to_markdown(results: StudyResults) -> str:
     text = template("tintype.study.report", "report.md.j2", finalize=_safe, **filters).render(
         results=results,
         findings=findings,
+        copies=copies,
+        copy_rows=copies.rows(results),
         picked_lead=PICKED_LEAD,
         picked_rows=[[one.image, one.prompt, one.made] for one in results.picked],
         along=along,
