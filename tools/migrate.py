@@ -66,11 +66,8 @@ def migrate(folder: Path) -> list[Path]:
     for study in (one for one in studies if (one / "study.yaml").is_file()):
         written += _write(_sealed_study(study))
     for run in (one for one in runs if _is_run(one)):
-        there = (run / ".lock").exists()
         with locked(run, "run this again then"):
             written += _write(_sealed_run(run))
-        if not there:
-            (run / ".lock").unlink()
     return written
 
 
@@ -160,8 +157,9 @@ def _sealed_shard(path: Path, seal: Seal | None) -> bytes:
     with safe_open(path, "pt") as file:
         about, images = dict(file.metadata() or {}), file.get_tensor("images")
     _check_own(path, json.loads(about[SEAL]) if SEAL in about else None, seal)
-    if seal is not None:
-        about[SEAL] = json.dumps(seal.content)
+    if seal is None or SEAL in about:
+        return path.read_bytes()
+    about[SEAL] = json.dumps(seal.content)
     return save({"images": images}, metadata=about)
 
 

@@ -55,6 +55,7 @@ PROMISES = {
     28: "A run of a study has one writer, whichever worker dies, sleeps or sees late",
     29: "A study stays in one folder, and workers that compute otherwise do not join it",
     30: "A command that has too little memory to begin says so",
+    31: "A file belongs to its run and step: exchanged files are refused or made again, never used silently",
 }
 T = TypeVar("T")
 

@@ -435,3 +435,97 @@ def test_a_small_file_is_restored_from_a_checkpoint(run: Path, name: str, delete
     assert train(PLAN, run, Interrupt()).already_done
     assert file.read_bytes() == before
     assert [event["file"] for event in RunFolder(run).events()] == [name]
+
+
+@pytest.fixture(scope="module")
+def other_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same plan with another seed."""
+    path = tmp_path_factory.mktemp("other") / "run"
+    train(Plan(**{**dict(PLAN), "seed": 1}), path, Interrupt())
+    return path
+
+
+@pytest.mark.promise(31)
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_checkpoint_of_another_seed_or_step_is_set_aside(run: Path, other_seed: Path, step: int) -> None:
+    """Put a checkpoint of another seed, or of the step before, in the place of the last; the run ends as it did."""
+    expected = final_digest(run)
+    source = other_seed if step == 6 else run
+    taken = checkpoint.folder_of(source / "checkpoints", step)
+    shutil.copytree(taken, run / "taken")
+    shutil.rmtree(newest(run))
+    (run / "taken").rename(newest(run) if step == 6 else checkpoint.folder_of(run / "checkpoints", 6))
+    assert checkpoint.newest_whole_step(run / "checkpoints") is None
+    train(PLAN, run, Interrupt())
+    assert final_digest(run) == expected
+    (event,) = RunFolder(run).events()
+    assert event["event"] == "damaged-checkpoint" and f"step-{step:09d}/manifest.json of the run" in event["reason"]
+
+
+@pytest.mark.promise(31)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "latents.json", "environment.json", "optimizer.json"])
+def test_a_small_file_of_another_seed_is_refused_and_made_good(run: Path, other_seed: Path, name: str) -> None:
+    """Put a log or a small file of another seed into a run; reading refuses it, training sets it aside."""
+    shutil.copyfile(other_seed / name, run / name)
+    folder = RunFolder(run)
+    with pytest.raises(UserError, match=rf"{name} is damaged \(its seal says .*`tintype train"):
+        folder.metrics() if name == "metrics.jsonl" else folder.read_record(name)
+    train(PLAN, run, Interrupt())
+    (event,) = folder.events()
+    assert event["event"] == "damaged-file" and event["file"] == name
+    assert folder.metrics() == [] if name == "metrics.jsonl" else folder.read_record(name)
+
+
+@pytest.mark.promise(4)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, None])
+def test_damage_to_the_records_of_a_checkpoint_is_noticed_and_made_good(run: Path, share: float | None) -> None:
+    """Flip a bit of a checkpoint's records.json, or delete it: reading refuses the run, training writes it again."""
+    file = newest(run) / "records.json"
+    before = file.read_bytes()
+    flip_bit(file, share) if share is not None else file.unlink()
+    with pytest.raises(UserError, match=r"records.json is damaged .*`tintype train .* writes it again"):
+        RunFolder(run).metrics()
+    train(PLAN, run, Interrupt())
+    assert [(event["event"], event["file"]) for event in RunFolder(run).events()] == [
+        ("damaged-file", "checkpoints/step-000000006/records.json")
+    ]
+    found, expected = json.loads(file.read_text()), json.loads(before)
+    assert found["files"] == expected["files"] and found["lines"]["metrics.jsonl"] == 6
+
+
+def test_a_run_is_read_and_resumed_under_another_name_and_with_other_housekeeping(run: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(run, tmp_path / "study" / "runs" / "renamed"))
+    expected = final_digest(run)
+    shutil.rmtree(newest(moved))
+    other = Plan(**{**dict(PLAN), "run": PLAN.run.model_copy(update={"log_every_steps": 1, "save_every_steps": 3})})
+    assert train(other, moved, Interrupt()).finished and final_digest(moved) == expected
+    assert not RunFolder(moved).events()
+
+
+def test_another_plan_may_be_tried_in_a_folder_where_none_was_trained(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.claim(PLAN):
+        folder.write_record("environment.json", {"plan": PLAN.hash})
+        folder.log_event("warning", 0, text="of the first plan")
+    other = Plan(**{**dict(PLAN), "seed": 1})
+    with RunFolder(tmp_path).claim(other):
+        assert files.run_of(tmp_path) == other.hash and not RunFolder(tmp_path).events()
+        assert RunFolder(tmp_path).read_record("environment.json") == {}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_every_file_of_a_run_follows_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        plan = tiny_plan("train.steps=2", "run.save=background", techniques=["power-ema:snapshots=1"])
+        train(plan, tmp_path / "run", Interrupt(), keep_at=[1])
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+    assert {path.parent.parent.name for path in modes if path.name == "state.safetensors"} == {
+        *("checkpoints", "snapshots", "kept")
+    }
+    wrong = {
+        str(path): oct(mode) for path, mode in modes.items() if mode != (0o777 if path.is_dir() else 0o666) & ~umask
+    }
+    assert not wrong

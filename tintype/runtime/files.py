@@ -198,6 +198,15 @@ def run_of(folder: Path) -> str | None:
     return _run_in(folder) if (folder / PLAN).is_file() else None
 
 
+def run_in_seal(path: Path) -> str | None:
+    """Return the run that the seal of a JSON file names, wherever the file lies; None for a file without a seal."""
+    try:
+        seal = read_object(path).get(SEAL)
+    except ValueError:
+        return None
+    return str(seal.get("run")) if isinstance(seal, dict) else None
+
+
 def _run_in(folder: Path) -> str:
     with (folder / PLAN).open("rb") as file:
         line = file.readline(1000).decode("utf-8", errors="replace")

@@ -493,12 +493,13 @@ def _finished_run(
 def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) -> results.Run:
     """Return the run with the scores along training that are there, and with the seconds of these.
 
-    Throughput is not of a step, so it is left out.
+    Throughput is not of a step, so it is left out. A run whose whole log was lost has no seconds to set scores against,
+    and so no such scores; an event says that the log was lost.
     """
     lines, found, seconds = files.metrics(), list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
         file = result_file(files.path, along.protocol, step)
-        if file.exists():
+        if lines and file.exists():
             result = read_result(file)
             seconds += result.seconds
             found.append(

@@ -224,6 +224,11 @@ def _every_records(
             yield step, error
 
 
+def newest_manifest(folder: Path) -> list[Path]:
+    """Return the manifest of the newest checkpoint; none where there is no checkpoint."""
+    return [folder_of(folder, step) / _MANIFEST for step in steps(folder)[-1:]]
+
+
 def tensors_file(path: Path) -> Path:
     return path / _TENSORS
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -161,10 +161,9 @@ class RunFolder:
             files.remove_paths([self.path / name for name in names if (self.path / name).exists()])
 
     def _was_of(self, plan: Plan) -> bool:
-        """Return whether the run was trained with this plan, by its environment; its seals are checked afterwards."""
-        with suppress(ValueError):
-            return files.read_object(self.path / "environment.json").get("plan") == plan.hash
-        return False
+        """Return whether the run was trained with this plan, by the seals of its environment and newest checkpoint."""
+        said = [self.path / "environment.json", *checkpoint.newest_manifest(self.checkpoints)]
+        return all(files.run_in_seal(file) == plan.hash for file in said)
 
     @property
     def _command(self) -> str:
@@ -180,12 +179,9 @@ class RunFolder:
     def read_record(self, name: str | Path) -> dict[str, Any]:
         """Return what one of the `RECORDS` says, empty where the run has none; refuse a damaged or lost one."""
         file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
-        if not file.exists() and file.name in self._kept_records().get(_COPIES, {}):
+        if not file.exists() and file.name in checkpoint.whole_records(self.checkpoints).get(_COPIES, {}):
             raise damaged(file, "it is missing", remake)
         return files.read_checked(file, remake)
-
-    def _kept_records(self) -> dict[str, Any]:
-        return checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
 
     def records(self) -> dict[str, Any]:
         """Flush the logs, and return what a checkpoint keeps of the run's files."""
@@ -315,6 +311,8 @@ class RunFolder:
             if not self._was_of(plan):
                 raise
             return str(error)
+        if there.hash != plan.hash and self._was_of(plan):
+            return f"{self.path / files.PLAN} was that of the run {there.hash}"
         self.check_plugins()
         if there.hash != plan.hash:
             changes = short_diff(there, plan)
@@ -347,7 +345,8 @@ class RunFolder:
         return self._lines(self.events_file)
 
     def _lines(self, log: Path) -> list[dict[str, Any]]:
-        length = self._kept_records().get(_LENGTHS, {}).get(log.name, 0)
+        kept = checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
+        length = kept.get(_LENGTHS, {}).get(log.name, 0)
         return files.read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
 
     def forget_after(self, step: int) -> None:

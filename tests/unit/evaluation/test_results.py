@@ -1,4 +1,4 @@
-"""Results on disk: what is written is read back, earlier versions are upgraded, newer and damaged ones refused."""
+"""Results on disk: what is written is read back, other versions and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tintype.evaluation.results import (
     EncoderInfo,
     EvaluationResult,
     numbers_of,
+    read_per_image,
     read_result,
     result_file,
+    write_misread,
     write_result,
 )
 from tintype.metrics.metric import Measured
@@ -57,6 +59,16 @@ def test_a_result_is_read_back_as_it_was_written(file: Path, ema: AverageInfo | 
     write_result(file, result(ema=ema))
     assert read_result(file) == result(ema=ema)
     assert ("ema" in result(ema=ema).dump()) == (ema is not None)
+
+
+@pytest.mark.parametrize("name", ["per_image.json", "misread.json"])
+def test_a_file_that_was_written_with_a_result_cannot_be_missing(file: Path, name: str) -> None:
+    write_misread(file, ["a red ball"], [[]])
+    write_result(file, result(), per_image={"validation_loss": [0.5, 0.25]})
+    assert read_result(file) == result() and read_per_image(file) == {"validation_loss": [0.5, 0.25]}
+    file.with_name(name).unlink()
+    with pytest.raises(DamagedFileError, match=rf"{name} is damaged \(it is missing\); .*tintype evaluate"):
+        read_result(file)
 
 
 def test_only_measured_errors_are_recorded() -> None:

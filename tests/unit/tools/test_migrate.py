@@ -1,0 +1,123 @@
+"""Runs and studies that an earlier version wrote are refused, and read again once they are sealed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edit_checked import edit_json, without_seals
+from tests.stored_runs import write as stored
+from tintype.errors import UserError
+from tintype.evaluation.results import read_result
+from tintype.evaluation.run import evaluate
+from tintype.plan import plan_from_folder
+from tintype.runtime.interrupt import Interrupt
+from tintype.study.folder import stored_study
+from tintype.train.folder import RunFolder
+from tintype.train.load import load_run
+from tintype.train.loop import train
+from tools.migrate import migrate
+
+SETS = stored.sets()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A run as it was before there were seals, with a result, sampled images and numbers of single images."""
+    run = Path(shutil.copytree(SETS[-1] / stored.SCORED, tmp_path / "study" / "runs" / "old"))
+    shutil.rmtree(run / "evaluation")
+    evaluate(run, stored.PROTOCOL)
+    without_seals(run)
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_an_old_run_is_refused_with_the_command_that_seals_it(old: Path) -> None:
+    before = contents(old)
+    result = next(old.glob("evaluation/*/result.json"))
+    uses: list[Callable[[], object]] = [
+        lambda: load_run(old),
+        lambda: evaluate(old, stored.PROTOCOL),
+        lambda: train(plan_from_folder(old), old, Interrupt()),
+        lambda: RunFolder(old).metrics(),
+        lambda: read_result(result),
+    ]
+    for use in uses:
+        with pytest.raises(UserError, match=rf"has no seal: .*python -m tools.migrate {old}$"):
+            use()
+    assert contents(old) == before
+
+
+def test_a_sealed_run_is_read_scored_and_resumed_as_before(old: Path) -> None:
+    result = next(old.glob("evaluation/*/result.json"))
+    metrics = json.loads(result.read_text())["metrics"]
+    assert migrate(old.parents[1]) and not migrate(old.parents[1]), "a second time there is nothing to do"
+    assert read_result(result).metrics == metrics == evaluate(old, stored.PROTOCOL).metrics
+    result.unlink()
+    assert evaluate(old, stored.PROTOCOL).metrics["fd_scenes"] == metrics["fd_scenes"], "from the sampled images"
+    assert train(plan_from_folder(old), old, Interrupt()).finished and not RunFolder(old).events()
+
+
+def test_an_old_export_is_sealed_with_its_list_of_files(tmp_path: Path) -> None:
+    export = Path(shutil.copytree(SETS[0] / stored.EXPORT, tmp_path / "export"))
+    without_seals(export)
+    with pytest.raises(UserError, match=r"has no seal"):
+        load_run(export)
+    migrate(export)
+    assert load_run(export)[1] == stored.STEP
+
+
+def damage_tensors(run: Path) -> None:
+    path = next(run.glob("checkpoints/*/state.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def take_anothers_result(run: Path) -> None:
+    edit_json(next(run.glob("evaluation/*/result.json")), lambda content: content.update(plan="0" * 16))
+
+
+def take_anothers_seal(run: Path) -> None:
+    path = run / "latents.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seal": {"run": "0" * 16, "file": "latents.json"}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage_tensors, r"state.safetensors is damaged \(it does not match manifest.json\)"),
+        (take_anothers_result, "result.json is damaged .*written for the plan 0{16}"),
+        (take_anothers_seal, "latents.json is damaged"),
+    ],
+)
+def test_files_that_contradict_each_other_are_not_sealed(
+    old: Path, change: Callable[[Path], Any], message: str
+) -> None:
+    migrate(old)
+    change(old)
+    without_seals(old, besides=("latents.json",))
+    before = contents(old)
+    with pytest.raises(UserError, match=message):
+        migrate(old)
+    assert contents(old) == before
+
+
+def test_a_study_without_seals_is_sealed(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    study.mkdir()
+    source = next(Path("studies").glob("*_muon-mini"))
+    for name in ("study.yaml", "baseline.yaml"):
+        shutil.copy(source / name, study)
+    without_seals(study)
+    with pytest.raises(UserError, match=rf"study.yaml has no seal: .*tools.migrate {study}$"):
+        stored_study(study)
+    assert len(migrate(study)) == 2
+    assert stored_study(study).name == stored_study(source).name
