@@ -726,7 +726,7 @@ class WatchdogSettings(Settings):
     )
 
 
-ProtocolName = Literal["mini", "pocket", "prx"]
+ProtocolName = Literal["mini", "pocket", "prx", "prx-speedrun"]
 """The packaged protocols. They are listed here since a plan opens no file."""
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 

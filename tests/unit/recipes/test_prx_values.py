@@ -41,6 +41,7 @@ PRX: dict[str, object] = {
     "text.clean": "prx",
     "text.skip_layers": 0,
     "run.text_embeddings": "disk",
+    "run.protocol": "prx",
     # dataset/train_small.yaml: long captions, a tenth of them dropped (model.p_drop_caption)
     "captions.kind": "column",
     "captions.column": "long",

@@ -209,6 +209,11 @@ def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
     assert protocol_of(["preset=prx-speedrun"]) == usual.model_copy(update={"sampler": alike})
 
 
+def test_every_recipe_of_prx_is_scored_by_prxs_evaluation() -> None:
+    protocols = {name: named(name).run.protocol for name in recipes.names("plans") if name.startswith("prx")}
+    assert protocols.pop("prx-speedrun") == "prx-speedrun" and set(protocols.values()) == {"prx"}
+
+
 def test_scaled_down_both_stages_of_the_speedrun_train(tmp_path: Path) -> None:
     """With a teacher and perceptual networks that need no download."""
     write_dino()
