@@ -50,10 +50,12 @@ def run(cells: Sequence[Cell], pip: Callable[[str], None]) -> Iterator[tuple[str
     namespace: dict[str, Any] = {"__name__": "__main__", "_pip": pip}
     for cell in cells:
         tree = ast.parse(_PIP.sub(r"\1_pip(f'''\2''')", "".join(cell["source"])))
-        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1]
+        shown = last.value if isinstance(last, ast.Expr) else ast.Constant(None)
+        tree.body = tree.body[:-1] if isinstance(last, ast.Expr) else tree.body
         with redirect_stdout(StringIO()) as printed:
             exec(compile(tree, "<cell>", "exec"), namespace)
-            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace) if last else None
+            value = eval(compile(ast.fix_missing_locations(ast.Expression(shown)), "<cell>", "eval"), namespace)
         yield printed.getvalue(), value
 
 

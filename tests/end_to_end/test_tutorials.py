@@ -63,6 +63,24 @@ def test_cheap_commands_of_a_tutorial_run(name: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_the_page_on_own_data_runs_from_top_to_bottom_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but what needs a server, a GPU or images of the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tutorials" / "your-own-data.md").read_text(encoding="utf-8")
+    for file, content in files_of(text).items():
+        Path(file).write_text(content.replace("train.steps=200", "train.steps=2, train.warmup_steps=1"))
+    write_photos(Path("photos"))
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    run = [line for block in blocks for line in block.splitlines()]
+    run = [line for line in run if not re.search(r"recaption|--images", line)]
+    assert len(run) >= 9 and not any(" mini " in line for line in run)
+    for command in run:
+        words = shlex.split(command)[1:]
+        ask(*words, *(word for one in FEWER.get(words[0], ()) if words[0] == "train" for word in ("--set", one)))
+    assert Path("studies/captions/report.html").is_file() and list(Path("samples").glob("*.png"))
+
+
+@pytest.mark.slow
 def test_the_first_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (DOCS / "start.md").read_text(encoding="utf-8")

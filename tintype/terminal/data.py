@@ -6,8 +6,10 @@ import shlex
 import time
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
+from tintype.data.captions import ColumnSettings
 from tintype.data.presets import Preset
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
@@ -63,6 +65,23 @@ def import_with_progress(
             say_note(console, f"the split {split} is empty")
     if note := held_out_note(about.counts["eval"]):
         say_note(console, note)
+    if about.counts["train"]:
+        say(console, next_commands(out))
+
+
+def next_commands(path: Path) -> str:
+    """Return the commands that inspect a store and train on it; the smallest recipe runs on any machine."""
+    store = open_store(path)
+    sides = np.minimum(*store.sizes())
+    size_px = 32 if sides.min() >= 32 else 16
+    settings = ["data.kind=store", f"data.path={path}", f"data.size_px={size_px}"]
+    if sides.min() < size_px:  # images are never enlarged
+        settings.append(f"data.where=min(width, height) >= {size_px}")
+    if ColumnSettings().column not in store.about.captions:
+        settings.append(f"captions.column={store.about.captions[0]}")
+    options = " ".join(f"--set {shlex.quote(one)}" for one in settings)
+    inspect = f"tintype data inspect {shlex.quote(str(path))} --out {shlex.quote(f'{path.name}.html')}"
+    return f"next: {inspect}, or tintype train pocket {options} --out {shlex.quote(f'runs/{path.name}')}"
 
 
 def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> None:

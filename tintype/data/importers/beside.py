@@ -107,6 +107,14 @@ class SideImporter(Importer):
         usual = usual_captions(strings) | {"long" if name == _PLAIN else name: name for name in plain_first}
         super().__init__(files, [*sorted({*self._texts, *strings}), *own], kinds, len(samples), usual)
 
+    @property
+    def no_captions(self) -> str:
+        image = next((one.members[one.image].name for one in self._samples if one.image), "dog.jpg")
+        in_folders = any(sample.known.get(FOLDER) for sample in self._samples)
+        others = [column for column in self.columns if column != FOLDER or in_folders]
+        way = f", or name another column ({', '.join(others)}): --caption long={others[0]}" if others else ""
+        return f"no .txt beside the images; write the caption of {image} to {Path(image).with_suffix('.txt')}{way}"
+
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
         return (self._item(sample, set(columns)) for sample in self._samples[first:])
 

@@ -76,6 +76,12 @@ class Importer(ABC):
         """Kinds of captions and their columns, where the user names none."""
 
     @property
+    def no_captions(self) -> str:
+        """Return why `usual_captions` is empty, and what to do."""
+        there = ", ".join(self.columns) or "no column of text"
+        return f"none of its columns is known for captions; say which: --caption long=COLUMN. It has {there}"
+
+    @property
     def fingerprint(self) -> list[list[str | int]]:
         """Name, size and time of each file: an import resumes from the same source only."""
         stats = [(file, file.stat()) for file in self._files]

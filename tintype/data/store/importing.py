@@ -230,10 +230,7 @@ def _text(item: Item, column: str) -> str:
 def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Mapping[str, str]:
     captions = asked or importer.usual_captions
     if not captions:
-        raise UserError(
-            f"{source}: none of its columns is known for captions; say which: --caption long=COLUMN. It has "
-            f"{', '.join(importer.columns) or 'no column of text'}"
-        )
+        raise UserError(f"{source}: {importer.no_captions}")
     for name, column in captions.items():
         refuse_built_in(name, "--caption", f"={column}")
         _check_column(f"--caption {name}=", column, importer.columns, f"{source} has no text column")
