@@ -85,7 +85,7 @@ def sample(
     guided |= {key: value for key, value in earlier.items() if value is not None}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     places: dict[KeyPath, str] = {
-        ("guidance",): f"--guidance-kind {guidance_kind} --guidance-interval {from_t:g} {to_t:g}",
+        ("guidance",): f"--guidance-kind {kind} --guidance-interval {from_t:g} {to_t:g}",
         ("method",): f"--method {method}",
     }
     settings = parse(SamplerSettings, Document("sample", values, places))

@@ -193,6 +193,7 @@ def test_samplers_and_guidances_count_in_the_hash_of_a_protocol_and_in_the_recor
     ],
 )
 def test_a_misspelt_sampler_or_guidance_is_named(options: list[str], words: str, tmp_path: Path) -> None:
+    train(tiny_plan("train.steps=1", "train.warmup_steps=1"), tmp_path, Interrupt())
     result = CliRunner().invoke(app, ["sample", str(tmp_path), "a red ball", *options])
     assert result.exit_code != 0 and re.search(words, str(result.exception or result.output))
 
