@@ -89,7 +89,7 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
     images = steps * plan.train.batch
     whole_s = max(seconds, sum(split.values()))  # a host's time can run beside a GPU's
     sampler = SamplerSettings(steps=10)
-    captions = _some_captions(parts, sampler.batch)
+    captions = some_captions(parts, sampler.batch)
     sampling_s = _seconds(lambda: generate(parts, captions, sampler, seed=0, size_px=plan.data.size_px), parts.device)
     rendering: dict[str, float] = {}
     for done, style in enumerate(STYLES, 3):
@@ -116,7 +116,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> None:
     exact_update(parts, state, clock, note_inexact)
 
 
-def _some_captions(parts: Session, count: int) -> list[str]:
+def some_captions(parts: Session, count: int) -> list[str]:
     """Return captions of the data as training reads them, repeated where the data has fewer."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})

@@ -51,20 +51,26 @@ def ablate(
     ] = False,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
+    from functools import partial
+
+    from tintype.bench.expect import expected_seconds
     from tintype.library.studies import load_study
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.folder import check_folder
     from tintype.study.packing import choose_jobs
     from tintype.terminal.costs import show_study_cost
+    from tintype.terminal.progress import Progress
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
 
     resolved = load_study(study, *set_, arms=arm)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
-    show_study_cost(resolved, console, gpu)
+    counted = show_study_cost(resolved, console, gpu)
     if dry_run:
         check_folder(resolved, out)
-        show_cost(cost_of(resolved, out, like), console)
+        with Progress("estimating the time", kept="nothing was measured; run the same command again"):
+            cost = cost_of(resolved, out, like, jobs or 1, partial(expected_seconds, resolved, counted))
+        show_cost(cost, console)
         return
     if prepare:
         prepare_with_progress(resolved, out, console, ["tintype", *sys.argv[1:]])
@@ -166,10 +172,16 @@ def replicate(
     folder: options.StudyFolder,
     seeds: Annotated[int, Option(min=2, help="Fresh seeds for each arm with a verdict, and for the baseline")] = 10,
     jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the verdicts, the number of fresh runs and their time, and stop")
+    ] = False,
 ) -> None:
     """Hold each verdict of a study against fresh seeds: holds, weaker or fails."""
-    from tintype.terminal.studies import replicate_with_progress
+    from tintype.terminal.studies import replicate_with_progress, show_replication
 
+    if dry_run:
+        show_replication(folder, seeds, jobs, console)
+        return
     code = replicate_with_progress(folder, seeds, jobs, console, ["tintype", *sys.argv[1:]])
     if code:
         sys.exit(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,12 @@ from statistics import NormalDist, fmean
 import numpy as np
 
 from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.runtime.machine import choose_device, cores, environment
 from tintype.study.adaptive import HOPELESS_P, wanted_arms
 from tintype.study.compare import every_comparison, follow_runs, standing_runs
 from tintype.study.looks import SeedPlan
-from tintype.study.results import Run, read_results_file
+from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.runner import Task, tasks_of
 from tintype.study.study import Study
 from tintype.study.tune import trials_left, tuned, tuning_of
@@ -49,6 +51,20 @@ class RunSeconds:
 
     def total(self, tasks: Iterable[Task]) -> float:
         return sum(self.of(task.arm) for task in tasks)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of a study's runs, and how they were found."""
+
+    seconds: RunSeconds
+    words: str
+    at_least: bool = False
+    """Whether the runs will take longer than that."""
+
+
+Measure = Callable[[], Measured | str]
+"""Measures runs on this machine, or says why it does not."""
 
 
 def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
@@ -96,7 +112,10 @@ class Budget:
 
 
 def minutes(seconds: float) -> str:
-    """Write a duration in minutes; a short one in seconds."""
+    """Write a duration in minutes; a short one in seconds, a long one in hours or days."""
+    for unit, name in ((86_400, "days"), (3_600, "h")):
+        if seconds >= 3 * unit:
+            return f"{seconds / unit:,.0f} {name}"
     return (
         f"{seconds / 60:.0f} min"
         if seconds >= 600
@@ -129,23 +148,35 @@ class Cost:
     left_s: float
     """Seconds of the runs that are not done, if every arm gets the most seeds; 0 where no run was measured."""
     measured: str = ""
-    """Where the seconds come from."""
+    """How the seconds were found, or why they were not."""
+    at_least: bool = False
+    """Whether the seconds are a lower bound only."""
+    jobs: int = 1
+    """Runs that this machine makes at a time."""
 
     def seconds_of(self, runs: int) -> float:
-        return runs * (self.seconds or 0.0)
+        """Return the time that so many runs take, as many at a time as there are jobs."""
+        return -(-runs // self.jobs) * (self.seconds or 0.0)
 
 
-def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
-    """Return what a study costs, by the runs in its folder, or by those of a past study of the same baseline."""
+def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, measure: Measure = lambda: "") -> Cost:
+    """Return what a study costs: by the runs in its folder, by those of a past study of the same baseline, or measured.
+
+    `jobs` runs are made at a time, but on a CPU no more than its cores allow.
+    """
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
     tried += ["missing"] * (trials_left(tuning) * len(tuning.seeds) if tuning else 0)
     untried = sum(state in ("missing", "failed") for state in tried)
     study = tuned(study, tuning)
     runs, tasks = standing_runs(study, out), tasks_of(study, out)
-    seconds, measured = run_seconds(runs), f"measured on the runs in {out}"
-    if not seconds.known and like is not None:
-        seconds, measured = _seconds_like(study, like), f"measured in {like}"
+    known = Measured(run_seconds(runs), f"measured on the runs in {out}")
+    if not known.seconds.known and like is not None:
+        known = Measured(_seconds_like(study, like), f"measured in {like}")
+    if not known.seconds.known:
+        found = measure()
+        known = Measured(known.seconds, found) if isinstance(found, str) else found
+    seconds = known.seconds
     states = {(arm, run.seed): run.state for arm, some in runs.items() for run in some}
     open_arms = _open_arms(study, out, runs)
     left = [task for task in tasks if states[task.key] != "done" and task.arm in open_arms]
@@ -154,6 +185,7 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
     counts = seeds_of_looks(study)
     of_arm, of_baseline = expected_seeds(counts, arms - others, len(study.settings.primary))
     each_s = seconds.total(tasks) / len(tasks) if seconds.known else None
+    at_a_time = _at_a_time(study.arms[0].plans[0], jobs)
     most = done + len(left)
     least = max(arms * counts[0], done) if isinstance(study.settings.seeds, SeedPlan) else most
     expected = round((arms - others) * of_arm + others * of_baseline)
@@ -163,9 +195,23 @@ def cost_of(study: Study, out: Path, like: Path | None = None) -> Cost:
         most=len(tried) + most,
         done=len(tried) - untried + done,
         seconds=each_s,
-        left_s=seconds.total(left) + untried * each_s if each_s is not None else 0.0,
-        measured=measured,
+        left_s=(seconds.total(left) + untried * each_s) / at_a_time if each_s is not None else 0.0,
+        measured=known.words,
+        at_least=known.at_least,
+        jobs=at_a_time,
     )
+
+
+def is_for_cpu(plan: Plan) -> bool:
+    """Return whether the plan's runs would be made on the CPU of this machine."""
+    return plan.run.device in ("auto", "cpu") and choose_device(plan.run.device).type == "cpu"
+
+
+def _at_a_time(plan: Plan, jobs: int) -> int:
+    """Return how many runs are really made at a time: on a CPU more workers than cores only wait for each other."""
+    if not is_for_cpu(plan):
+        return jobs
+    return max(1, min(jobs, cores() // plan.run.threads))
 
 
 def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[str]:
@@ -176,6 +222,18 @@ def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[st
     if standing.next is None:
         return set()
     return {arm.label for arm in wanted_arms(study, standing.next, standing.stopped).arms}
+
+
+def seconds_here(results: StudyResults) -> Measured | None:
+    """Return the seconds of a past study's runs if they were made on a device like this machine's; else None."""
+    device = str(environment(choose_device("auto"))["device"])
+    runs = {arm.label: [run for run in arm.runs if run.environment.get("device") == device] for arm in results.arms}
+    seconds = run_seconds(runs)
+    return (
+        Measured(seconds, f"measured on the study's own runs, on this kind of device ({device})")
+        if seconds.known
+        else None
+    )
 
 
 def _seconds_like(study: Study, like: Path) -> RunSeconds:

@@ -53,6 +53,7 @@ from tintype.study.packing import Jobs, most_of
 from tintype.study.recompute import recompute, with_earlier
 from tintype.study.replicate import (
     FOLDER,
+    Claim,
     claimed_arms,
     claims_of,
     fresh_seeds,
@@ -503,10 +504,25 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
         return StudyReport(results, write_report(results, out))
 
 
-def replicate_study(
-    out: Path, count: int, jobs: int, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
-) -> StudyOutcome:
-    """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
+@dataclass(frozen=True)
+class ReplicationPlan:
+    """Runs of a replication: the arms with verdicts, and their baselines, on fresh seeds."""
+
+    study: Study
+    folder: Path
+    """Folder of the fresh runs."""
+    seeds: list[int]
+    claims: list[Claim]
+    results: StudyResults
+    """Results of the study itself."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        return tasks_of(self.study, self.folder)
+
+
+def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) -> ReplicationPlan:
+    """Return the runs that hold each verdict of a study against `count` fresh seeds. Nothing is written."""
     for file in (STUDY, RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
@@ -522,9 +538,17 @@ def replicate_study(
         )
     read = results.replication.seeds if before is None and results.replication else []  # of one that was moved away
     seeds = fresh_seeds(used_seeds(stored_study(out), results, [*seeds_in(out), *read]), count)
+    fresh = claimed_arms(_fresh_study(out, seeds, results), claims)
+    return ReplicationPlan(fresh, out / FOLDER, seeds, claims, results)
+
+
+def replicate_study(
+    out: Path, count: int, jobs: int, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
+) -> StudyOutcome:
+    """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
+    planned = plan_replication(out, count, progress)
+    fresh, tasks, claims = planned.study, planned.tasks, planned.claims
     with locked(out):
-        fresh, folder = claimed_arms(_fresh_study(out, seeds, results), claims), out / FOLDER
-        tasks = tasks_of(fresh, folder)
         _check_devices(tasks)
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             _check_weights(tasks, _check_data(fresh, tasks))
@@ -533,10 +557,10 @@ def replicate_study(
             last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
         if interrupt.signal is not None:
             return StudyOutcome(len(tasks), last, interrupt.signal, None, "the replication is not finished")
-        rows = compare_fresh(fresh, folder, [claim.key for claim in claims])
-        made = Replication(seeds=seeds, rows=[replicated(claim, rows.get(claim.key)) for claim in claims])
+        rows = compare_fresh(fresh, planned.folder, [claim.key for claim in claims])
+        made = Replication(seeds=planned.seeds, rows=[replicated(claim, rows.get(claim.key)) for claim in claims])
         write_replication(made, out)
-        report = _report_replicated(out, results.model_copy(update={"replication": made}), progress)
+        report = _report_replicated(out, planned.results.model_copy(update={"replication": made}), progress)
     return StudyOutcome(len(tasks), last, interrupt.signal, report)
 
 

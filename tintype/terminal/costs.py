@@ -120,12 +120,11 @@ def _days(days: float) -> str:
     return f"{days:,.3g} days" if days >= 1 else numerals.duration(days * 86_400)
 
 
-def show_study_cost(study: Study, console: Console, gpu: str) -> None:
+def show_study_cost(study: Study, console: Console, gpu: str) -> dict[str, PlanCost]:
     """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
 
-    The memory of the first arm is given by part.
-
-    A study that is not meant for a GPU has one line, without time, and notes on what is not counted.
+    The memory of the first arm is given by part. A study that is not meant for a GPU has one line, without time, and
+    notes on what is not counted. Return the costs that were counted, by the arm's label.
     """
     speed = estimated_speed(gpu)
     baseline = study.arms[0].plans[0]
@@ -136,17 +135,19 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
             say(console, f"a run of the baseline: {count} trained parameters, {step} a step")
         for text in (found,) if isinstance(found, str) else found.missing:
             say_note(console, f"not counted: {text}")
-        return
+        return {study.arms[0].label: found} if isinstance(found, PlanCost) else {}
     heads = ("trained", "a step", "images/s", "GiB", "GPU time")
     numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
     table = Table("arm", *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
     runs, hours, missing, first = 0, 0.0, list[str](), None
     uncounted: dict[str, list[str]] = {}
+    counted: dict[str, PlanCost] = {}
     for arm in study.arms:
         cost = _cost_or_reason(arm.plans[0], speed)
         if isinstance(cost, str):
             uncounted.setdefault(cost, []).append(arm.label)
             continue
+        counted[arm.label] = cost
         missing += cost.missing
         runs += len(arm.plans)
         hours += len(arm.plans) * cost.gpu_hours
@@ -162,6 +163,7 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> None:
     missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")
+    return counted
 
 
 def _gpu_time(hours: float) -> str:

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.bench.expect import expected_seconds
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.metrics.table import TRAINING_METRICS
@@ -25,13 +26,14 @@ from tintype.runtime.memory import count_failures
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.analysis import Method
-from tintype.study.costs import Cost, minutes
+from tintype.study.costs import Cost, cost_of, minutes, seconds_here
 from tintype.study.effect import Effect
 from tintype.study.lab import (
     StudyOutcome,
     StudyProgress,
     StudyReport,
     missing_files,
+    plan_replication,
     prepare_study,
     replicate_study,
     report_study,
@@ -72,6 +74,27 @@ def run_with_progress(
 def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
     """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
     return _show_outcome(replicate_study(out, seeds, jobs, ShownProgress(console), argv), console)
+
+
+def show_replication(out: Path, seeds: int, jobs: int, console: Console) -> None:
+    """Show the verdicts that a replication would hold against fresh seeds, and what its runs take."""
+    planned = plan_replication(out, seeds, ShownProgress(console))
+    answer(seeds=planned.seeds, claims=[asdict(claim) for claim in planned.claims])
+    labels = {metric.name: metric.label for metric in planned.results.metrics}
+    table = Table("arm", "metric", "verdict to hold against fresh seeds")
+    for claim in planned.claims:
+        table.add_row(escape(claim.arm), escape(labels[claim.metric]), claim.verdict)
+    console.print(table)
+    say(
+        console, f"fresh seeds: {listed_seeds(planned.seeds)}, for {'; '.join(arm.label for arm in planned.study.arms)}"
+    )
+    tuned = planned.study.settings.model_copy(update={"tune": {}})  # the study's own choices are used
+    fresh = replace(planned.study, settings=tuned)
+    with Progress("estimating the time", kept="nothing was measured; run the same command again"):
+        cost = cost_of(
+            fresh, planned.folder, None, jobs, lambda: seconds_here(planned.results) or expected_seconds(fresh)
+        )
+    show_cost(cost, console)
 
 
 def prepare_with_progress(study: Study, out: Path, console: Console, argv: Sequence[str] = ()) -> None:
@@ -267,20 +290,22 @@ def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
 
 
 def show_cost(cost: Cost, console: Console) -> None:
-    """Show how many runs a study has and what they cost, before the first step."""
+    """Show how many runs a study has and the time that they take here, before the first step."""
     answer(cost=asdict(cost))
     least, most = cost.least, cost.most
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
-    say(console, f"{runs}; {cost.done} of them are done" if cost.done else runs)
+    done = f"; {cost.done} of them are done" if cost.done else ""
     if cost.seconds is None:
-        say(console, "measured cost: none yet; run one first, or give a past study of this baseline with --like")
+        say(console, f"{runs}{done}")
+        why = f" ({cost.measured})" if cost.measured else ""
+        say(console, f"their time is not known{why}: run one first, or give a past study of this baseline with --like")
         return
-    each = [cost.seconds_of(count) for count in (least, cost.expected, most)]
-    shown = (
-        minutes(each[2]) if least == most else f"{minutes(each[0])} to {minutes(each[2])}, {minutes(each[1])} expected"
-    )
-    done = f"; without the runs that are done at most {minutes(cost.left_s)}" if cost.done else ""
-    say(console, f"cost of the runs, one after another: {shown}{done} ({cost.measured})")
+    each = [minutes(cost.seconds_of(count)) for count in (least, cost.expected, most)]
+    shown = each[2] if least == most else f"{each[0]} to {each[2]}, {each[1]} expected"
+    how = f"{cost.jobs} at a time" if cost.jobs > 1 else "one after another"
+    left = f", {minutes(cost.left_s)} of it left" if cost.done else ""
+    say(console, f"{runs}, {'at least' if cost.at_least else 'about'} {shown} here, {how}{done}{left}")
+    say(console, f"how the time was found: {cost.measured}")
 
 
 def _where(arm: ArmPlan | Arm) -> str:

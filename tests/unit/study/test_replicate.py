@@ -4,14 +4,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
+from tintype.cli import app
 from tintype.errors import UserError
+from tintype.runtime.machine import choose_device, environment
+from tintype.study.costs import seconds_here
 from tintype.study.lab import StudyOutcome, replicate_study, report_study, run_study
 from tintype.study.replicate import Claim, Claimed, claims_of, fresh_seeds, judge, read_replication
 from tintype.study.report import findings
-from tintype.study.results import Comparison, Outcome, StudyResults, Verdict, read_results_file
+from tintype.study.results import Comparison, Outcome, Run, StudyResults, Verdict, read_results_file
 from tintype.study.study import load_study
 
 STUDY = """
@@ -60,6 +64,33 @@ def test_a_verdict_is_held_against_fresh_seeds(tmp_path: Path, effect: float, ou
     for file in ("report.html", "report.md"):
         assert f"replicated on 8 fresh seeds: {outcome}" in (out / file).read_text()
         assert ("A verdict failed on fresh seeds" in (out / file).read_text()) == (outcome == "fails")
+
+
+def test_a_dry_run_shows_the_verdicts_the_fresh_seeds_and_the_time(tmp_path: Path) -> None:
+    out = made_study(tmp_path)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    shown = CliRunner().invoke(app, ["replicate", str(out), "--seeds", "8", "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert "strong" in text and "fresh seeds: 10004 to 10011, for baseline; strong" in text
+    assert "16 runs, about" in text and "how the time was found" in text
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_seconds_of_past_runs_count_on_the_same_kind_of_device_only(tmp_path: Path) -> None:
+    results = read_results_file(made_study(tmp_path) / "results.json")
+    here = str(environment(choose_device("auto"))["device"])
+
+    def on(device: str) -> StudyResults:
+        def moved(run: Run) -> Run:
+            return run.model_copy(update={"environment": {**run.environment, "device": device}, "train_s": 3.0})
+
+        arms = [arm.model_copy(update={"runs": [moved(run) for run in arm.runs]}) for arm in results.arms]
+        return results.model_copy(update={"arms": arms})
+
+    found = seconds_here(on(here))
+    assert found is not None and found.seconds.of("strong") >= 3 and here in found.words
+    assert seconds_here(on("another")) is None
 
 
 def test_a_replication_that_was_stopped_resumes_with_the_same_seeds(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, Condition
 
 import torch
+
+from tintype.runtime.machine import cores
 
 MOST_PIXELS_AT_ONCE = 100_000_000
 """Pixels decoded at a time, by all threads. One image is always decoded, however large."""
@@ -19,9 +20,8 @@ _sharing = 1
 
 def usual_threads() -> int:
     """Return how many threads this process may run, beside others that do the same work."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(_MOST_THREADS, max(1, cores // (ranks * _sharing)))
+    return min(_MOST_THREADS, max(1, cores() // (ranks * _sharing)))
 
 
 def share_cores(processes: int) -> None:

@@ -1,0 +1,176 @@
+"""Expected seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
+
+Training is measured on the baseline; an arm takes as much longer as it has more operations. Scoring is the steps of the
+sampler, and the features of the scene encoder: other encoders and the start of workers are not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from types import MappingProxyType
+
+import torch
+
+from tintype.bench.cost import PlanCost, cost_of_plan, estimated_speed
+from tintype.bench.run import matmul_flop_per_s, some_captions, update
+from tintype.config.strict import Document
+from tintype.data.sources import forget_sources
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.plan import Plan, plan_from_document
+from tintype.runtime.clock import Clock
+from tintype.runtime.dist import current
+from tintype.runtime.machine import cpu_threads
+from tintype.sampling.generate import SamplerSettings, generate
+from tintype.settings import plain
+from tintype.study.costs import Measured, RunSeconds, is_for_cpu
+from tintype.study.study import Study
+from tintype.train.exact import deterministic_steps
+from tintype.train.prepare import prepare_ids
+from tintype.train.session import Session, build_session
+from tintype.train.state import new_state
+from tintype.vision.scene_encoder import scene_features
+
+_MOST_STEPS, _MOST_S = 20, 3.0
+"""Steps that are timed, and the time after which no further one begins."""
+_SAMPLER_STEPS = 2
+_FORWARD_SHARE = 3
+"""A training step costs a forward pass and a backward one of twice that."""
+_ANY_GPU = "h200"
+"""The operations of a plan do not depend on it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds on this machine, measured on a plan."""
+
+    step_s: float
+    """A step of training."""
+    sample_s: float
+    """A step of the sampler for one image."""
+    feature_s: float
+    """The scene encoder's reading of one image; 0 where the data are not scenes."""
+    steps: int
+    samples: int
+
+    def scoring_s(self, protocol: Protocol) -> float:
+        """Return the seconds of an evaluation: sampling, reading and the features of the distances."""
+        total = 0.0
+        for one in protocol.conditions:
+            prompts = one.prompt_file.prompts if one.prompt_file is not None else ()
+            images = one.count if one.count is not None else len(prompts) * one.per_prompt
+            passes = one.sampler.steps * (2 if one.sampler.method == "heun" else 1)
+            readings = 1 + len(protocol.encoders_of(one))
+            total += images * (passes * self.sample_s + readings * self.feature_s)
+        return total
+
+
+def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
+    """Take a few steps and samples of a plan as its runs do. The first of each is not timed."""
+    plan = plan_from_document(Document("the baseline", plain(plan)), ["run.latents=none"])
+    with cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, current()):
+        parts = build_session(plan)
+        parts.ready()
+        try:
+            step_s, steps = _steps(parts)
+            image_BCHW, sample_s = _samples(parts, sampler)
+        finally:
+            forget_sources()
+        feature_s = 0.0
+        if plan.data.of_scenes:
+            reading = scene_features(parts.device)
+            feature_s = _second_call_s(lambda: reading.read(image_BCHW)) / len(image_BCHW)
+    return Pace(step_s, sample_s, feature_s, steps, len(image_BCHW))
+
+
+def _steps(parts: Session) -> tuple[float, int]:
+    """Return the usual seconds of a step, and the number of those that were timed."""
+    state, clock = new_state(parts), Clock(parts.device)
+    batch = parts.plan.train.batch
+    prepare_ids(parts, parts.order.ids(0, (1 + _MOST_STEPS) * batch), parts.source)
+    update(parts, state, clock)
+    taken_s: list[float] = []
+    while len(taken_s) < _MOST_STEPS and sum(taken_s) < _MOST_S:
+        began_s = time.perf_counter()
+        update(parts, state, clock)
+        taken_s.append(time.perf_counter() - began_s)
+    return median(taken_s), len(taken_s)  # other work of the machine delays single steps
+
+
+def _samples(parts: Session, sampler: SamplerSettings) -> tuple[torch.Tensor, float]:
+    """Return a batch of images, and the seconds of one step of the sampler for one of them."""
+    captions = some_captions(parts, min(sampler.batch, parts.plan.train.batch))
+    short = sampler.model_copy(update={"steps": _SAMPLER_STEPS})
+    made: list[torch.Tensor] = []
+
+    def sample() -> None:
+        made.append(generate(parts, captions, short, seed=0, size_px=parts.plan.data.size_px))
+
+    seconds = _second_call_s(sample)
+    return made[0], seconds / len(captions) / _SAMPLER_STEPS
+
+
+def _second_call_s(work: Callable[[], object]) -> float:
+    work()
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProxyType({})) -> Measured | str:
+    """Return the seconds of a study's runs on this machine's CPU, or why they are not known.
+
+    A study for a GPU, or with networks that would have to be loaded first, has a lower bound: nothing of it is run.
+    `counted` has the costs of arms that are known already.
+    """
+    baseline = study.arms[0].plans[0]
+    if not is_for_cpu(baseline):
+        return "no run was measured yet"
+    costs = {arm.label: counted.get(arm.label) or _cost(arm.plans[0]) for arm in study.arms}
+    cost = costs[study.arms[0].label]
+    if cost is None:
+        return "the operations of the baseline cannot be counted"
+    if baseline.model.compile or cost.towers or cost.missing:
+        return _bound(study, costs, cost)
+    try:
+        pace = measure_pace(baseline, study.settings.evaluation.sampler)
+    except UserError as error:
+        return str(error).splitlines()[0]
+    step_s = {label: pace.step_s * (own or cost).step_flops / cost.step_flops for label, own in costs.items()}
+    how = f"{pace.steps} steps and {pace.samples} samples of the baseline were timed just now"
+    return Measured(
+        RunSeconds(_by_arm(study, pace, step_s)), f"{how}, and arms differ by their operations; scoring is counted"
+    )
+
+
+def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCost) -> Measured:
+    """Return the seconds of all operations at the speed of matrix products, which no run reaches."""
+    plan = study.arms[0].plans[0]
+    with cpu_threads(plan.run.device, plan.run.threads):
+        rate = matmul_flop_per_s(torch.device("cpu"), torch.float32)
+    forward = baseline.phases[-1].image_flops / _FORWARD_SHARE
+    pace = Pace(0.0, forward / rate, 0.0, 0, 0)
+    step_s = {label: (own or baseline).step_flops / rate for label, own in costs.items()}
+    words = f"all operations, those of sampling too, at this CPU's {rate / 1e9:,.0f} GFLOP/s of large matrix products"
+    return Measured(RunSeconds(_by_arm(study, pace, step_s)), words, at_least=True)
+
+
+def _by_arm(study: Study, pace: Pace, step_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a run of each arm: training, and scoring at its end and along the way."""
+    found = {}
+    for arm in study.arms:
+        plan = arm.plans[0]
+        along = study.along(plan)
+        early_s = (len(along.steps) + 1) * pace.scoring_s(along.protocol) if along else 0.0
+        found[arm.label] = plan.train.steps * step_s[arm.label] + pace.scoring_s(study.settings.evaluation) + early_s
+    return found
+
+
+def _cost(plan: Plan) -> PlanCost | None:
+    try:
+        return cost_of_plan(plan, estimated_speed(_ANY_GPU))
+    except UserError:
+        return None
