@@ -137,7 +137,8 @@ def card(
     arm: options.Arm = None,
     arm_seed: options.ArmSeed = None,
     out: Annotated[
-        Path | None, Option(help="File to write, with the samples beside it; by default the card is printed")
+        Path | None,
+        Option(help="File to write, with samples in card-samples beside it; by default the card is printed"),
     ] = None,
     license_: options.License = None,
     name: options.Name = None,

@@ -33,7 +33,8 @@ from tintype.train.folder import RunFolder
 Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"
 CARD = "README.md"
-SAMPLES = "samples"
+SAMPLES = "card-samples"
+"""Folder beside the card. `samples` is where `tintype sample` writes by default."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -67,7 +67,7 @@ EXPORT = {
     "README.md": "the model card",
     "checkpoints/step-*/*": "weights alone, without the state of the training",
     "text/, tokenizer/": "weights of others that the plan named by a folder of the machine",
-    "samples/": "images of the card",
+    "card-samples/": "images of the card",
     "loaded.json, environment.json, …": "the records of the run",
 }
 """Patterns of the files that `tintype export --to tintype` writes, and what they are."""

@@ -63,7 +63,7 @@ def test_what_is_pushed_is_the_export_with_its_card(hub: FakeHub, run: Path, tmp
         if file.is_file()
     }
     assert hub.repos[REPO] == written and hub.private[REPO]
-    assert {"README.md", "samples/sample-1.png", "tintype.json", "model_index.json"} <= set(written)
+    assert {"README.md", "card-samples/sample-1.png", "tintype.json", "model_index.json"} <= set(written)
     card = written["README.md"].decode()
     for words in (
         "license: mit",

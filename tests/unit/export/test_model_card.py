@@ -166,6 +166,7 @@ def test_the_samples_lie_beside_the_card(scenes: Run, tmp_path: Path) -> None:
     linked = [str(image.attrs["src"]) for image in inline(tokens, "image")]
     previews = scenes.result.previews
     assert len(linked) == len(previews) == 8 and len(written) == 9
+    assert not (tmp_path / "out" / "samples").exists(), "where `tintype sample` writes by default"
     for place, preview in zip(linked, previews, strict=True):
         assert (tmp_path / "out" / place).read_bytes() == (scenes.path / preview).read_bytes()
 
