@@ -162,7 +162,9 @@ CASES: dict[str, Callable[[Path, Path, CaptionServer], list[object]]] = {
     ],
     "a card": lambda the, out, _: ["card", the / "run", "--name", HOSTILE],
     "samples": lambda the, out, _: ["sample", the / "run", HOSTILE, "--steps", 1, "--out", out / HOSTILE],
-    "images to score": lambda the, out, _: ["evaluate", "--images", the / "images", "--reference", the / "images"],
+    "images to score": lambda the, out, _: [
+        *("evaluate", "--images", the / "images", "--reference", the / "images", "--set", "metrics=[fd]"),
+    ],
 }
 
 

@@ -31,6 +31,8 @@ from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
+SHEET = "tintype-contact-sheet"
+"""Key in the metadata of a PNG that shows the images beside it once more."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 """Kinds of pixels that have an exact meaning in eight bits."""
 _PREFETCHED = 16
@@ -46,6 +48,8 @@ class Images:
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
+    left_out: tuple[str, ...] = ()
+    """Names of contact sheets, which show the other images once more."""
     _fingerprint: tuple[str, int] | None = None
 
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
@@ -75,24 +79,29 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
     """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
     (both its splits). A link that leads out of a folder is refused unless `follow_links`. `limit` takes the first."""
+    sheets: tuple[str, ...] = ()
     if is_store(path):
         read: Callable[[], Iterator[Encoded]] = open_store(path).all_encoded
     elif path.is_dir():
-        read = _folder_reader(path, follow_links)
+        read, sheets = _folder_reader(path, follow_links)
     elif not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
     elif path.suffix.lower() not in _SETS:
         raise UserError(f"{path}: unknown kind of image set; give a folder of images, a .tar or a .parquet file")
     else:
         read = partial(_SETS[path.suffix.lower()], path)
-    return Images(path, lambda: islice(read(), limit))
+    return Images(path, lambda: islice(read(), limit), sheets)
 
 
-def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Encoded]]:
+def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterator[Encoded]], tuple[str, ...]]:
+    """Return the reader of a folder, and the names of the contact sheets that it leaves out."""
     by_kind: dict[str, list[Path]] = {}
+    sheets = []
     for file in files_in(path, follow_links=follow_links):
         suffix = file.suffix.lower()
-        if suffix in SUFFIXES or suffix in _SETS:
+        if file.name.startswith("contact-sheet") and _is_sheet(file):
+            sheets.append(str(file.relative_to(path)))
+        elif suffix in SUFFIXES or suffix in _SETS:
             by_kind.setdefault("images" if suffix in SUFFIXES else suffix, []).append(file)
     if not by_kind:
         raise UserError(f"{path} holds no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
@@ -100,8 +109,16 @@ def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Enco
         raise UserError(f"{path} holds {' and '.join(by_kind)} files; give a folder with one kind, or one of the files")
     kind, files = next(iter(by_kind.items()))
     if kind == "images":
-        return lambda: (Encoded(str(file), read_file(file), file.stem) for file in files)
-    return lambda: (one for file in files for one in _SETS[kind](file))
+        return lambda: (Encoded(str(file), read_file(file), file.stem) for file in files), tuple(sheets)
+    return lambda: (one for file in files for one in _SETS[kind](file)), tuple(sheets)
+
+
+def _is_sheet(file: Path) -> bool:
+    try:
+        with open_image(read_file(file), file.name) as image:
+            return SHEET in image.info
+    except BadImageError:
+        return False  # it is refused by its name when it is read
 
 
 def _read_tar(path: Path) -> Iterator[Encoded]:

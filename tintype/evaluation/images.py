@@ -20,6 +20,7 @@ from tintype.evaluation.progress import Counter, OnScoring
 from tintype.evaluation.protocol import Definition, ImageProtocol, metric_label, nonfinite, warnings_of
 from tintype.evaluation.reference import (
     ImageFeatures,
+    is_cached,
     read_reference,
     refuse_other_encoder,
     set_features,
@@ -31,8 +32,13 @@ from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import PairMetric, PairValues
 from tintype.metrics.table import FEATURE_METRICS, PAIR_METRICS
+from tintype.page import numerals
+from tintype.runtime.cache import cache_folder
+from tintype.runtime.notes import note
 from tintype.seams import Encoder
 from tintype.vision.lpips import SMALLEST_PX
+
+_WORTH_A_NOTE_S = 20.0
 
 
 def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
@@ -59,20 +65,31 @@ def evaluate_images(
     began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
+    # what is quick, and may refuse, before a reference of many images is read and encoded
     fake = open_images(images, protocol.limit, follow_links)
     real = None if saved else open_images(reference, protocol.limit, follow_links)
-    for one in (fake, real):
-        if one is not None:
-            counter.begin(f"reading {one.path}")
-            one.fingerprint(counter.count)
-    measured: dict[str, Measured] = {}
-    encoders: dict[str, EncoderInfo] = {}
     for settings in protocol.encoders:
         counter.begin(f"loading the encoder {settings.title}")
         encoder = settings.build(device)
-        found = _reference(reference, real, encoder, counter)
+        if real is None:
+            about = read_reference(reference).about
+            refuse_other_encoder(about, encoder, reference)
+            _refuse_few(protocol, reference, about.count)
+    for one in (fake, real):
+        if one is not None:
+            counter.begin(f"reading {one.path}")
+            _refuse_few(protocol, one.path, one.fingerprint(counter.count)[1])
+    if real is not None and protocol.paired and fake.fingerprint()[1] != real.fingerprint()[1]:
+        raise _unpaired(fake, real)
+    measured: dict[str, Measured] = {}
+    encoders: dict[str, EncoderInfo] = {}
+    for settings in protocol.encoders:
+        encoder = settings.build(device)
+        encoding_s = time.perf_counter()
         counter.begin(f"encoding {images} with {encoder.name}", fake.fingerprint()[1])
         made = set_features(fake, encoder, counter.count, cache=False)
+        each_s = (time.perf_counter() - encoding_s) / made.about.count
+        found = _reference(reference, real, encoder, counter, each_s)
         if save_reference:
             write_reference(save_reference, found)
         counter.begin(f"comparing ({encoder.name})")
@@ -94,19 +111,53 @@ def evaluate_images(
         protocol=protocol,
         encoders=encoders,
         **numbers_of(measured),
-        warnings=(*copy_notes(made.digests or (), found.digests), *warnings_of(measured, meanings)),
+        warnings=(
+            *dict.fromkeys(words for one in (fake, real) if one is not None for words in _left_out(one)),
+            *copy_notes(made.digests or (), found.digests),
+            *warnings_of(measured, meanings),
+        ),
         definitions={name: meaning.definition for name, meaning in meanings.items()},
         seconds=time.perf_counter() - began,
     )
 
 
-def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter) -> ImageFeatures:
+def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
+    """Return the features of the reference. Where they are not cached, say how long encoding them takes.
+
+    An image of the other set took `each_s` seconds.
+    """
     if images is not None:
-        counter.begin(f"encoding {path} with {encoder.name}", images.fingerprint()[1])
+        count = images.fingerprint()[1]
+        if is_cached(images, encoder):
+            counter.begin(f"reading the cached features of {path}", count)
+        else:
+            expected_s = each_s * count
+            if expected_s > _WORTH_A_NOTE_S:
+                note(
+                    f"{path}: the features of its {count:,} images by {encoder.name} are not cached yet; encoding them "
+                    f"takes about {numerals.duration(expected_s)} once, and later calls read them from {cache_folder()}"
+                )
+            counter.begin(f"encoding the reference {path} with {encoder.name}", count)
         return set_features(images, encoder, counter.count)
-    found = read_reference(path)
-    refuse_other_encoder(found.about, encoder, path)
-    return found
+    return read_reference(path)
+
+
+def _refuse_few(protocol: ImageProtocol, path: Path, count: int) -> None:
+    """Refuse a set with fewer images than a metric needs."""
+    needed = {name: FEATURE_METRICS[name].fewest for name in protocol.metrics}
+    if short := [name for name in protocol.metrics if needed[name] > count]:
+        fitting = [name for name in protocol.metrics if needed[name] <= count]
+        fix = f"give more images, or --set metrics=[{','.join(fitting)}]" if fitting else "give more images"
+        words = ", ".join(f"{name} needs {needed[name]}" for name in short)
+        raise UserError(f"{path} has {count} image{'s' if count != 1 else ''}, too few: {words}; {fix}")
+
+
+def _left_out(images: Images) -> list[str]:
+    return [f"{images.path / name} is left out: it is a contact sheet of other images" for name in images.left_out]
+
+
+def _unpaired(fake: Images, real: Images) -> UserError:
+    return UserError(f"{fake.path} and {real.path} hold different numbers of images; pairs need the same")
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
@@ -149,7 +200,7 @@ def reconstruction(
 def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
     for index, (first, second) in enumerate(zip_longest(fake.named(), real.named())):
         if first is None or second is None:
-            raise UserError(f"{fake.path} and {real.path} hold different numbers of images; pairs need the same")
+            raise _unpaired(fake, real)
         names = [one.stem for one, _ in (first, second)]
         if None not in names and names[0] != names[1]:
             raise UserError(

@@ -181,9 +181,17 @@ def set_features(
     images: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, cache: bool = True
 ) -> ImageFeatures:
     """Return the features of a set of images, cached where it may be a reference again."""
+    return cached_features(_about_set(images, encoder), encoder, images, on_images, cache)
+
+
+def is_cached(images: Images, encoder: Encoder) -> bool:
+    """Return whether the cache has the features of a set of images."""
+    return _file(_about_set(images, encoder)).exists()
+
+
+def _about_set(images: Images, encoder: Encoder) -> About:
     fingerprint, count = images.fingerprint()
-    about = About(encoder.name, encoder.identity, encoder.definition, str(images.path), fingerprint, count)
-    return cached_features(about, encoder, images, on_images, cache)
+    return About(encoder.name, encoder.identity, encoder.definition, str(images.path), fingerprint, count)
 
 
 def cached_features(

@@ -17,6 +17,8 @@ from tintype.metrics.resample import BY_GROUPS, GROUPS, jackknife_error, mean_er
 _BIAS_SHARE = 0.05
 _SPLITS = 4
 """One split into halves and quarters moves fd_inf by a fifth to a half of its error of sampling."""
+_FEWEST = 8
+"""Two images in each quarter."""
 
 
 def _fd(pair: FeaturePair) -> Measured:
@@ -67,8 +69,8 @@ def _fd_inf(pair: FeaturePair) -> Measured:
     whole set, and to first order the error is the same. The spread about the line is that of the small sets
     and says less.
     """
-    if pair.fakes < 8:
-        raise UserError(f"fd_inf takes quarters of the fake images and needs 8 of them; there are {pair.fakes}")
+    if pair.fakes < _FEWEST:
+        raise UserError(f"fd_inf takes quarters of the fake images and needs {_FEWEST} of them; there are {pair.fakes}")
     inverse_count, values = [1 / pair.fakes], [_whole_fd(pair)]
     for count in (2, 4):
         inverse_count.append(count / pair.fakes)
@@ -104,5 +106,6 @@ FD_INF = Metric(
     f"each averaged over {_SPLITS} splits that do not depend on the order of the images; the reference stays as it "
     "is, and the value can be a little below zero",
     measure=_fd_inf,
+    fewest=_FEWEST,
     revision=2,
 )

@@ -61,6 +61,8 @@ class Metric(Generic[Inputs]):
     """Whether its parts are printed beside it."""
     in_latents: bool = False
     """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
+    fewest: int = 2
+    """Images that it needs of each set."""
     revision: int = 1
     """The number of its definition. Values of two definitions are never compared: it is a part of a protocol's hash."""
     revised_above: int = 0

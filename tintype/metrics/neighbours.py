@@ -62,6 +62,7 @@ PRECISION = Metric(
     definition=f"share of fake images inside the ball of some real image (to its {PRECISION_NEIGHBOURS}rd nearest real "
     "neighbour, the edge included; arXiv 1904.06991)",
     measure=_precision,
+    fewest=PRECISION_NEIGHBOURS + 1,
     range=SHARE,
 )
 RECALL = Metric(
@@ -71,6 +72,7 @@ RECALL = Metric(
     definition=f"share of real images inside the ball of some fake image (to its {PRECISION_NEIGHBOURS}rd nearest fake "
     "neighbour, the edge included; arXiv 1904.06991)",
     measure=_recall,
+    fewest=PRECISION_NEIGHBOURS + 1,
     range=SHARE,
 )
 DENSITY = Metric(
@@ -81,6 +83,7 @@ DENSITY = Metric(
     f"{COVERAGE_NEIGHBOURS} (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge excluded; arXiv "
     "2002.09797); near 1 for perfect images, and can be above it",
     measure=_density,
+    fewest=COVERAGE_NEIGHBOURS + 1,
     range=NOT_NEGATIVE,
 )
 COVERAGE = Metric(
@@ -90,5 +93,6 @@ COVERAGE = Metric(
     definition=f"share of real images whose ball (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge "
     "excluded) holds a fake image (arXiv 2002.09797)",
     measure=_coverage,
+    fewest=COVERAGE_NEIGHBOURS + 1,
     range=SHARE,
 )

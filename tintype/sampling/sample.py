@@ -16,6 +16,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from tintype.data.image_file import open_image, read_file
+from tintype.data.image_sets import SHEET
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.fence import OPEN, Fence
@@ -168,7 +169,7 @@ def sample_run(
         images = current().share(wanted.batches, make)
     sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
-        save_png(contact_sheet(images), sheet)
+        save_png(contact_sheet(images), sheet, {SHEET: f"{len(images)} images"})
     return [*written, sheet]
 
 

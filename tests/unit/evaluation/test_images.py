@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,16 @@ import torch
 from PIL import Image, ImageFilter
 
 from tests.shared import shared
-from tintype.data.image_sets import open_images
+from tintype.data.image_sets import SHEET, open_images
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.errors import UserError
+from tintype.evaluation import images as images_module
 from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol
+from tintype.metrics.pair import FeaturePair
 from tintype.metrics.table import FEATURE_METRICS
-from tintype.sampling.sample import save_png
+from tintype.sampling.sample import contact_sheet, save_png
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.scene_encoder import SceneEncoderSettings
 
@@ -104,18 +108,19 @@ def test_reconstructions_are_scored_pair_by_pair(sets: Path) -> None:
 
 def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: Path) -> None:
     protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True)
-    few = tmp_path / "few"
-    few.mkdir()
-    for file in sorted((sets / "a").iterdir())[:10]:
-        (few / file.name).write_bytes(file.read_bytes())
+    few, same = tmp_path / "few", tmp_path / "same"
+    for folder in (few, same):
+        folder.mkdir()
+        for file in sorted((sets / "a").iterdir())[:10]:
+            (folder / file.name).write_bytes(file.read_bytes())
     with pytest.raises(UserError, match="hold different numbers of images"):
         evaluate_images(few, sets / "a", protocol, CPU)
     Image.new("RGB", (40, 32)).save(few / "000.png")
     with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):
-        evaluate_images(few, sets / "a", protocol, CPU)
+        evaluate_images(few, same, protocol, CPU)
     (few / "000.png").rename(few / "0.png")
     with pytest.raises(UserError, match=r"pair 0 is .*0\.png and .*000\.png: .* different names"):
-        evaluate_images(few, sets / "a", protocol, CPU)
+        evaluate_images(few, same, protocol, CPU)
 
 
 def test_pairs_below_the_networks_size_are_refused(tmp_path: Path) -> None:
@@ -242,3 +247,72 @@ def test_fid_of_photographs(tmp_path: Path) -> None:
     # in float64, with roots of eigenvalues of about eps
     assert same["fd_inception"] == pytest.approx(0, abs=1e-6) and same["precision_inception"] == 1
     assert blurred["fd_inception"] > 100 and blurred["kid_inception"] > 0.05
+
+
+def test_contact_sheets_are_left_out_and_named(sets: Path, tmp_path: Path) -> None:
+    """Only those that `tintype sample` marks: another image may have the name."""
+    folder = Path(shutil.copytree(sets / "a", tmp_path / "samples"))
+    sheet = contact_sheet(torch.stack(list(open_images(folder))))
+    save_png(sheet, folder / "contact-sheet.png", {SHEET: "40 images"})
+    (folder / "contact-sheet-of-mine.png").write_bytes((sets / "b" / "000.png").read_bytes())
+    found = evaluate_images(folder, sets / "b", ImageProtocol(encoders=SCENES.encoders, metrics=("fd",)), CPU)
+    assert found.images.count == 41 and found.reference.count == 40
+    assert f"{folder / 'contact-sheet.png'} is left out: it is a contact sheet of other images" in found.warnings
+
+
+def few_images(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for index, image in enumerate(render(draw_batch(0, range(count), "eval"), 32, 0, range(count))):
+        save_png(image, folder / f"{index}.png")
+    return folder
+
+
+def test_too_few_images_and_unequal_pairs_are_refused_before_anything_is_encoded(sets: Path, tmp_path: Path) -> None:
+    doing: list[str] = []
+
+    def score(images: Path, reference: Path, **settings: Any) -> None:
+        protocol = ImageProtocol(encoders=SCENES.encoders, **settings)
+        evaluate_images(images, reference, protocol, CPU, on_progress=lambda now: doing.append(now.doing))
+
+    one, five = few_images(tmp_path / "one", 1), few_images(tmp_path / "five", 5)
+    with pytest.raises(UserError, match=r"one has 1 image, too few: fd needs 2, .*; give more images$"):
+        score(one, sets / "b")
+    with pytest.raises(UserError, match=r"five has 5 images, too few: fd_inf needs 8, .*--set metrics=\[fd,"):
+        score(five, sets / "b")
+    assert not any(words == f"reading {sets / 'b'}" for words in doing), "the reference may be large"
+    with pytest.raises(UserError, match="five has 5 images, too few: fd_inf needs 8"):
+        score(sets / "b", five)
+    with pytest.raises(UserError, match="hold different numbers of images"):
+        score(sets / "b", five, metrics=("fd",), paired=True)
+    assert not any("encoding" in words for words in doing)
+
+
+def test_a_metric_measures_as_few_images_as_it_says() -> None:
+    """One image fewer, of the generated ones, is refused by the metric itself."""
+    rows = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for name in FEATURE_METRICS.built_in:
+        metric = FEATURE_METRICS[name]
+        assert metric.measure(FeaturePair(rows[: metric.fewest], rows[32:])).value is not None
+        with pytest.raises(UserError, match="needs"):
+            metric.measure(FeaturePair(rows[: metric.fewest - 1], rows[32:]))
+
+
+def test_the_reference_is_encoded_after_the_images_once_and_its_time_is_noted(
+    sets: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(images_module, "_WORTH_A_NOTE_S", 0.0)
+    protocol, doing = ImageProtocol(encoders=SCENES.encoders, metrics=("fd",)), list[str]()
+
+    def score() -> list[str]:
+        doing.clear()
+        caplog.clear()
+        evaluate_images(sets / "a", sets / "b", protocol, CPU, on_progress=lambda now: doing.append(now.doing))
+        return list(dict.fromkeys(doing))
+
+    parts, encoded = score(), [f"encoding {sets / 'a'} with scenes", f"encoding the reference {sets / 'b'} with scenes"]
+    assert [words for words in parts if words.startswith("encoding")] == encoded
+    assert f"{sets / 'b'}: the features of its 40 images by scenes are not cached yet" in caplog.text
+    assert re.search(r"takes about [\d.]+ \w+ once, and later calls read them from", caplog.text)
+    parts = score()
+    assert [words for words in parts if words.startswith("encoding")] == encoded[:1] and caplog.text == ""
+    assert f"reading the cached features of {sets / 'b'}" in parts
