@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,8 @@ S = TypeVar("S", bound="Settings")
 _STUDY = "study.yaml"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
+_WRITTEN = ("out", "save_reference")
+"""Parameters of commands that name what is written."""
 _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer cache")
 """Commands whose work ranks share; all others run as one process."""
 _UsageError: Any = typer.BadParameter.__mro__[2]
@@ -105,9 +108,10 @@ def _with_json(body: Callable[..., Any], command: str) -> Callable[..., Any]:
     @functools.wraps(body)
     def run(*arguments: Any, json_: bool = False, **options: Any) -> Any:
         given = {**options, "json_": json_} if own else options
-        if not json_:
-            return body(*arguments, **given)
-        with answers.one_document(command, lambda: console.quiet):
+        with answers.one_document(command, lambda: console.quiet) if json_ else nullcontext():
+            for name in _WRITTEN:
+                if isinstance(path := options.get(name), Path):
+                    _refuse_unwritable(f"--{name.replace('_', '-')}", path)
             return body(*arguments, **given)
 
     parameters = [*signature.parameters.values()]
@@ -116,6 +120,15 @@ def _with_json(body: Callable[..., Any], command: str) -> Callable[..., Any]:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _refuse_unwritable(option: str, path: Path) -> None:
+    """Refuse a path that nothing can be written to before hours of work. Its folders may be missing."""
+    there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))  # noqa: PTH110 (never raises)
+    if there != path and not there.is_dir():
+        raise UserError(f"{option} {path}: {there} is a file, and holds no others; choose another {option}")
+    if not os.access(there, os.W_OK | os.X_OK if there.is_dir() else os.W_OK):
+        raise UserError(f"{option} {path}: {there} may not be written by this user; choose another {option}")
 
 
 app = App(

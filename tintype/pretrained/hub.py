@@ -98,8 +98,8 @@ class Checkpoint:
 
         Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
         """
+        transformers = transformers_package()  # before anything is downloaded for it
         model_type = str(self.stated_config("a model of transformers").get("model_type"))
-        transformers = transformers_package()
         with explained(self):
             if model_type not in transformers.CONFIG_MAPPING:
                 raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")

@@ -393,7 +393,12 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
 
 
 def _fetch_weights(untrained: Sequence[Plan]) -> None:
-    """Load tokenizers, teachers and perceptual losses once, so that problems are found before the first step."""
+    """Load tokenizers, teachers and perceptual losses once, so that problems are found before the first step.
+
+    Text encoders may have billions of weights: only their package is asked for.
+    """
+    for text in dict.fromkeys(plan.text for plan in untrained):
+        text.check_packages()
     for tokenizer in dict.fromkeys(plan.tokenizer for plan in untrained):
         tokenizer.build(torch.device("cpu"))
     parts = [(part, plan.token_grid) for plan in untrained for part in (*plan.losses, plan.tuning)]

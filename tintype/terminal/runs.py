@@ -42,12 +42,12 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     if checkpoint.newest_whole_step(RunFolder(out).checkpoints, tensors=False) != plan.train.steps:
         training_device(plan)  # refuses before a line says that it trains
     began_s, first_step = time.monotonic(), plan.train.steps  # where it was done before, nothing is reported
-    with stoppable("training", plan.train.steps, "steps") as (bars, interrupt):
+    with stoppable("preparing", unit="steps") as (bars, interrupt):
 
         def on_progress(now: TrainProgress) -> None:
             nonlocal first_step
             first_step = now.step if now.loss is None else first_step
-            bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
+            bars.show("training", now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
         def on_wait(text: str) -> None:
             say(progress_console, text, "yellow")

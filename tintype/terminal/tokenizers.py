@@ -25,14 +25,14 @@ from tintype.train.steps import Progress as StepProgress
 
 def _show_step(bars: Progress, now: StepProgress) -> None:
     note = speed_note(now.loss, now.images_per_s) if now.step < now.steps else "measuring"
-    bars.show(None, now.step, note=note)
+    bars.show("training", now.step, now.steps, note)
 
 
 def train_tokenizer_with_progress(
     settings: training.TokenizerTraining, out: Path, device: torch.device, console: Console
 ) -> None:
     """Train a tokenizer and show how far it is."""
-    with stoppable("training", settings.steps, "steps") as (bars, interrupt):
+    with stoppable("preparing", unit="steps") as (bars, interrupt):
         outcome = training.train_tokenizer(settings, out, device, interrupt, partial(_show_step, bars))
     if outcome.record is None:
         leave_training(interrupt.signal, outcome.step)
@@ -48,7 +48,7 @@ def train_encoder_with_progress(
     settings: SceneEncoderTraining, out: Path, device: torch.device, console: Console
 ) -> dict[str, Any]:
     """Train the scene encoder, show how far it is, and return its record."""
-    with stoppable("training", settings.steps, "steps") as (bars, interrupt):
+    with stoppable("preparing", unit="steps") as (bars, interrupt):
         outcome = train_scene_encoder.train(settings, out, str(device), interrupt, partial(_show_step, bars))
     if outcome.record is None:
         leave_training(interrupt.signal, outcome.step)

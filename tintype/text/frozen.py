@@ -22,7 +22,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint, explained
-from tintype.pretrained.packages import Untyped
+from tintype.pretrained.packages import Untyped, transformers_package
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.runtime.identity import check_pin
@@ -85,6 +85,9 @@ class FrozenTextPart(PretrainedPart, TextPart):
             f"It reads what its frozen text encoder reads, truncated to {self.max_tokens} tokens; how it follows "
             "prompts unlike its captions was not measured."
         ]
+
+    def check_packages(self) -> None:
+        transformers_package()
 
     def network(self) -> Untyped:
         """Load the tower that reads texts, and nothing else of the checkpoint."""

@@ -29,6 +29,9 @@ class TextPart(Part):
         """Return what a model cannot read because of this encoder, one limit each."""
         return []
 
+    def check_packages(self) -> None:
+        """Refuse an encoder whose package is not installed, without loading its weights."""
+
     def build(self, device: torch.device) -> TextEncoder:
         """Loads what is frozen onto the device; what is trained goes there with all that is."""
         raise NotImplementedError
