@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from tintype.data.sources import open_held_out
+from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
-from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
+from tintype.evaluation.prompts import CAPTIONS, find_captions, is_caption, missing_captions, read_prompts
 from tintype.evaluation.protocol import FEWEST, Protocol
 from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
@@ -166,7 +166,7 @@ def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
         )
 
 
-def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: torch.device) -> list[Problem]:
+def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: torch.device) -> list[Problem]:
     """List all that keeps a protocol from working: data that it does not fit, missing prompt files and weights.
 
     Builds the encoders, which fetches their weights once.
@@ -178,7 +178,7 @@ def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: tor
             one, open_held_out(one, protocol.held_out_count, torch.device("cpu"), protocol.shaped), protocol
         )
     ]
-    found += file_problems(protocol)
+    found += file_problems(protocol) or [problem for one in data for problem in _asked_problems(one, protocol)]
     for settings in protocol.encoders:
         try:
             encoder = settings.build(device)
@@ -187,6 +187,15 @@ def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: tor
         except UserError as error:
             found.append(Problem(f"encoders: {error}"))
     return list(dict.fromkeys(found))
+
+
+def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
+    """List captions of a file that are asked for copies and belong to no training image."""
+    asked = protocol.memorisation
+    if protocol.reads_training_images and (file := asked.prompt_file) is not None:
+        found = find_captions(open_source(data.scored, "train", torch.device("cpu")), file.prompts)
+        if text := missing_captions(found, file.prompts, asked.prompts or ""):
+            yield Problem(text, ("memorisation.prompts=null",))
 
 
 def file_problems(protocol: Protocol) -> list[Problem]:

@@ -20,6 +20,7 @@ from tintype.data.captions import NULL_CAPTION
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.sources import open_source, open_unseen
 from tintype.errors import UserError
+from tintype.evaluation.prompts import find_captions, missing_captions
 from tintype.evaluation.protocol import Protocol, Sampling
 from tintype.evaluation.reference import BLOCK, ScoredData, data_fingerprint, shared_features, source_features
 from tintype.evaluation.samples import Samples, samples_of
@@ -39,7 +40,7 @@ class Question:
     source: ImageSource
     ids: Sequence[int]
     own_N: Sequence[int]
-    """Of each caption, the place of its image in `ids`."""
+    """The place of each caption's image in `ids`."""
     captions: Sequence[str]
 
 
@@ -191,16 +192,9 @@ def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Q
 
 def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: str) -> tuple[Question, str]:
     """Ask for the images whose captions a file has. Return the kind of caption that these are too."""
-    wanted, found = set(captions), dict[str, tuple[int, str]]()
-    for id_ in range(len(source)):
-        for kind, text in source.records([id_])[0].captions.items():
-            if text.strip() in wanted:
-                found.setdefault(text.strip(), (id_, kind))
-    if missing := [caption for caption in captions if caption not in found]:
-        raise UserError(
-            f"memorised: {len(missing)} of {len(captions)} captions of {name} belong to no training image; the first "
-            f"is {missing[0]!r}"
-        )
+    found = find_captions(source, captions)
+    if problem := missing_captions(found, captions, name):
+        raise UserError(problem)
     own = list(dict.fromkeys(found[caption][0] for caption in captions))
     if len(own) > images:
         raise UserError(
@@ -236,5 +230,5 @@ def find_copies(
 
 
 def _features(source: ImageSource, ids: Sequence[int], words: str, data: DataPart, encoder: Encoder) -> Tensor | None:
-    fingerprint = f"{words} {list(ids)} {data.model_dump_json()} {data_fingerprint(data, source)}"
-    return source_features(source, ids, words, fingerprint, encoder)
+    of_data = f"{data.model_dump_json()} {data_fingerprint(data, source)}"
+    return source_features(source, ids, words, of_data, encoder)

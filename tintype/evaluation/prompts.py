@@ -11,16 +11,18 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from tintype.errors import UserError, as_user_error
+from tintype.seams import ImageSource
 
 CAPTIONS = ("long", "short")
 """The kinds of caption that scenes have. A store names its own."""
 _GROUPS = ("tag", "category", "challenge")
+_TOGETHER = 1024
 
 
 def is_caption(prompts: str) -> bool:
@@ -34,6 +36,29 @@ class PromptFile:
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The group of each prompt, for each way of grouping that the file has."""
+
+
+def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return the id of the first image that has a caption, and the kind of it, by caption."""
+    wanted, found = set(captions), dict[str, tuple[int, str]]()
+    for first in range(0, len(source), _TOGETHER):
+        ids = range(first, min(first + _TOGETHER, len(source)))
+        for id_, record in zip(ids, source.records(ids), strict=True):
+            for kind, text in record.captions.items():
+                if text.strip() in wanted:
+                    found.setdefault(text.strip(), (id_, kind))
+    return found
+
+
+def missing_captions(found: Container[str], captions: Sequence[str], name: str) -> str:
+    """Return what is wrong with a file of training captions; empty where every one was found."""
+    missing = [caption for caption in captions if caption not in found]
+    if not missing:
+        return ""
+    return (
+        f"memorisation.prompts: {len(missing)} of {len(captions)} captions of {name} belong to no training image; the "
+        f"first is {missing[0]!r}"
+    )
 
 
 @lru_cache(maxsize=8)

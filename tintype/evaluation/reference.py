@@ -102,9 +102,13 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
 
 
 def source_features(
-    source: ImageSource, ids: Sequence[int], words: str, fingerprint: str, encoder: Encoder
+    source: ImageSource, ids: Sequence[int], words: str, of_data: str, encoder: Encoder
 ) -> Tensor | None:
-    """Return the features of square images of a source, cached on disk. Ranks share the work; the first has them."""
+    """Return the features of square images of a source, cached on disk. Ranks share the work; the first has them.
+
+    `of_data` says which source it is.
+    """
+    fingerprint = _sha256(f"{words} {list(ids)} {of_data}")
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
     blocks = spans(0, len(ids), BLOCK)
     return _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))

@@ -125,7 +125,7 @@ def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[f
     others = Reference(others_RF)
     count = min(_NEIGHBOURS, max(1, len(others_RF) // 10))
     around_R = _around(others_RF, others, count, themselves=True)
-    ratio_2R = [_nearest(others_RF, Reference(one.image_MF))[0] / around_R for one in (training, unseen)]
+    ratio_2R = [_nearest(others_RF, one.image_MF)[0] / around_R for one in (training, unseen)]
     ratio_S = torch.cat(ratio_2R).sort().values
     any_bar = min(OWN_BAR, float(ratio_S[math.ceil(CHANCE * len(ratio_S)) - 1]))
     far = _FAR * float(around_R.sort().values[math.ceil(0.99 * len(around_R)) - 1])
@@ -136,7 +136,7 @@ def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[f
 
 def _nearness(asked: Asked, others: Reference, count: int, any_bar: float, far: float) -> Nearness:
     around_N = _around(asked.fake_NF, others, count)
-    distance_N, nearest_N = _nearest(asked.fake_NF, Reference(asked.image_MF))
+    distance_N, nearest_N = _nearest(asked.fake_NF, asked.image_MF)
     to_own_N = (asked.fake_NF.double() - asked.image_MF[asked.own_N].double()).norm(dim=1)
     own_N = (to_own_N < OWN_BAR * around_N) | (to_own_N == 0)
     any_N = own_N | (distance_N < any_bar * around_N) | (distance_N == 0)
@@ -155,11 +155,12 @@ def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool 
     return torch.cat(found).clamp_min(1e-12)
 
 
-def _nearest(fake_NF: Tensor, images: Reference) -> tuple[Tensor, Tensor]:
+def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distance of each sample to the nearest image, and that image's row."""
+    images = Reference(image_MF if len(image_MF) > 1 else image_MF.repeat(2, 1))  # which needs two
     points = Points.about(images.mean_F, fake_NF.double())
     found = [block.distance2().min(1) for block in images.blocks(points, images.points)]
-    return torch.cat([one.values for one in found]).sqrt(), torch.cat([one.indices for one in found])
+    return torch.cat([one.values for one in found]).sqrt(), torch.cat([one.indices for one in found]) % len(image_MF)
 
 
 def newcombe(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:

@@ -91,13 +91,14 @@ def contains_zero(found: Recall) -> bool:
     return all(rate.low < 0 < rate.high for rate in rates)
 
 
-@pytest.mark.parametrize("trained_on", [6, MANY])
+@pytest.mark.parametrize("trained_on", [1, 6, MANY])
 def test_a_perfect_copier_has_both_figures_near_one(trained_on: int) -> None:
     found = ask(copy_of_own, trained_on)
-    assert found.verdict == "copies"
+    assert (found.verdict == "copies") == (trained_on > 1)
     for metric in (ANY, OWN):
         measured = metric.measure(found)
-        assert measured.value >= 0.95 and measured.interval is not None and measured.interval[0] > 0.4
+        assert measured.value >= 0.95 and measured.interval is not None
+        assert measured.interval[0] > (0.4 if trained_on > 1 else -0.2), "one caption decides nothing"
         assert measured.parts["on training captions"] == 1.0
 
 

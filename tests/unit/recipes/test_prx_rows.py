@@ -138,7 +138,7 @@ def test_the_preset_is_prxs_evaluation() -> None:
     labels = [definitions(protocol)[name].label for name in study.settings.primary]
     assert labels == ["FID", "CMMD (processor's crop)", "DINO-MMD"]
     assert load_study("prx-repa").settings.evaluation == protocol_of(["preset=prx"])
-    assert protocol == protocol_of(["preset=prx", "metrics=[fd,mmd_published,memorised]"])
+    assert protocol == protocol_of(["preset=prx", "metrics=[fd,mmd_published,memorised,memorised_own]"])
 
 
 def test_settings_beside_a_preset_replace_its_own() -> None:
@@ -212,7 +212,8 @@ def pocket(name: str, folder: Path) -> Study:
         "reference_count": 8,
         "validation_count": 4,
         "encoders": ["scenes"],
-        "metrics": ["fd", *(["memorised"] if "memorised" in str(given) else [])],
+        "metrics": ["fd", *(["memorised", "memorised_own"] if "memorised" in str(given) else [])],
+        "memorisation": {"captions": 4, "guidance": [3.0]},
         "sampler": {"steps": 2, "batch": 8},
     }
     (folder / "study.json").write_text(json.dumps(document))
