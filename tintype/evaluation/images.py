@@ -147,7 +147,7 @@ def _refuse_few(protocol: ImageProtocol, path: Path, count: int) -> None:
     needed = {name: FEATURE_METRICS[name].fewest for name in protocol.metrics}
     if short := [name for name in protocol.metrics if needed[name] > count]:
         fitting = [name for name in protocol.metrics if needed[name] <= count]
-        fix = f"give more images, or --set metrics=[{','.join(fitting)}]" if fitting else "give more images"
+        fix = f"give more images, or --set 'metrics=[{','.join(fitting)}]'" if fitting else "give more images"
         words = ", ".join(f"{name} needs {needed[name]}" for name in short)
         raise UserError(f"{path} has {count} image{'s' if count != 1 else ''}, too few: {words}; {fix}")
 
