@@ -19,6 +19,7 @@ from tintype.evaluation.run import evaluate
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.study import load_study
+from tintype.techniques.apply import apply_techniques
 from tintype.train.loop import train
 
 CPU = torch.device("cpu")
@@ -58,6 +59,16 @@ def test_a_run_learns_from_one_store_and_is_scored_against_the_other(tmp_path: P
     assert evaluate(tmp_path / "run", protocol).metrics["validation_loss"] is not None
     known = json.loads((tmp_path / "run" / "loaded.json").read_text())
     assert known["data/evaluate"] == scored.identity != known["data"]
+
+
+def test_a_mixture_records_the_store_that_its_source_is_scored_against(tmp_path: Path) -> None:
+    learnt, scored = two_stores(tmp_path)
+    plan = apply_techniques(
+        of_stores(learnt, scored), ["mixture:own=own,add.more.data.style=photo,add.more.data.kind=scenes"]
+    )
+    train(plan, tmp_path / "run", Interrupt())
+    known = json.loads((tmp_path / "run" / "loaded.json").read_text())
+    assert known["data/own/evaluate"] == open_held_out(plan.data, 1, CPU).identity != known["data/own"]
 
 
 def test_a_run_is_not_scored_against_another_store_in_that_place(tmp_path: Path) -> None:
