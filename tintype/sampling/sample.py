@@ -18,6 +18,8 @@ from torch import Tensor
 from tintype.data.image_file import open_image, read_file
 from tintype.data.image_sets import SHEET
 from tintype.errors import UserError, as_user_error
+from tintype.plugins.record import record_of
+from tintype.plugins.registry import is_built_in
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_bytes
@@ -72,6 +74,9 @@ class Images:
         run, size = self.run, self.size_px if isinstance(self.size_px, int) else list(self.size_px)
         details = {"run": str(run.path), "plan": run.parts.plan.hash, "step": run.step, "seed": self.seed}
         details |= {"ema_length": run.average.length} if run.average else {}
+        parts = [("samplers", self.settings.method), ("guidances", self.settings.guidance.kind)]
+        if any(not is_built_in(*part) for part in parts):
+            details["plugins"] = record_of(parts)
         return {**details, "index": index, "size_px": size, **plain(self.settings)}
 
     def metadata(self, index: int) -> dict[str, str]:

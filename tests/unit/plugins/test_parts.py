@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -83,7 +84,9 @@ def test_its_parts_train_resume_and_sample_together(tmp_path: Path) -> None:
     asked = ["a red ball"]
     written = sample_run(tmp_path / "whole", asked, None, tmp_path / "out", settings, count=1, seed=0, size_px=None)
     with Image.open(written[0]) as image:
-        assert image.size == (16, 16) and '"method": "adams-bashforth"' in image.info["tintype"]
+        made_with = json.loads(image.info["tintype"])
+        assert image.size == (16, 16) and made_with["method"] == "adams-bashforth"
+        assert made_with["plugins"] == {"every_part.py": {"sha256": loaded()["every_part.py"].sha256}}
     forget(loaded()[EVERY_PART.name])
     with pytest.raises(UserError, match=r"was made with the plugin every_part\.py .*, which is not loaded"):
         sample_run(tmp_path / "whole", asked, None, tmp_path / "out", SamplerSettings(), count=1, seed=0, size_px=None)
