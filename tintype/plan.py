@@ -403,6 +403,8 @@ def plan_from_folder(folder: Path) -> Plan:
             f"{folder} is a study; choose one of its runs with --arm and --arm-seed, or give its folder in "
             f"{folder / 'runs'}"
         )
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the folder of a run, or of a study with --arm")
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(

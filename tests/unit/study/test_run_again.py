@@ -169,9 +169,10 @@ def test_a_missing_tokenizer_of_a_stored_study_has_the_command_that_makes_it(tmp
     [
         (["train", "FOLDER"], r"is the folder of a study; its baseline's plan is .*baseline\.yaml.*`tintype ablate"),
         (["ablate", "FOLDER/.."], r"is a folder and not that of a study \(no study\.yaml\)"),
+        (["sample", "FOLDER/study.yaml", "a ball"], r"is a file; give the folder of a run, or of a study with --arm"),
     ],
 )
-def test_a_folder_that_does_not_fit_is_refused_in_words(words: list[str], message: str, stored: Path) -> None:
+def test_a_folder_or_file_that_does_not_fit_is_refused_in_words(words: list[str], message: str, stored: Path) -> None:
     given = [word.replace("FOLDER", str(stored)) for word in words]
     shown = CliRunner().invoke(app, [*given, "--out", str(stored / "new")])
     assert re.search(message, str(shown.exception), re.DOTALL)
