@@ -1,7 +1,7 @@
 """Ask a run for copies of its training images: sample captions of training images, and of images that it never saw.
 
-Both sets have as many images and captions, drawn by one rule, and are sampled with the same noises and guidance
-scales. Further unseen images say how near images of this data are to each other.
+Both sets are drawn by one rule, and as many samples are made of each, with the same noises and guidance scales.
+Further unseen images say how near images of this data are to each other.
 
 M: images that copies are looked for of, N: samples, C: channels, H, W: rows and columns.
 """
@@ -153,9 +153,10 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     data, asked = scored.data.memorisable.squared, protocol.memorisation
     train = open_source(data, "train", _CPU)
     wanted = min(len(train), protocol.training_count)
-    unseen = open_unseen(data, wanted + protocol.reference_count, _CPU)
+    unseen = open_unseen(data, max(wanted, asked.captions) + protocol.reference_count, _CPU)
     images = min(wanted, len(unseen) // 2)
-    others = range(images, min(len(unseen), images + protocol.reference_count))
+    controls = min(max(images, asked.captions), len(unseen) // 2)  # as many captions as can be, of few images too
+    others = range(controls, min(len(unseen), controls + protocol.reference_count))
     if len(others) < 2:
         raise UserError(
             f"memorised: the data holds out {len(unseen)} images, and looking for copies needs 4 or more; hold out "
@@ -171,7 +172,7 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     note = ""
     if isinstance(scored.data, MixtureSettings) and scored.data.evaluate not in scored.data.read:
         note = f"memorised: training never reads the source '{scored.data.evaluate}', which copies are looked for of"
-    return Questions(training, _spread(unseen, range(images), kind, count), others, len(train), data, note)
+    return Questions(training, _spread(unseen, range(controls), kind, count), others, len(train), data, note)
 
 
 def _kind_read(plan: Plan, protocol: Protocol) -> str:

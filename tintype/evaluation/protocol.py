@@ -72,7 +72,7 @@ class Condition(Settings):
 
 
 class MemorisationSettings(Settings):
-    """How `memorised` and `memorised_own` ask for copies: captions of training images, and as many unseen ones."""
+    """How `memorised` and `memorised_own` ask for copies: captions of training images, and unseen ones."""
 
     prompts: Annotated[str, NamesFile(is_caption)] | None = Field(
         None,

@@ -94,7 +94,7 @@ class CopyPair(_Record):
 ALL_SCALES = "all"
 _FOUND: Mapping[Verdict, str] = {
     "copies": "copies of training images",
-    "none found": "no more copies than of unseen images",
+    "none found": "no copies shown beyond those of unseen images",
     "unlike the data": "the samples are unlike the data, so nothing is known about copies",
 }
 

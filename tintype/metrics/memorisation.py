@@ -2,13 +2,13 @@
 
 Samples of training captions are held against training images (2212.03860, 2301.13188). A model that follows captions
 comes near an image without having seen it, so the same is done with captions of images like those of training that
-it never saw, against as many of these, and the two shares are subtracted. Distances are between features, and
+it never saw, against these, and the two shares are subtracted. Distances are between features, and
 relative, as in 2301.13188, section 5.1: a sample's distance to an image over its mean distance to the nearest images
 of a third set, which is neither trained on nor asked for. Two kinds of near-copies are counted:
 
 - of the caption's own image: the relative distance is below `OWN_BAR`, that paper's;
 - of any of the images: of the own one, or so near to another that only `CHANCE` of the real images of the third set
-  are as near to one of them. Among many images some are alike, so this bar is lower.
+  are as near to one of them. Among many images some are alike, so this bar is lower, and each set has its own.
 
 Differs from 2301.13188: features instead of pixels, neighbours that were not trained on, a bar from the data.
 
@@ -79,6 +79,7 @@ class Nearness:
     """Its relative distance."""
     caption_N: Tensor
     """The row of the caption's own image."""
+    any_bar: float
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,6 @@ class Recall:
     unseen: Nearness
     scale_N: Tensor
     """The guidance scale of each sample."""
-    any_bar: float
     images: int
     others: int
     trained_on: int
@@ -125,23 +125,23 @@ def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[f
     others = Reference(others_RF)
     count = min(_NEIGHBOURS, max(1, len(others_RF) // 10))
     around_R = _around(others_RF, others, count, themselves=True)
-    ratio_2R = [_nearest(others_RF, one.image_MF)[0] / around_R for one in (training, unseen)]
-    ratio_S = torch.cat(ratio_2R).sort().values
-    any_bar = min(OWN_BAR, float(ratio_S[math.ceil(CHANCE * len(ratio_S)) - 1]))
     far = _FAR * float(around_R.sort().values[math.ceil(0.99 * len(around_R)) - 1])
-    near, near_unseen = (_nearness(one, others, count, any_bar, far) for one in (training, unseen))
+    near, near_unseen = (_nearness(one, others, around_R, count, far) for one in (training, unseen))
     scale_N, images = torch.tensor(scales, dtype=torch.float64), len(training.image_MF)
-    return Recall(near, near_unseen, scale_N, any_bar, images, len(others_RF), max(trained_on, images))
+    return Recall(near, near_unseen, scale_N, images, len(others_RF), max(trained_on, images))
 
 
-def _nearness(asked: Asked, others: Reference, count: int, any_bar: float, far: float) -> Nearness:
+def _nearness(asked: Asked, others: Reference, around_R: Tensor, count: int, far: float) -> Nearness:
+    real_RF = others.points.offset_NF + others.mean_F
+    ratio_R = (_nearest(real_RF, asked.image_MF)[0] / around_R).sort().values
+    any_bar = min(OWN_BAR, float(ratio_R[math.ceil(CHANCE * len(ratio_R)) - 1]))
     around_N = _around(asked.fake_NF, others, count)
     distance_N, nearest_N = _nearest(asked.fake_NF, asked.image_MF)
     to_own_N = (asked.fake_NF.double() - asked.image_MF[asked.own_N].double()).norm(dim=1)
     own_N = (to_own_N < OWN_BAR * around_N) | (to_own_N == 0)
     any_N = own_N | (distance_N < any_bar * around_N) | (distance_N == 0)
     unlike_N = (around_N > far) & ~any_N
-    return Nearness(own_N, any_N, unlike_N, nearest_N, distance_N / around_N, asked.own_N)
+    return Nearness(own_N, any_N, unlike_N, nearest_N, distance_N / around_N, asked.own_N, any_bar)
 
 
 def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
@@ -203,7 +203,7 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
             f"{recalled.unlike:.0%} of the samples of training captions are unlike the data: a value near 0 does not "
             "say that nothing was memorised"
         )
-    if not recalled.any_bar:
+    if not recalled.training.any_bar:
         warnings.append(
             f"more than {CHANCE:.0%} of the held-out images are training images to the encoder, so only exact copies "
             "count; `tintype data inspect` finds them"
@@ -227,8 +227,8 @@ ANY: Metric[Recall] = Metric(
     label="memorised",
     direction="lower",
     definition="share of samples of training captions that are near-copies of a training image, minus the same share "
-    "for captions of images like those of training that were never seen, against as many of these: 1 for a model that "
-    "returns training images, about 0 for one that never saw them",
+    "for captions of images like those of training that were never seen, against these: 1 for a model that returns "
+    "training images, about 0 for one that never saw them",
     measure=lambda recalled: _measured(recalled, "any"),
     range=_RANGE,
     revision=2,

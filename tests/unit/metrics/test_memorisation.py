@@ -48,11 +48,11 @@ def real_sets(count: int) -> list[Tensor]:
 
 
 def ask(model: Model, trained_on: int) -> Recall:
-    """Ask a model with captions of training images, and with captions of as many images that it never saw."""
-    seen, unseen = list(range(trained_on)), list(range(1000, 1000 + trained_on))
-    own_N = torch.arange(SAMPLES) % trained_on
+    """Ask a model with captions of training images, and with captions of images that it never saw."""
+    seen, unseen = list(range(trained_on)), list(range(1000, 1000 + max(trained_on, SAMPLES)))
     sides = []
     for salt, ids in enumerate((seen, unseen)):
+        own_N = torch.arange(SAMPLES) % len(ids)
         fake_NF = model([ids[row] for row in own_N.tolist()], seen, salt)
         sides.append(Asked(fake_NF, real(ids), own_N))
     return recall(sides[0], sides[1], real(list(range(2000, 2000 + OTHERS))), [3.0] * SAMPLES)
@@ -94,11 +94,11 @@ def contains_zero(found: Recall) -> bool:
 @pytest.mark.parametrize("trained_on", [1, 6, MANY])
 def test_a_perfect_copier_has_both_figures_near_one(trained_on: int) -> None:
     found = ask(copy_of_own, trained_on)
-    assert (found.verdict == "copies") == (trained_on > 1)
+    assert found.verdict == "copies"
     for metric in (ANY, OWN):
         measured = metric.measure(found)
         assert measured.value >= 0.95 and measured.interval is not None
-        assert measured.interval[0] > (0.4 if trained_on > 1 else -0.2), "one caption decides nothing"
+        assert measured.interval[0] > {1: 0.15, 6: 0.55, MANY: 0.85}[trained_on]
         assert measured.parts["on training captions"] == 1.0
 
 
@@ -150,7 +150,7 @@ def test_duplicates_among_the_images_do_not_hide_copies() -> None:
 def test_a_caption_counts_once_however_often_it_is_asked() -> None:
     """The interval of six captions is as wide with 96 samples as with six."""
     rate = ask(copy_of_own, 6).rate("own")
-    assert rate.high - rate.low > 0.5 and rate.low > 0.3
+    assert rate.high - rate.low > 0.35, "96 samples as 96 captions would have 0.08"
 
 
 def test_newcombes_interval_is_that_of_his_paper() -> None:

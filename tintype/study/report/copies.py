@@ -11,10 +11,10 @@ from tintype.study.report import findings
 from tintype.study.results import Arm, StudyResults
 
 LEAD = (
-    "Every run was asked with captions of its training images, and with as many captions of images like those that it "
-    "never saw. The figures are shares of near-copies on training captions minus those on unseen ones: of any training "
-    "image, and of the caption's own. In brackets is the 95% interval over captions; a run has copies where one lies "
-    "above 0."
+    "Every run was asked with captions of its training images, and as often with captions of images like those that "
+    "it never saw. The figures are shares of near-copies on training captions minus those on unseen ones: of any "
+    "training image, and of the caption's own. In brackets is the 95% interval over captions; a run has copies where "
+    "one lies above 0."
 )
 PAIRS_LEAD = (
     "The nearest pairs of each arm's first run: the sample left, the training image that is nearest to it right. A "
