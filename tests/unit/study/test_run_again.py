@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from tests.studies import run_study
 from tests.tiny import TINY
-from tintype.bench import expect
 from tintype.cli import app
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
@@ -45,10 +44,7 @@ def _in_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every_study
-def test_the_command_of_the_readme_runs_the_study_again(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expect, "expected_seconds", lambda study, counted: "")  # tests/unit/bench/test_expect.py
+def test_the_command_of_the_readme_runs_the_study_again(study: Path, tmp_path: Path) -> None:
     text = (study / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"tintype ablate [^`\n]+", text)
     assert command == f"tintype ablate {study} --out DIR"
