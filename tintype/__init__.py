@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tintype.study.study import Study
 
 __version__ = "0.1.0"
+NUMERICS = 1
+"""Raised whenever the losses in tests/golden change: a worker with another number does not join a study."""
 __all__ = [
     "DivergedError",
     "EvaluationResult",

@@ -66,6 +66,7 @@ from tintype.study.shares import counts_of, is_tested, trend_metrics
 from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair, with_terms
 from tintype.study.verdicts import compare, describe_method
+from tintype.study.version import version_events
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
@@ -450,6 +451,8 @@ def read_run(
         )
     try:
         run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
+        if logs:
+            run.events.extend(version_events(run.environment, out))
         return _with_along(run, plan, along, RunFolder(path)) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of another version
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None

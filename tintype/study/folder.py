@@ -45,6 +45,7 @@ from tintype.study.runner import tasks_of
 from tintype.study.settings import StudySettings, section
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
+from tintype.study.version import VERSION, check_version, read_version, this_version
 from tintype.tokenizers.part import Compression, Known
 
 STUDY, RESULTS = "study.yaml", "results.json"
@@ -61,6 +62,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         return
     try:
         check_own_plugins(out)
+        check_version(out)
         _refuse_another_study(study, untuned_study(out), out)
     except DamagedFileError as error:
         known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
@@ -84,6 +86,12 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
     if plugins := {**record_of(_parts(study)), **recorded}:
         write_checked(out / PLUGINS, plugins)
+    try:
+        version = read_version(out)
+    except DamagedFileError:  # noted above
+        version = {}
+    if not version:
+        write_checked(out / VERSION, this_version())
     write_sealed(out / STUDY, write_yaml({"name": study.name, **plain(settings)}))
     _remove_leftovers(out, study.baselines)
 

@@ -69,6 +69,7 @@ from tintype.study.settings import ArmSettings
 from tintype.study.study import ArmPlan, Study, check_study, resolve
 from tintype.study.tracking import track_verdicts
 from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuning_tasks, untuned_words
+from tintype.study.version import check_version
 from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.train import checkpoint
@@ -267,6 +268,7 @@ def work_on_study(
     if not 0 < expiry_s <= MOST_EXPIRY_S:
         raise UserError(f"--expiry is {expiry_s:g} s; give more than 0 s and at most {MOST_EXPIRY_S:g} s")
     check_own_plugins(out)
+    check_version(out)
     study = untuned_study(out)
     chosen = [_choose_task(study, out, run)] if run is not None else []
     last: dict[tuple[str, int], Message] = {}

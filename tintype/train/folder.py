@@ -35,7 +35,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import damaged, flush, set_aside, sha256_of
 from tintype.runtime.identity import another, check_same
 from tintype.runtime.locks import locked, refuse_foreign
-from tintype.runtime.machine import environment
+from tintype.runtime.machine import code_commit, environment
 from tintype.train import checkpoint
 from tintype.train.session import Session
 
@@ -284,8 +284,15 @@ class RunFolder:
         with self.world.fail_together():
             self.keep_identities(identities, step)
             self.keep_plugins(parts.plan, step)
+            self._note_version(step)
             self.write_about(parts)
             self.log_warnings(parts.plan, step)
+
+    def _note_version(self, step: int) -> None:
+        """Log an event where another commit resumes the run: environment.json keeps the last one alone."""
+        before, now = self.read_record("environment.json").get("commit", ""), code_commit()
+        if step and before != now:
+            self.log_event("another-version", step, commit=now or "unknown", before=before or "unknown")
 
     def write_about(self, parts: Session) -> None:
         """Write the run's environment, and how each of its parameters is optimized."""

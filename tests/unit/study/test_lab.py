@@ -337,7 +337,9 @@ def claimed(study: Study, out: Path) -> list[str]:
     for resolution in study.baselines:
         (out / "real" / resolution).mkdir(parents=True, exist_ok=True)
         (out / "real" / resolution / "preview-0.png").touch()
-    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.name != "study.yaml")
+    return sorted(
+        str(path.relative_to(out)) for path in out.rglob("*") if path.name not in ("study.yaml", "version.json")
+    )
 
 
 def test_what_a_study_of_other_resolutions_left_is_removed(tmp_path: Path) -> None:

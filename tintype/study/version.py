@@ -1,0 +1,52 @@
+"""The version that began a study: workers whose training computes other numbers do not join it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tintype
+from tintype.errors import UserError
+from tintype.runtime.files import read_checked
+from tintype.runtime.machine import code_commit
+from tintype.study.study import remake_study
+
+VERSION = "version.json"
+"""The file in a study's folder that has it."""
+
+
+def this_version() -> dict[str, Any]:
+    return {"tintype": tintype.__version__, "commit": code_commit(), "numerics": tintype.NUMERICS}
+
+
+def read_version(out: Path) -> dict[str, Any]:
+    """Return the version that began a study; empty for one that was begun before it was recorded."""
+    return read_checked(out / VERSION, remake_study(out))
+
+
+def check_version(out: Path) -> None:
+    """Refuse to work on a study that was begun by a version whose training computes other numbers."""
+    begun = read_version(out)
+    if begun and begun.get("numerics") != tintype.NUMERICS:
+        commit = f", commit {begun['commit']}" if begun.get("commit") else ""
+        raise UserError(
+            f"{out} was begun by tintype {begun.get('tintype')}{commit}, whose training computes other numbers (its "
+            f"NUMERICS is {begun.get('numerics')}, here it is {tintype.NUMERICS}): its runs and new ones could not be "
+            "compared. Work on it with that version, or begin it anew in another --out"
+        )
+
+
+def version_events(environment: Mapping[str, object], out: Path) -> list[dict[str, object]]:
+    """Return an event where a run was last trained by another version or commit than the one that began the study."""
+    if "tintype" not in environment or not (begun := read_version(out)):
+        return []
+    own = {"tintype": environment["tintype"], "commit": environment.get("commit", "")}
+    other = {key: value for key, value in own.items() if value != begun.get(key)}
+    if not other:
+        return []
+    words = {
+        key: f"{value or 'unknown'}; the study was begun by {begun.get(key) or 'unknown'}"
+        for key, value in other.items()
+    }
+    return [{"event": "another-version", "step": 0, **words}]
