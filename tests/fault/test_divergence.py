@@ -15,6 +15,7 @@ from tintype import cli
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
+from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.transfer import PendingNumbers
 from tintype.settings import SKIP_WINDOW_STEPS
@@ -190,7 +191,7 @@ def test_a_study_calls_the_run_diverged_and_tries_it_again(diverged: Path, tmp_p
 def test_a_run_that_does_not_diverge_any_more_is_used_again(tmp_path: Path) -> None:
     train(tiny_plan(), tmp_path / "run", Interrupt())
     folder = RunFolder(tmp_path / "run")
-    folder.diverged_file.write_text("the first attempt diverged")
+    write_sealed(folder.diverged_file, "the first attempt diverged")
     with pytest.raises(DivergedError, match="the first attempt diverged"):
         folder.refuse_diverged()
     assert train(tiny_plan(), tmp_path / "run", Interrupt()).already_done

@@ -23,7 +23,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.optim.ema import Ema, EmaSettings
 from tintype.plan import Plan, plan_from_folder, plan_from_yaml
-from tintype.runtime.files import without_seal
+from tintype.runtime.files import without_seal, write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.settings import StudySettings
 from tintype.study.study import resolve
@@ -256,7 +256,7 @@ def as_it_was_stored(run: Path) -> Path:
     file = run / "plan.yaml"
     text = without_seal(file.read_text())
     lines = [line for line in text.splitlines() if line.strip() not in ("ramp: false", "every: 1")]
-    file.write_text("\n".join(lines) + "\n")
+    write_sealed(file, "\n".join(lines) + "\n")
     assert "ramp" not in file.read_text()
     return run
 
