@@ -1,0 +1,26 @@
+"""Too little memory to load torch and the other libraries, in one line of words. This module imports none of them."""
+
+from __future__ import annotations
+
+import resource
+
+LEAST_BYTES = 3 << 29
+"""Address space that a command needs at least: `plan show` on a CPU with one thread takes 1.07 GB."""
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+
+
+def why_too_small() -> str:
+    """Return why this process cannot load the libraries; empty where it can. Some of them would abort or hang."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or limit >= LEAST_BYTES:
+        return ""
+    return _words(f"this process may use {limit / 1e9:.2f} GB of address space and needs {LEAST_BYTES / 1e9:.1f} GB")
+
+
+def why_not_loaded(error: ImportError) -> str:
+    """Return the words for a library that lacked the memory to be loaded; empty for any other reason."""
+    return _words(f"{' '.join(str(error).split())}") if any(one in str(error) for one in _NO_MEMORY) else ""
+
+
+def _words(reason: str) -> str:
+    return f"not enough memory to load torch: {reason}; raise the limit (`ulimit -v`), then run the same command again"
