@@ -3,9 +3,8 @@
 import atexit
 import os
 import sys
-from typing import NoReturn
 
-from tintype.runtime.address_space import why_not_loaded, why_too_small
+from tintype.runtime.address_space import end_with, why_not_loaded, why_too_small
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.signals import end_before_work, handle_signals, ignore_signals
 
@@ -16,20 +15,15 @@ def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank ends with the torchrun that started it
         end_with_parent(os.getppid())
     if (words := why_too_small()) and not {"--help", "--version"} & set(sys.argv):
-        _refuse(words)
+        end_with(words)
     try:
         from tintype.cli import main as run
 
         run()
     except ImportError as error:
         if words := why_not_loaded(error):
-            _refuse(words)
+            end_with(words)
         raise
-
-
-def _refuse(words: str) -> NoReturn:
-    sys.stderr.write(f"error: {words}\n")
-    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import sys
+from typing import NoReturn
 
 LEAST_BYTES = 3 << 29
 """Address space that a command needs at least: `plan show` on a CPU with one thread takes 1.07 GB."""
@@ -20,6 +22,12 @@ def why_too_small() -> str:
 def why_not_loaded(error: ImportError) -> str:
     """Return the words for a library that lacked the memory to be loaded; empty for any other reason."""
     return _words(f"{' '.join(str(error).split())}") if any(one in str(error) for one in _NO_MEMORY) else ""
+
+
+def end_with(words: str) -> NoReturn:
+    """End the program with one line. The module that prints errors needs the libraries."""
+    sys.stderr.write(f"error: {words}\n")
+    sys.exit(2)
 
 
 def _words(reason: str) -> str:
