@@ -193,7 +193,7 @@ def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
     """List captions of a file that are asked for copies and belong to no training image."""
     asked = protocol.memorisation
     if protocol.reads_training_images and (file := asked.prompt_file) is not None:
-        found = find_captions(open_source(data.scored, "train", torch.device("cpu")), file.prompts)
+        found = find_captions(open_source(data.memorisable, "train", torch.device("cpu")), file.prompts)
         if text := missing_captions(found, file.prompts, asked.prompts or ""):
             yield Problem(text, ("memorisation.prompts=null",))
 

@@ -16,6 +16,7 @@ from tests.tiny_store import tiny_store
 from tintype.config.strict import parse, read_yaml
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.fit import readiness_problems
 from tintype.evaluation.memorised import ask_for_copies, find_copies
 from tintype.evaluation.protocol import ImageProtocol, Protocol, definitions
 from tintype.evaluation.reference import ScoredData
@@ -212,3 +213,14 @@ def test_a_source_that_training_never_reads_is_named(tmp_path: Path) -> None:
     plan = tiny_plan(techniques=[mixed])
     asked = ask_for_copies(tmp_path, 1, plan, ScoredData(plan.data), protocol_of())
     assert asked is not None and "never reads the source 'real'" in asked.questions.note
+
+
+def test_captions_of_no_training_image_are_found_before_training(tmp_path: Path) -> None:
+    """Training captions are those of the data that is trained on, whatever it is scored against."""
+    data, cpu = tiny_plan("data.evaluate_style=photo").data, torch.device("cpu")
+    own = SceneSource(data.memorisable, "train", cpu).records([5])[0].captions["long"]  # type: ignore[arg-type]
+    other = SceneSource(data.scored, "train", cpu).records([5])[0].captions["long"]  # type: ignore[arg-type]
+    for caption, wrong in ((own, False), (other, True)):
+        (file := tmp_path / f"asked-{wrong}.txt").write_text(caption)
+        found = readiness_problems(protocol_of(f"memorisation.prompts={file}"), [data], cpu)
+        assert [one.fixes for one in found] == [("memorisation.prompts=null",)] * wrong
