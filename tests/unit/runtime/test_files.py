@@ -60,6 +60,7 @@ RAW_WRITERS = {
     "data/recaption/journal.py": "errors name the journal",
     "runtime/segments.py": "errors name the cache",
     "runtime/rows.py": "beside its place; errors name the file",
+    "runtime/room.py": "a file that shows whether there is room; it is removed",
     "pretrained/weights.py": "the download; errors name the target",
     "data/store/export.py": "in a temporary folder; errors name the target",
 }
