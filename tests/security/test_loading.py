@@ -23,8 +23,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {"pretrained/pickles.py": {"pickle"}, "plugins/load.py": {"compile", "exec"}}
 """The one file that opens pickles, with a table of the names that it knows; test_pickles.py attacks it. And the one
 that runs a plugin file, which the user has named by `--plugin` or TINTYPE_PLUGINS."""
-GIVE_FILES = {"plugins/load.py", "cli/shared.py", "contract/run.py"}
-"""The files that may name a plugin file to be run: `--plugin`, and the argument of `tintype check`."""
+GIVE_FILES = {"plugins/load.py", "cli/shared.py", "contract/run.py", "library/plugins.py"}
+"""The files that may name a plugin file to be run: `--plugin`, the argument of `tintype check`, `load_plugins`."""
 
 
 def reads_tensors_only(call: ast.Call) -> bool:

@@ -29,6 +29,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import LostLeaseError
+from tintype.runtime.memory import checked_memory
 from tintype.runtime.room import is_full
 from tintype.study.settings import PRIMARY, RETRIES
 from tintype.study.study import Along, Study
@@ -210,7 +211,8 @@ def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
     """
     count, scored = min(_PROBE_IMAGES, protocol.validation_count), scored_data(parts.plan, protocol, step)
     source, size_px = held_out(scored, protocol), scored.data.size_px
-    error_TN = validation.velocity_errors(parts, source, count, count, protocol.seed, protocol.prompts)
+    with checked_memory():
+        error_TN = validation.velocity_errors(parts, source, count, count, protocol.seed, protocol.prompts)
     name = validation.METRIC.name if size_px == parts.plan.data.size_px else validation.name_at(size_px)
     return {name: float(error_TN.mean())}
 

@@ -295,6 +295,9 @@ def show_cost(cost: Cost, console: Console) -> None:
     least, most = cost.least, cost.most
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
     done = f"; {cost.done} of them are done" if cost.done else ""
+    if cost.done >= most:
+        say(console, f"{runs}{done}")
+        return
     if cost.seconds is None:
         say(console, f"{runs}{done}")
         why = f" ({cost.measured})" if cost.measured else ""

@@ -11,6 +11,7 @@ from tintype.study.compare import COMMANDS_FILE
 from tintype.study.looks import LOOKS_FILE
 from tintype.study.replicate import FOLDER as REPLICATION
 from tintype.study.runner import FAILURES
+from tintype.study.version import VERSION
 from tintype.train.folder import ABOUT, DIVERGED
 from tools.site.words import code, table
 
@@ -33,6 +34,7 @@ RUN = {
     f"evaluation/*/{PER_IMAGE_FILE}": "the scores of each image, for metrics that have one",
     f"evaluation/*/{MISREAD_FILE}": "the words of the previewed prompts that the images got wrong",
     "evaluation/*/preview-*.png": "the first images of an evaluation",
+    "evaluation/*/copy-*.png": "samples of training captions beside the nearest training images, nearest first",
     "evaluation/samples/*/*": "sampled images, which other metrics on the same images read",
     ".lock": "held by the process that writes to the run",
 }
@@ -41,6 +43,7 @@ STUDY = {
     "study.yaml": "the study, with every default resolved",
     "baseline.yaml": "the plan of the baseline",
     COMMANDS_FILE: "the commands that were given",
+    VERSION: "the version that began the study, and its NUMERICS",
     LOOKS_FILE: "which seeds each look has added; the first one has the study's own",
     "results.json": "the runs' scores, the comparisons and the verdicts",
     "results.csv": "a row for each run",
