@@ -213,9 +213,9 @@ def _run_in(folder: Path) -> str:
     seal = _FIRST_LINE.match(line)
     if seal is not None and seal["run"]:
         return seal["run"]
-    if seal is None and _SEAL_WORDS.search(line):
+    if seal is None and (not line or _SEAL_WORDS.search(line)):
         remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
-        raise damaged(folder / PLAN, "its first line is not what was written", remake)
+        raise damaged(folder / PLAN, "its first line is not what was written" if line else "it is empty", remake)
     raise unsealed(folder / PLAN)
 
 
