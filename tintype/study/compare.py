@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +34,7 @@ from tintype.metrics.resample import mean_error
 from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, run_of, without_seal
+from tintype.runtime.notes import note_once
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
@@ -388,19 +388,19 @@ def read_commands(out: Path) -> list[results.Command]:
 
 def reported_commands(out: Path) -> list[results.Command]:
     """Return the command lines of the last report: a copy of those in the study's folder."""
-    with suppress(DamagedFileError):
-        return last.commands if (last := last_results(out)) else []
-    return []
+    return last.commands if (last := last_results(out)) else []
 
 
 def last_results(out: Path) -> results.StudyResults | None:
-    """Return the results of the last report; None where there are none, or only those of another version."""
+    """Return the results of the last report; None where there are none, damaged ones, or those of another version."""
+    file = out / "results.json"
     try:
-        return results.read_results_file(out / "results.json")
-    except DamagedFileError:
-        raise
+        return results.read_results_file(file)
+    except DamagedFileError as error:
+        note_once(str(file), f"{file} is damaged ({error.reason}); it is written again from the runs")
     except UserError:
-        return None
+        pass
+    return None
 
 
 _NO_RESOLUTION = results.Resolution(name="", plan="", prompts=[], real_previews=[], reference={})

@@ -501,11 +501,7 @@ def _loss_of_results(study: Study, out: Path) -> str:
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
-        results = collect(study, out)
-        try:
-            results = with_earlier(results, last_results(out))
-        except DamagedFileError as error:  # the runs say all that is in it
-            progress.note(f"{out / RESULTS} is damaged ({error.reason}); it is written again from the runs")
+        results = with_earlier(collect(study, out), last_results(out))
         results = results.model_copy(update={"tuning": tuning_of(study, out)})
         if made := looks_to_record(study, results, out):
             record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
