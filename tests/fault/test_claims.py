@@ -276,7 +276,7 @@ def test_the_last_possible_claim_is_refused_in_words(study: Study, tmp_path: Pat
 def test_the_commands_name_a_claim_that_cannot_be_read(
     path: tuple[str, ...], value: object, study: Study, tmp_path: Path
 ) -> None:
-    """Of a finished run it changes nothing but a line of the status."""
+    """A damaged claim of a finished run changes nothing but a line of the status."""
     out = tmp_path / "out"
     work(out, Writer())
     task = tasks_of(study, out)[0]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from tintype.config.strict import first_problem
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
-from tintype.metrics.memorisation import Verdict
+from tintype.metrics.memorisation import Rate, Verdict
 from tintype.metrics.metric import Measured
 from tintype.metrics.misread import Misread
 from tintype.runtime.fence import OPEN, Fence
@@ -62,19 +62,6 @@ class AverageInfo(_Record):
     residual: float
 
 
-class CopyRate(_Record):
-    """Share of near-copies on training captions and on unseen ones, and the 95% interval of the difference."""
-
-    training: float
-    unseen: float
-    low: float
-    high: float
-
-    @property
-    def difference(self) -> float:
-        return self.training - self.unseen
-
-
 class CopyPair(_Record):
     """A sample and the training image that is nearest to it, side by side in a PNG."""
 
@@ -109,9 +96,9 @@ class Copies(_Record):
     """Training images that copies were looked for of."""
     unlike: float
     """Share of the samples of training captions that are unlike the data."""
-    any: dict[str, CopyRate]
+    any: dict[str, Rate]
     """Near-copies of any training image, at all guidance scales and by scale."""
-    own: dict[str, CopyRate]
+    own: dict[str, Rate]
     """Near-copies of the caption's own image."""
     pairs: list[CopyPair]
     """The nearest pairs, the nearest first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -260,8 +259,7 @@ def _save_copies(found: FoundCopies, encoder: str, folder: Path, run: Path, fenc
         )
     scales: dict[str, float | None] = {results.ALL_SCALES: None, **{f"{one:g}": one for one in found.asked.scales}}
     rates = {
-        figure: {name: results.CopyRate(**asdict(recalled.rate(figure, scale))) for name, scale in scales.items()}
-        for figure in get_args(Figure)
+        figure: {name: recalled.rate(figure, scale) for name, scale in scales.items()} for figure in get_args(Figure)
     }
     return results.Copies(
         verdict=recalled.verdict,

@@ -1,4 +1,4 @@
-"""What cannot work is refused at the start: before a line says that something is trained, sampled or encoded."""
+"""Refusals at the start, before a line says that something is trained, sampled or encoded."""
 
 from __future__ import annotations
 

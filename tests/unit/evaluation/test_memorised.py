@@ -125,7 +125,7 @@ class _Fixed:
 
 
 def test_captions_are_paired_with_their_own_images(tmp_path: Path) -> None:
-    """Of the captions of the data, and of a file that has some of them in another order."""
+    """Ask with the captions of the data, and with a file that has some of them in another order."""
     plan = tiny_plan("data.count=40")
     source = SceneSource(plan.data, "train", torch.device("cpu"))  # type: ignore[arg-type]
     captions = [source.records([id_])[0].captions["long"] for id_ in (39, 3, 17, 8)]

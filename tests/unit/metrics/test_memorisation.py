@@ -64,7 +64,7 @@ def copy_of_own(ids: list[int], seen: list[int], salt: int) -> Tensor:
 
 
 def copy_of_any(ids: list[int], seen: list[int], salt: int) -> Tensor:
-    """Whatever the caption, a training image by chance."""
+    """A training image by chance, whatever the caption."""
     drawn = torch.randint(len(seen), (len(ids),), generator=torch.Generator().manual_seed(salt))
     return real([seen[row] for row in drawn.tolist()])
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from tests.unit.study.example_results import draw_previews, example, with_scores_along
-from tintype.evaluation.results import Copies, CopyPair, CopyRate, WrongWords
+from tintype.evaluation.results import Copies, CopyPair, WrongWords
+from tintype.metrics.memorisation import Rate
 from tintype.study.picked import keep_image, read_picked
 from tintype.study.results import Run, StudyResults
 
@@ -44,7 +45,7 @@ def _with_images(run: Run, folder: Path, remark: str) -> Run:
 def _copies(run: Run, folder: Path, remark: str) -> Copies:
     image = f"{Path(run.previews[0]).parent}/copy-scenes-0.png"
     Image.new("RGB", (66, 32), (run.seed, 77, 3)).save(folder / image)
-    rates = {"all": CopyRate(training=0.9, unseen=0.1, low=0.6, high=0.9)}
+    rates = {"all": Rate(training=0.9, unseen=0.1, low=0.6, high=0.9)}
     rates["3"] = rates["all"]
     pair = CopyPair(
         image=image,

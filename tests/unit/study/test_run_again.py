@@ -32,7 +32,7 @@ OTHER_HASHES = {
 }
 """Studies whose runs have other hashes today, and why; their READMEs say it too."""
 OLDER_KEYS = ("short_count", "encoders")
-"""Of a protocol that is older than `also` and than encoders with settings."""
+"""Keys of a protocol that is older than `also` and than encoders with settings."""
 
 every_study = pytest.mark.parametrize("study", STUDIES, ids=lambda folder: folder.name)
 

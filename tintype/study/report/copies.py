@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tintype.evaluation.results import ALL_SCALES, Copies, CopyPair, CopyRate
+from tintype.evaluation.results import ALL_SCALES, Copies, CopyPair
+from tintype.metrics.memorisation import Rate
 from tintype.page import numerals
 from tintype.study.report import findings
 from tintype.study.results import Arm, StudyResults
@@ -61,11 +62,11 @@ def _cells(copies: Copies) -> list[str]:
     return [copies.words, *whole, by_scale, numerals.share(copies.unlike)]
 
 
-def _share(rate: CopyRate) -> str:
+def _share(rate: Rate) -> str:
     return numerals.fixed(rate.difference, 2, signed=True)
 
 
-def _interval(rate: CopyRate) -> str:
+def _interval(rate: Rate) -> str:
     return numerals.interval(rate.low, rate.high, 2)
 
 
