@@ -47,14 +47,14 @@ def test_images_are_imported_trained_on_compared_and_reported(tmp_path: Path) ->
     results = json.loads((out / "results.json").read_text())
     assert [metric["name"] for metric in results["metrics"] if metric["primary"]] == ["fd_clip"]
     assert set(results["arms"][1]["comparisons"]) == {metric["name"] for metric in results["metrics"]}
-    assert len(results["real_previews"]) == 8 and results["prompts"][0].startswith("a long caption of number")
+    (shown,) = results["resolutions"]
+    assert len(shown["real_previews"]) == 8 and shown["prompts"][0].startswith("a long caption of number")
     report = (out / "report.html").read_text()
     assert "scene accuracy" not in report and "short-captions" in report
 
     shutil.rmtree(store)
     report_study(out)
-    again = json.loads((out / "results.json").read_text())
-    assert (again["prompts"], again["real_previews"]) == (results["prompts"], results["real_previews"])
+    assert json.loads((out / "results.json").read_text())["resolutions"] == [shown]
 
 
 @pytest.mark.parametrize(

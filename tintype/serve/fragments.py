@@ -88,7 +88,7 @@ def study_fragments(
         by_name = arm_colours(results)
         views = [HtmlView(one, columns, folder, kept, by_name) for one, columns in columns_of(results)]
         values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
-        values |= {"link": paper_link, "several": bool(results.resolutions)}
+        values |= {"link": paper_link, "several": results.several}
         found["verdicts"] = _rendered("verdicts", **values)
         found["arms"] = _rendered("arms", **values)
         figures = [(view, view.time_figure) for view in views if view.time_figure is not None]
@@ -266,21 +266,22 @@ class Grid:
 
 def _grid(path: str, view: HtmlView, study: Study | None) -> Grid:
     arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
-    count, steps = len(view.results.prompts), set[int]()
+    shown, steps = view.results.resolution, set[int]()
+    count = len(shown.prompts)
     for arm in view.everyone:
         cells = _images(path, arm, view, study, count)
         steps |= {step for cell in cells for step in cell.at}
         run = arm.sampled_run
         arms.append((arm.name, view.colours[arm.name], "no run yet" if run is None else f"seed {run.seed}"))
         columns.append(cells)
-    if view.results.real_previews:
-        real = [{max(steps, default=0): name} for name in view.results.real_previews[:count]]
+    if shown.real_previews:
+        real = [{max(steps, default=0): name} for name in shown.real_previews[:count]]
         arms.append(("real images", "arm-control", "held out"))
         real += [{}] * (count - len(real))
         addresses = [{step: _image_at(path, name, view.folder, view.kept) for step, name in of.items()} for of in real]
         columns.append([Cell({step: address for step, address in of.items() if address}) for of in addresses])
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return Grid(view.baseline.resolution, view.results.prompts, arms, rows, sorted(steps))
+    return Grid(shown.name, shown.prompts, arms, rows, sorted(steps))
 
 
 def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int) -> list[Cell]:

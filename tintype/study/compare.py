@@ -96,20 +96,17 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
     per_image = _per_image(study, out) if images is None else images
     reading = read_at_looks(study, every, metric_infos(study), made_looks(out), per_image)
     study, runs = reading.study, reading.runs
-    resolutions = [_resolution(arms, protocol, out, write=known is None) for arms in study.by_resolution()]
-    only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     along = study.along(study.arms[0].plans[0])
     found = results.StudyResults(
         name=study.name,
         question=settings.question,
         metrics=list(reading.metrics.values()),
         arms=[reading.with_verdicts(_arm(arm, runs[arm.label])) for arm in study.arms],
-        **only.model_dump(exclude={"name"}),
         **reading.verdicts(),
         protocol=plain(protocol),
         encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
         warnings=_warnings(runs),
-        resolutions=resolutions if len(resolutions) > 1 else [],
+        resolutions=[_resolution(arms, protocol, out, write=known is None) for arms in study.by_resolution()],
         commands=read_commands(out),
         along_images=along.protocol.count if along else 0,
         replication=read_replication(out),
@@ -401,9 +398,6 @@ def last_results(out: Path) -> results.StudyResults | None:
     except UserError:
         pass
     return None
-
-
-_NO_RESOLUTION = results.Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
 
 
 def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write: bool) -> results.Resolution:
@@ -869,10 +863,11 @@ def real_folder(resolution: str) -> str:
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
     """Return prompts and real images of the last report, for a report where the data are not at hand."""
-    if (results := last_results(out)) is None:
-        return [], []
-    of = next((one for one in results.resolutions if one.name == resolution), results)
-    return of.prompts, [name for name in of.real_previews if (out / name).is_file()]
+    last = last_results(out)
+    for one in last.resolutions if last else ():
+        if one.name == resolution:
+            return one.prompts, [name for name in one.real_previews if (out / name).is_file()]
+    return [], []
 
 
 def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:

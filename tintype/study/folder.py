@@ -40,7 +40,7 @@ from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real_folder, reported_commands
 from tintype.study.looks import SeedPlan
-from tintype.study.results import Command, TokenizerInfo
+from tintype.study.results import FORMAT, Command, TokenizerInfo, remake_results
 from tintype.study.runner import tasks_of
 from tintype.study.settings import StudySettings, section
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
@@ -308,7 +308,7 @@ def known_tokenizers(stored: Path) -> Known:
     found: dict[str, Compression] = {}
     try:
         runs = _runs_of(stored)
-    except DamagedFileError:  # the report reads the runs, and writes it again
+    except UserError:  # the report reads the runs, and writes it again
         return found
     for run in runs:
         with suppress(ValidationError):  # of a run that was not done, or of an older version
@@ -323,9 +323,8 @@ def finished_runs(stored: Path) -> int:
 
 
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Read a results.json of any version; return none where there is none. Refuse a damaged one."""
-    remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
-    found = read_checked(stored, remake)
+    """Read the runs of a results.json; return none where there is none. Refuse one that is damaged or older."""
+    found = read_checked(stored, remake_results(stored), FORMAT)
     try:
         return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
     except (ValueError, KeyError, TypeError):

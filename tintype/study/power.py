@@ -187,11 +187,11 @@ def plan_power(
     useful: list[StudyResults] = []
     skipped: list[str] = []
     for path in files:
-        for one in read_results_file(path).by_resolution():
+        for one in read_results_file(path).by_resolution():  # each has its own baseline, so it counts as a study
             if reason := _useless(one, without) or _repeated(one, useful):
-                skipped.append(f"{_at_resolution(path.parent.name, one)}: {reason}")
+                skipped.append(f"{arm_label(path.parent.name, one.resolution.name)}: {reason}")
             else:
-                useful.append(one.model_copy(update={"name": _at_resolution(one.name, one)}))
+                useful.append(one.model_copy(update={"name": arm_label(one.name, one.resolution.name)}))
     if not useful:
         raise UserError(
             f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)}); "
@@ -218,11 +218,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         for file in found:
             distinct.setdefault(file.resolve(), file)
     return list(distinct.values())
-
-
-def _at_resolution(name: str, results: StudyResults) -> str:
-    """Return the study's name with the resolution: each has a baseline of its own, and so counts as a study."""
-    return arm_label(name, next((arm.resolution for arm in results.arms), ""))
 
 
 def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
@@ -264,7 +259,7 @@ def _check_names(studies: Sequence[StudyResults], metric: str | None, without: S
 def _identity(results: StudyResults) -> str:
     """Return the baseline's plan, the protocol and the metrics' definitions, without what changes no result: the seed
     and housekeeping."""
-    plan = read_yaml(results.plan, "the plan").data
+    plan = read_yaml(results.resolution.plan, "the plan").data
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
     revised = {one.name: one.revision for one in results.metrics if one.revision > 1}

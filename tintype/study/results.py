@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tintype.config.strict import first_problem, read_yaml, write_yaml
 from tintype.errors import UserError
@@ -41,6 +41,8 @@ Verdict = Literal[
 """`not shown` stands in results of the paired method of older versions, and means undecided."""
 Role = Literal["baseline", "control", "arm"]
 SPEED = throughput.METRIC.name
+FORMAT: Final = 2
+"""The format of results.json. In format 1, a study of one resolution had no list of resolutions."""
 
 
 class _Data(BaseModel):
@@ -280,13 +282,18 @@ def arm_label(name: str, resolution: str) -> str:
 
 
 class Resolution(_Data):
-    """One of several resolutions: its baseline, and the real images that its samples are shown beside."""
+    """A resolution of the study: its baseline, and the real images that its samples are shown beside."""
 
     name: str
+    """Empty in a study of one resolution."""
     plan: str
+    """The baseline's resolved plan, as YAML."""
     prompts: list[str]
+    """The prompts of the samples that are shown."""
     real_previews: list[str]
+    """The real images of those prompts."""
     reference: dict[str, dict[str, float]]
+    """The same measurements on real images, by metric and part; for example the encoder's own accuracy."""
 
 
 class Picked(_Data):
@@ -575,20 +582,25 @@ class Earlier(_Data):
 
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
-    again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
-    remake = f"{again}; or give another file"
     try:
-        found = read_checked(path, remake)
+        found = read_checked(path, remake_results(path), FORMAT)
         return StudyResults.model_validate_json(json.dumps(found))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
         problem = first_problem(error, "the file")
-        raise UserError(f"{path} is no study's results.json ({problem}); {remake}") from None
+        raise UserError(f"{path} is no study's results.json ({problem}); {remake_results(path)}") from None
+
+
+def remake_results(path: Path) -> str:
+    """Return what to do about a results.json that is damaged or of another version."""
+    again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
+    rewritten = f"`python -m tools.migrate {quote(str(path.parent))}` rewrites one of an earlier version"
+    return f"{again}, and {rewritten}; or give another file"
 
 
 class StudyResults(_Data):
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT
     name: str
     question: str
     seeds: list[int]
@@ -600,22 +612,15 @@ class StudyResults(_Data):
     metrics: list[MetricInfo]
     arms: list[Arm]
     """The baseline first, then the others in the study's order; grouped by resolution, fewest tokens first."""
-    plan: str
-    """The baseline's resolved plan, as YAML; empty with several resolutions, which have their own."""
     protocol: dict[str, object]
     encoders: dict[str, EncoderInfo] = {}
     """The encoders of images, by name."""
     warnings: list[str] = []
     """Warnings of the evaluations, for example of too few images."""
-    prompts: list[str]
-    """The prompts of the samples that are shown."""
-    real_previews: list[str]
-    """The real images of those prompts."""
-    reference: dict[str, dict[str, float]]
-    """The same measurements on real images, by metric and part; for example the encoder's own accuracy."""
-    resolutions: list[Resolution] = []
-    """Fewest tokens first; empty in a study of one resolution."""
+    resolutions: list[Resolution] = Field(min_length=1)
+    """Fewest tokens first."""
     trends: list[Trend] = []
+    """Empty in a study of one resolution."""
     commands: list[Command] = []
     """Oldest first; empty in older results."""
     along: list[AlongArm] = []
@@ -654,26 +659,22 @@ class StudyResults(_Data):
                 _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))
         for row in _rows_in(content):
             _drop_empty(row, ("fallen_later", "baseline_fallen_later"))
-        if not self.resolutions:
-            del content["resolutions"], content["trends"]
-            for arm in content["arms"]:
-                del arm["resolution"], arm["tokens"]
         return content
 
     def without_data(self) -> StudyResults:
         """Return the results without images and captions of the data; samples of the models stay."""
-        resolutions = [one.model_copy(update=_unshown(one)) for one in self.resolutions]
+        resolutions = [_unshown(one) for one in self.resolutions]
         arms = [arm.model_copy(update={"runs": [_without_words(run) for run in arm.runs]}) for arm in self.arms]
-        return self.model_copy(update={**_unshown(self), "resolutions": resolutions, "arms": arms})
+        return self.model_copy(update={"resolutions": resolutions, "arms": arms})
 
     def without_paths(self) -> StudyResults:
         """Return the results without paths of this machine; the last name of each is left."""
         content = self.model_dump()
-        for one in [content, *content["resolutions"]]:  # as data: YAML breaks long lines, and a path may be on two
-            one["plan"] = read_yaml(one["plan"], "the plan").data if one["plan"] else None
+        for one in content["resolutions"]:  # as data: YAML breaks long lines, and a path may be on two
+            one["plan"] = read_yaml(one["plan"], "the plan").data
         content = cast(dict[str, Any], redact(content, last_names()))
-        for one in [content, *content["resolutions"]]:
-            one["plan"] = write_yaml(one["plan"]) if one["plan"] else ""
+        for one in content["resolutions"]:
+            one["plan"] = write_yaml(one["plan"])
         return StudyResults.model_validate(content)
 
     def fallen(self, arm: Arm, metric: str) -> set[int]:
@@ -709,16 +710,24 @@ class StudyResults(_Data):
         rows = {role: [arm.comparisons.get(metric) for arm in self.arms if arm.role == role] for role in get_args(Role)}
         return [row for row in rows["arm"] if row] or [row for row in rows["control"] if row]
 
+    @property
+    def several(self) -> bool:
+        """Return whether the study has several resolutions."""
+        return len(self.resolutions) > 1
+
+    @property
+    def resolution(self) -> Resolution:
+        """Return the only resolution; `by_resolution` returns results that have one."""
+        (only,) = self.resolutions
+        return only
+
     def by_resolution(self) -> list[StudyResults]:
         """Return the results of each resolution, as if it were a study of its own."""
-        if not self.resolutions:
-            return [self]
         return [
             self.model_copy(
                 update={
                     "arms": [arm for arm in self.arms if arm.resolution == one.name],
-                    **{key: getattr(one, key) for key in ("plan", "prompts", "real_previews", "reference")},
-                    "resolutions": [],
+                    "resolutions": [one],
                     "trends": [],
                     "factors": [effect for effect in self.factors if effect.resolution == one.name],
                     "along": [arm for arm in self.along if arm.resolution == one.name],
@@ -749,5 +758,6 @@ def _without_words(run: Run) -> Run:
     return run.model_copy(update={"wrong": [], "along": along, "copies": copies})
 
 
-def _unshown(one: StudyResults | Resolution) -> dict[str, list[str]]:
-    return {"prompts": [f"prompt {index + 1}" for index in range(len(one.prompts))], "real_previews": []}
+def _unshown(one: Resolution) -> Resolution:
+    prompts = [f"prompt {index + 1}" for index in range(len(one.prompts))]
+    return one.model_copy(update={"prompts": prompts, "real_previews": []})

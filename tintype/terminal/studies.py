@@ -364,7 +364,7 @@ def _last_line(message: Message) -> str:
 def show_verdicts(results: StudyResults, console: Console) -> None:
     shown = findings.primary_metrics(results)
     title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
-    first = ["resolution"] if results.resolutions else []
+    first = ["resolution"] if results.several else []
     heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
     table = Table(*first, "arm", *heads, "other verdicts", title=title)
     others = [metric for metric in results.metrics if metric not in shown]

@@ -89,7 +89,7 @@ def _check_alike(studies: Sequence[StudyResults], folders: Sequence[Path]) -> No
 
 
 def _without_seed(study: StudyResults) -> list[str]:
-    return [line for line in study.plan.splitlines() if not line.startswith("seed:")]
+    return [line for line in study.resolution.plan.splitlines() if not line.startswith("seed:")]
 
 
 def _distinct(runs: Sequence[Run]) -> tuple[Run, ...]:

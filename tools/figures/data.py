@@ -42,7 +42,7 @@ class Study:
     def mean(self, arm: str, metric: str, tokens: int | None = None) -> float:
         """Return the mean as it was compared: geometric of a distance, the baseline's with the control's runs."""
         one = self.arm(arm, tokens)
-        (view,) = (view for view in self.results.by_resolution() if view.arms[0].resolution == one.resolution)
+        (view,) = (view for view in self.results.by_resolution() if view.resolution.name == one.resolution)
         found = compared_mean(view, one, metric)
         assert found is not None
         return found
@@ -91,7 +91,7 @@ class Study:
     @property
     def plan(self) -> Any:
         """The baseline's plan."""
-        return yaml.safe_load(self.results.plan)
+        return yaml.safe_load(self.results.resolution.plan)
 
     def setup(self) -> str:
         """Return how long a run is, as `500 steps of 128 images`; all arms whose plan says nothing else."""

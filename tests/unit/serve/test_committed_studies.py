@@ -87,7 +87,7 @@ def test_every_link_and_image_of_a_committed_study_has_an_answer(folder: Path) -
     assert events.keys() == {"fragments", "curves"}
     assert f"<b>{sum(len(arm.runs) for arm in results.arms)}</b> done" in text
     shown = results.by_resolution()
-    assert pages[address].images == sum(8 * (len(view.arms) + bool(view.real_previews)) for view in shown)
+    assert pages[address].images == sum(8 * (len(view.arms) + bool(view.resolution.real_previews)) for view in shown)
     assert 'role="alert" hidden' in text and "Images appear when" not in text
 
 

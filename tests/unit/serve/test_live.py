@@ -124,7 +124,7 @@ def test_a_study_without_its_runs_is_shown_from_its_results(tmp_path: Path) -> N
     read(live)
     assert not live.problem
     assert all(arm.name in live.fragments["verdicts"] for arm in results.arms)
-    assert live.fragments["images"].count('class="image"') == len(results.prompts) * (1 + len(results.arms))
+    assert live.fragments["images"].count('class="image"') == len(results.resolution.prompts) * (1 + len(results.arms))
     name = live.curves.names()[0]
     assert live.curves.band(results.arms[0].label, name)
 

@@ -151,7 +151,6 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
         "of all arms on a metric are corrected together by Holm's method, and the verdict follows the corrected p.",
         metrics=METRICS,
         arms=[_arm(name, runs, comparisons[name]) for name, runs in arms.items()],
-        plan="model:\n  width: 192\n  depth: 8\ntime:\n  distribution: logit_normal\ncaptions:\n  long: 0.9\n",
         protocol={
             "images": 2048,
             "sampler": "euler",
@@ -160,10 +159,22 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
             "weights": "ema",
             "also": [{"name": "short", "prompts": "short", "count": 256, "distances": False}],
         },
-        prompts=PROMPTS,
-        real_previews=[f"previews/real/{index}.png" for index in range(len(PROMPTS))],
-        reference={"scene_accuracy": {part: min(0.995, value + 0.09) for part, value in ATTRIBUTES.items()}},
+        resolutions=[RESOLUTION],
     )
+
+
+RESOLUTION = Resolution(
+    name="",
+    plan="model:\n  width: 192\n  depth: 8\ntime:\n  distribution: logit_normal\ncaptions:\n  long: 0.9\n",
+    prompts=PROMPTS,
+    real_previews=[f"previews/real/{index}.png" for index in range(len(PROMPTS))],
+    reference={"scene_accuracy": {part: min(0.995, value + 0.09) for part, value in ATTRIBUTES.items()}},
+)
+
+
+def at_resolution(results: StudyResults, **changes: Any) -> StudyResults:
+    """Return the results with changes of their only resolution."""
+    return results.model_copy(update={"resolutions": [results.resolution.model_copy(update=changes)]})
 
 
 RESOLUTIONS = {"coarse": 64, "fine": 1024}
@@ -187,13 +198,11 @@ def several(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
         compared = _compared(runs)
         here = {"resolution": resolution, "tokens": tokens}
         arms += [_arm(name, of_arm, compared[name]).model_copy(update=here) for name, of_arm in runs.items()]
-    shared = {"prompts": results.prompts, "reference": results.reference}
     places = [
-        Resolution(name=name, plan=results.plan + f"patch: {tokens}\n", real_previews=[f"real/{name}/0.png"], **shared)
-        for name, tokens in RESOLUTIONS.items()
+        RESOLUTION.model_copy(update={"name": name, "plan": plan, "real_previews": [f"real/{name}/0.png"]})
+        for name, plan in ((name, f"{RESOLUTION.plan}patch: {tokens}\n") for name, tokens in RESOLUTIONS.items())
     ]
-    empty: dict[str, Any] = {"plan": "", "prompts": [], "real_previews": [], "reference": {}}
-    return results.model_copy(update={**empty, "arms": arms, "resolutions": places, "trends": _trends(arms)})
+    return results.model_copy(update={"arms": arms, "resolutions": places, "trends": _trends(arms)})
 
 
 def _scaled(runs: list[Run], metric: str, factor: float) -> list[Run]:
@@ -311,14 +320,13 @@ def hostile(text: str = HOSTILE) -> StudyResults:
             "runs": [arm.runs[0].model_copy(update={"details": {"scene_accuracy": {text: 0.4}}}), failed],
         }
     )
+    results = at_resolution(results, plan=text, prompts=[text, *PROMPTS[1:]])
     return results.model_copy(
         update={
             "name": text,
             "question": text,
             "method": text,
-            "plan": text,
             "protocol": {text: text},
-            "prompts": [text, *results.prompts[1:]],
             "metrics": [m.model_copy(update={"label": text, "definition": text}) for m in results.metrics],
             "arms": [*results.arms[:3], changed],
         }
@@ -326,7 +334,7 @@ def hostile(text: str = HOSTILE) -> StudyResults:
 
 
 def draw_previews(results: StudyResults, folder: Path) -> None:
-    real = [path for view in results.by_resolution() for path in view.real_previews]
+    real = [path for one in results.resolutions for path in one.real_previews]
     paths = [*real, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
     for index, path in enumerate(paths):
         image = Image.new("RGB", (32, 32), (60, 60, 70))

@@ -9,7 +9,7 @@ import pytest
 
 from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.along import NO_CROSSING, difference_at, first_reached, with_along
-from tintype.study.results import AlongArm, Arm, Comparison, MetricInfo, Role, Run, ScoreAt, StudyResults
+from tintype.study.results import AlongArm, Arm, Comparison, MetricInfo, Resolution, Role, Run, ScoreAt, StudyResults
 
 STEPS = (100, 200, 300, 400)
 Values = Sequence[Sequence[float]]
@@ -47,11 +47,8 @@ def study(*arms: Arm, direction: str = "lower") -> StudyResults:
         method="",
         metrics=[metric],
         arms=list(arms),
-        plan="",
         protocol={},
-        prompts=[],
-        real_previews=[],
-        reference={},
+        resolutions=[Resolution(name="", plan="", prompts=[], real_previews=[], reference={})],
     )
 
 

@@ -19,7 +19,7 @@ def test_each_sample_has_its_earlier_steps_and_its_wrong_words(tmp_path: Path) -
     html = write_report(results, tmp_path).read_text()
     assert 'data-steps="375,750,1125,1500"' in html
     found = [json.loads(unescape(one)) for one in re.findall(r'data-at="([^"]*)"', html)]
-    assert len(found) == len(results.prompts) * len(results.arms)
+    assert len(found) == len(results.resolution.prompts) * len(results.arms)
     assert all(list(one) == ["375", "750", "1125"] for one in found), "the last step is the image itself"
     assert html.count('<mark class="wrong" title="drawn red, asked blue">') == 2 * len(results.arms)
     assert "✓ as asked" in html and "got wrong, as the scene encoder reads it" in html

@@ -26,7 +26,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
 from tintype.study.folder import claim_folder, stored_study
 from tintype.study.lab import report_study
-from tintype.study.results import read_results_file
+from tintype.study.results import FORMAT, read_results_file
 from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
 from tintype.train.folder import RunFolder
@@ -186,14 +186,14 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
 def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     """Images and captions of the data may have a licence that the models' samples do not have."""
     report_study(finished)
-    prompts = read_results_file(finished / "results.json").prompts
+    prompts = read_results_file(finished / "results.json").resolution.prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
     console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
     report_with_progress(finished, console, without_data=True)
     assert (
         f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in console.export_text()
     )
-    found = read_results_file(finished / "results.json")
+    found = read_results_file(finished / "results.json").resolution
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):
         text = (finished / file).read_text()
@@ -254,7 +254,7 @@ def test_a_report_does_not_replace_finished_runs_by_none(finished: Path) -> None
 def test_a_report_without_the_runs_is_written_from_the_stored_results(finished: Path) -> None:
     """Results and the page, whose images are of the runs, stay; `--without-data` still takes the data out."""
     shutil.rmtree(finished / "runs")
-    prompts = read_results_file(finished / "results.json").prompts
+    prompts = read_results_file(finished / "results.json").resolution.prompts
     before = contents(finished)
     (finished / "report.md").unlink()
     console = Console(record=True, file=io.StringIO(), width=200)
@@ -279,7 +279,7 @@ def test_a_study_without_any_finished_run_keeps_the_results_of_before(
 def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> None:
     shutil.rmtree(finished / "runs")
     (finished / "results.json").write_text(text)
-    with pytest.raises(UserError, match=r"results.json is damaged .* put the runs of the study back"):
+    with pytest.raises(UserError, match=r"results.json is damaged .* where the study's runs are"):
         report_study(finished)
     assert (finished / "results.json").read_text() == text
 
@@ -287,9 +287,20 @@ def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> 
 @pytest.mark.parametrize("content", [{"arms": 3}, {"arms": [{"runs": [{"state": "missing"}]}]}])
 def test_results_without_finished_runs_are_replaced(finished: Path, content: dict[str, object]) -> None:
     shutil.rmtree(finished / "runs")
-    write_checked(finished / "results.json", content)
+    write_checked(finished / "results.json", content, FORMAT)
     report_study(finished)
     assert read_results_file(finished / "results.json").arms[0].runs[0].state == "missing"
+
+
+def test_results_of_an_earlier_format_are_written_again_from_the_runs_only(finished: Path) -> None:
+    before = read_results_file(finished / "results.json")
+    edit_json(finished / "results.json", lambda content: content.update(format=1))
+    report_study(finished)
+    assert read_results_file(finished / "results.json") == before
+    edit_json(finished / "results.json", lambda content: content.update(format=1))
+    shutil.rmtree(finished / "runs")
+    with pytest.raises(UserError, match=r"written in format 1; .*tools.migrate"):
+        report_study(finished)
 
 
 SCALED = """

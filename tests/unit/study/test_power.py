@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from scipy import stats as scipy_stats
 
-from tests.unit.study.example_results import example, several
+from tests.unit.study.example_results import at_resolution, example, several
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.files import write_checked
@@ -210,8 +210,9 @@ def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path
     results = example()
     stored(results, tmp_path, "a")
     other = with_seeds_from(results, 5, "others")
-    stored(other.model_copy(update={"plan": "seed: 5\n" + results.plan}), tmp_path, "b")
-    stored(results.model_copy(update={"plan": results.plan.replace("192", "96"), "name": "small"}), tmp_path, "c")
+    stored(at_resolution(other, plan="seed: 5\n" + results.resolution.plan), tmp_path, "b")
+    small = at_resolution(results, plan=results.resolution.plan.replace("192", "96"))
+    stored(small.model_copy(update={"name": "small"}), tmp_path, "c")
     plan = plan_power([tmp_path], "5%", 3, None, 3)
     assert [len(group.studies) for group in plan.groups] == [2, 1]
     assert [group.metrics[0].spread.freedom for group in plan.groups] == pytest.approx([16, 8])

@@ -159,7 +159,7 @@ def test_a_page_keeps_its_images_where_their_files_are_gone(tmp_path: Path, reso
 def test_images_of_older_pages_are_known_by_their_prompts() -> None:
     results = example()
     path = results.arms[0].runs[0].previews[0]
-    title = f"{results.arms[0].name}: {results.prompts[0]}"
+    title = f"{results.arms[0].name}: {results.resolution.prompts[0]}"
     page = f'<img src="data:image/png;base64,AAAA" alt="{title}"><img src="data:image/png;base64,?" alt="{title}">'
     assert images_of(page, results) == {path: b"\0\0\0"}
     assert images_of(f'<img src="https://x/y.png" alt="{title}">', results) == {}

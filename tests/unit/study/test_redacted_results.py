@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny import tiny_plan
-from tests.unit.study.example_results import draw_previews, example, several
+from tests.unit.study.example_results import at_resolution, draw_previews, example, several
 from tintype.config.strict import read_yaml
 from tintype.study.report import write_report
 from tintype.study.results import ArmMean, Change, Command, FactorEffect, StudyResults, TokenizerInfo
@@ -35,7 +35,7 @@ def with_paths() -> StudyResults:
     command = Command(
         argv=["tintype", "ablate", "/home/al/secret place/study.yaml", "--out=/home/al/out"], date="2026-11-15"
     )
-    return results.model_copy(update={"arms": [arm, *others], "plan": plan, "commands": [command]})
+    return at_resolution(results, plan=plan).model_copy(update={"arms": [arm, *others], "commands": [command]})
 
 
 def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     assert run.lineage is not None and run.lineage["before"] == "older"
     assert arm.techniques == ["tokenizer:to.folder=vae-2", "sft:from=base,lr=1e-4"]
     assert (arm.changes[0].before, arm.changes[0].after) == ("photos", "vae")
-    assert read_yaml(found.plan, "plan").data["data"]["path"] == "photos-2"
+    assert read_yaml(found.resolution.plan, "plan").data["data"]["path"] == "photos-2"
     assert found.commands[0].argv == ["tintype", "ablate", "study.yaml", "--out=out"]
     draw_previews(found, tmp_path)
     write_report(found, tmp_path)

@@ -21,6 +21,7 @@ from rich.console import Console
 from tests.fault.promises import Promise
 from tests.unit.study.example_results import (
     HOSTILE,
+    at_resolution,
     draw_previews,
     example,
     hostile,
@@ -136,7 +137,7 @@ def test_page_names_every_arm_metric_prompt_and_change(results: StudyResults, fo
         assert all(change.key in text for change in arm.changes)
     for metric in results.metrics:
         assert metric.label in text and metric.definition in text
-    assert all(prompt in text for prompt in results.prompts)
+    assert all(prompt in text for prompt in results.resolution.prompts)
     assert results.method in text and "loss_spike" in text and "A CPU × 2" in text
 
 
@@ -151,7 +152,7 @@ def test_page_loads_nothing_from_elsewhere(results: StudyResults, folder: Path) 
 
 def test_page_embeds_every_image_of_the_first_seed(results: StudyResults, folder: Path) -> None:
     page = _page(results, folder)
-    assert page.tags.count("img") == len(results.prompts) * (1 + len(results.arms))
+    assert page.tags.count("img") == len(results.resolution.prompts) * (1 + len(results.arms))
     assert "no image" not in page.text
 
 
@@ -165,14 +166,14 @@ def test_a_missing_image_leaves_a_placeholder(results: StudyResults, tmp_path: P
 
 def test_a_file_that_is_no_image_is_not_embedded(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
-    (tmp_path / results.real_previews[0]).write_text("<svg onload='x'/>")
-    assert _page(results, tmp_path).tags.count("img") == len(results.prompts) * (1 + len(results.arms)) - 1
+    (tmp_path / results.resolution.real_previews[0]).write_text("<svg onload='x'/>")
+    assert _page(results, tmp_path).tags.count("img") == len(results.resolution.prompts) * (1 + len(results.arms)) - 1
 
 
 def test_a_large_image_is_made_smaller(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     before = write_report(results, tmp_path).stat().st_size
-    large = tmp_path / results.real_previews[0]
+    large = tmp_path / results.resolution.real_previews[0]
     Image.effect_noise((800, 800), 90).save(large)
     assert write_report(results, tmp_path).stat().st_size - before < large.stat().st_size / 2
 
@@ -428,7 +429,7 @@ def test_every_sample_enlarges_without_a_script(results: StudyResults, folder: P
     """By the mouse or the keyboard: a summary can have the focus, and one image is open at a time."""
     html = (folder / "report.html").read_text()
     samples = re.findall(r'<details name="zoom"><summary><img src="data:[^"]+" alt="[^"]+, prompt \d"', html)
-    assert len(samples) == html.count("<img") == len(results.prompts) * 5
+    assert len(samples) == html.count("<img") == len(results.resolution.prompts) * 5
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-" in html
 
 
@@ -658,7 +659,7 @@ def test_a_study_with_nothing_measured_still_has_a_report(results: StudyResults,
         )
         for arm in results.arms
     ]
-    page = _page(results.model_copy(update={"arms": empty, "prompts": [], "reference": {}}), tmp_path)
+    page = _page(at_resolution(results.model_copy(update={"arms": empty}), prompts=[], reference={}), tmp_path)
     assert "12 of 12 runs have no result" in page.text and "No events." in page.text
 
 
@@ -878,10 +879,8 @@ def _shown(results: StudyResults) -> str:
 
 
 def test_one_resolution_leaves_no_trace_of_several(results: StudyResults, folder: Path) -> None:
-    """Neither in the files nor on the terminal; and results from before there were several can be read."""
-    stored = json.loads((folder / "results.json").read_text())
-    assert not {"resolutions", "trends"} & set(stored) and not {"resolution", "tokens"} & set(stored["arms"][0])
-    assert StudyResults.model_validate(stored) == results and results.by_resolution() == [results]
+    """Neither in what readers see nor on the terminal; results.json has one shape."""
+    assert results.by_resolution() == [results]
     assert (folder / "results.csv").read_text().startswith("arm,role,seed,")
     html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
     for words in ("number of tokens", "esolution"):

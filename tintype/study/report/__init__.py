@@ -39,10 +39,10 @@ def to_csv(results: StudyResults) -> str:
     """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
-    first = ["resolution", "tokens"] if results.resolutions else []
+    first = ["resolution", "tokens"] if results.several else []
     writer.writerow([*first, "arm", "role", "seed", "metric", "value", "hash", "state"])
     for arm in results.arms:
-        where = [arm.resolution, arm.tokens] if results.resolutions else []
+        where = [arm.resolution, arm.tokens] if results.several else []
         for run in arm.runs:
             for metric in results.metrics:
                 value = run.metrics.get(metric.name, "")

@@ -585,8 +585,6 @@ def try_again(run: Run) -> str:
 
 def notes(results: StudyResults) -> list[str]:
     """Return the notes on the answer: which look it is, what the control shows, what this study cannot detect."""
-    if not results.resolutions:
-        return [*_study_notes(results), *_notes_at_one(results)]
     said: dict[str, list[str]] = {}
     views = results.by_resolution()
     for view in views:

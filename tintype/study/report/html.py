@@ -53,7 +53,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         results=results,
         findings=findings,
         along=along,
-        several=bool(results.resolutions),
+        several=results.several,
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
         part_colours=charts.PART_COLOURS,
@@ -211,7 +211,7 @@ class HtmlView(View):
         parts = list(dict.fromkeys(part for arm in arms for part in arm.data))
         if not parts:
             return None
-        reference = self.results.reference.get(name, {})
+        reference = self.results.resolution.reference.get(name, {})
         info = next((metric for metric in self.results.metrics if metric.name == name), None)
         label, possible = (info.label, info.range) if info else (name, ANY_VALUE)
         decimals = numerals.decimals_showing(max(abs(value) for arm in arms for value in arm.data.values()) / 10)
@@ -265,11 +265,11 @@ class HtmlView(View):
 
     @cached_property
     def real_samples(self) -> list[_Image]:
-        return self._images(self.results.real_previews)
+        return self._images(self.results.resolution.real_previews)
 
     def _images(self, paths: list[str]) -> list[_Image]:
         """Return one image for each prompt."""
-        count = len(self.results.prompts)
+        count = len(self.results.resolution.prompts)
         shown = [_image(self.folder, path, self.kept) for path in paths[:count]]
         return shown + [_Image(None)] * (count - len(shown))
 

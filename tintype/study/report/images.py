@@ -32,7 +32,7 @@ def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
             found[pair.pair.image] = images[0][0]
     for index, view in enumerate(results.by_resolution()):
         for names, paths, earlier in _strips(view):
-            for number, (prompt, path) in enumerate(zip(view.prompts, paths, strict=False), 1):
+            for number, (prompt, path) in enumerate(zip(view.resolution.prompts, paths, strict=False), 1):
                 titles = [title for name in names for title in (f"{name}, prompt {number}", f"{name}: {prompt}")]
                 images = next((shown.by_title[title] for title in titles if title in shown.by_title), [])
                 if index < len(images):
@@ -53,7 +53,7 @@ def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int
             for number, path in enumerate(one.previews, 1):
                 earlier.setdefault(number, {})[str(one.step)] = path
         yield [arm.name], run.previews if run else [], earlier
-    yield ["real image", "real"], view.real_previews, {}
+    yield ["real image", "real"], view.resolution.real_previews, {}
 
 
 class _Images(HTMLParser):

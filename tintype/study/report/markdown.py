@@ -33,7 +33,7 @@ def to_markdown(results: StudyResults) -> str:
         stage_rows=_stage_rows,
         difference_rows=_difference_rows,
         views=[View(one, columns) for one, columns in columns_of(results)],
-        where=["Resolution", "Tokens"] if results.resolutions else [],
+        where=["Resolution", "Tokens"] if results.several else [],
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
         tuning=tuning,
         factors=factors,

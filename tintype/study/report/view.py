@@ -35,7 +35,7 @@ class Column:
     @property
     def real(self) -> float | None:
         """Return the same measurement on real images, where there is one."""
-        return self.results.reference.get(self.info.name, {}).get("overall")
+        return self.results.resolution.reference.get(self.info.name, {}).get("overall")
 
     def written(self, value: float | None, *, signed: bool = False) -> str:
         return numerals.fixed(value, self.decimals, signed=signed)

@@ -243,7 +243,7 @@ def magnitude(one: Comparison, digits: int) -> str:
 def relies_on() -> Iterator[Claim]:
     yield from measured.calibration_in_short()
     accuracies = {
-        round(study.results.reference[ACCURACY]["overall"], 3)
+        round(study.results.resolution.reference[ACCURACY]["overall"], 3)
         for study in (objectives(), captions(), optimizers(), tokenizers())
     }
     yield Quote(
