@@ -1,8 +1,9 @@
-"""Seal the files of runs and studies that an earlier version of tintype wrote.
+"""Seal the files of runs and studies that an earlier version of tintype wrote, and bring results.json up to date.
 
 `python -m tools.migrate FOLDER…` takes runs, exported models, studies, and folders that hold them. It seals every file
 as it is now (`tintype/runtime/files.py`): nothing but the files themselves shows that they belong together. Of a run
-with a file that is damaged or says that it is another run's, nothing is written.
+with a file that is damaged or says that it is another run's, nothing is written. A results.json of format 1 gets the
+list of resolutions of format 2; its numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tintype.runtime.files import (
     write_bytes,
 )
 from tintype.runtime.locks import locked
+from tintype.study import results
 from tintype.train.folder import ABOUT, DIVERGED, RECORDS
 
 _STEPS = tuple(f"{place}/step-*" for place in ("checkpoints", "snapshots", "kept"))
@@ -56,6 +58,7 @@ _IN_STUDY = (
     *("commands.jsonl", "tuning.jsonl", "trackers/*.json"),
 )
 _OURS = ("checksum", "format", "line", SEAL)
+_FORMATS = {"result.json": FORMAT, "results.json": results.FORMAT}
 
 
 def migrate(folder: Path) -> list[Path]:
@@ -141,7 +144,15 @@ def _sealed_json(path: Path, seal: Seal | None) -> str:
     if path.name == "result.json":
         beside = [name for name in (PER_IMAGE_FILE, MISREAD_FILE) if (path.parent / name).is_file()]
         content.setdefault("beside", beside)
-    return checked_text(content, FORMAT if path.name == "result.json" else 1, seal)
+    if path.name == "results.json" and found.get("format", 1) == 1:
+        content = _with_resolutions(content)
+    return checked_text(content, _FORMATS.get(path.name, 1), seal)
+
+
+def _with_resolutions(content: dict[str, Any]) -> dict[str, Any]:
+    """Return results of format 1 in format 2, in which a study of one resolution lists it too."""
+    own = {key: content.pop(key) for key in ("plan", "prompts", "real_previews", "reference")}
+    return {**content, "resolutions": content.get("resolutions") or [{"name": "", **own}]}
 
 
 def _sealed_lines(path: Path, seal: Seal | None) -> str:

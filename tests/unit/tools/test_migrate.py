@@ -12,12 +12,15 @@ import pytest
 
 from tests.edit_checked import edit_json, without_seals
 from tests.stored_runs import write as stored
+from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
 from tintype.evaluation.results import read_result
 from tintype.evaluation.run import evaluate
 from tintype.plan import plan_from_folder
+from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.folder import stored_study
+from tintype.study.results import StudyResults, read_results_file
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -122,3 +125,26 @@ def test_a_study_without_seals_is_sealed(tmp_path: Path) -> None:
         stored_study(study)
     assert len(migrate(study)) == 2
     assert stored_study(study).name == stored_study(source).name
+
+
+def in_format_1(results: StudyResults) -> dict[str, Any]:
+    """Return the content of a results.json as it was before every study had a list of resolutions."""
+    content = results.dump() | {"format": 1}
+    own = ("plan", "prompts", "real_previews", "reference")
+    if results.several:
+        return content | {"plan": "", "prompts": [], "real_previews": [], "reference": {}}
+    content |= {key: content["resolutions"][0][key] for key in own}
+    content["arms"] = [{k: v for k, v in arm.items() if k not in ("resolution", "tokens")} for arm in content["arms"]]
+    return {key: value for key, value in content.items() if key not in ("resolutions", "trends")}
+
+
+@pytest.mark.parametrize("results", [example(), several()], ids=["one resolution", "several"])
+def test_results_of_format_1_are_refused_and_rewritten(results: StudyResults, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    (tmp_path / "study.yaml").write_text("name: a\n")
+    write_checked(file, in_format_1(results))
+    way_out = f"`tintype report {tmp_path}` writes it again .* `python -m tools.migrate {tmp_path}` rewrites"
+    with pytest.raises(UserError, match=f"written in format 1; this version of tintype reads format 2; {way_out}"):
+        read_results_file(file)
+    migrate(tmp_path)
+    assert read_results_file(file) == results and not migrate(tmp_path)
