@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -156,15 +156,11 @@ def report(
     without_data: Annotated[
         bool, Option("--without-data", help="Leave out images and captions of the data, and local paths")
     ] = False,
-    method: Annotated[
-        Literal["shared", "paired"] | None,
-        Option(help="Compare by this method in place of the study's own; the report names both"),
-    ] = None,
 ) -> None:
     """Compare the runs of a study again, and write its report."""
     from tintype.terminal.studies import report_with_progress
 
-    report_with_progress(folder, console, without_data, method)
+    report_with_progress(folder, console, without_data)
 
 
 @app.command()
@@ -242,7 +238,6 @@ def power(
     ] = None,
     resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
-    method: Annotated[Literal["shared", "paired"], Option(help="The new study's analysis.method")] = "shared",
     json_: options.Json = False,
 ) -> None:
     """Compute how many seeds a study needs, from the seed spread of past studies."""
@@ -252,5 +247,5 @@ def power(
     from tintype.terminal.studies import show_power
 
     given = [options.folder_of(one) for one in studies or [Path("studies")]]
-    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, method)
+    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control)
     print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)

@@ -40,7 +40,6 @@ from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
-from tintype.study.analysis import Method
 from tintype.study.factorial import Contrast
 from tintype.study.groups import MetricGroups, metric_groups
 from tintype.study.interactions import expected_mean, factor_key, factor_pair, factor_verdict, means_of
@@ -202,8 +201,8 @@ class Reading:
             if row is not None and row.look is not None:
                 at_look = self.at_looks[row.look - 1]
                 groups = _groups(at_look, _runs_of(at_look, self.runs), {metric.name: metric})
-                of, method = groups[arms[0].resolution, metric.name], self.study.settings.analysis.method
-                found.append(_factor_effect(row, metric, arms, contrast, of, method))
+                of = groups[arms[0].resolution, metric.name]
+                found.append(_factor_effect(row, metric, arms, contrast, of))
         return found
 
 
@@ -275,7 +274,7 @@ def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.Loo
 
 def is_read(row: results.Comparison) -> bool:
     """Return whether a comparison was tested, so that reading it spends error."""
-    return row.verdict in (*DECIDED, "undecided", "not shown")
+    return row.verdict in (*DECIDED, "undecided")
 
 
 def made_looks(out: Path) -> list[MadeLook]:
@@ -650,8 +649,7 @@ def _factor_contrasts(study: Study) -> dict[Key, tuple[list[ArmPlan], Contrast]]
         factor_key(contrast, arms[0].resolution, metric): (arms, contrast)
         for arms, contrast in study.contrasts()
         for metric in study.settings.primary
-        if is_tested(metric, study.settings.analysis)
-        and not any((arm.label, metric) in apart for arm in arms if arm.name in contrast.weights)
+        if is_tested(metric) and not any((arm.label, metric) in apart for arm in arms if arm.name in contrast.weights)
     }
 
 
@@ -666,20 +664,19 @@ def _factor_effect(
     arms: Sequence[ArmPlan],
     contrast: Contrast,
     of: MetricGroups,
-    method: Method,
 ) -> results.FactorEffect:
     """Describe a contrast by the runs of the look that its row is of."""
     fallen = [arm.name for arm in arms if arm.name in contrast.weights and of.fallen.get(arm.label)]
     if fallen:
         row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
-    means, log = means_of(contrast, of, _by_name(arms), method), of.log and method == "shared"
+    means = means_of(contrast, of, _by_name(arms))
     return results.FactorEffect(
         parts=list(contrast.parts),
         metric=metric.name,
         resolution=arms[0].resolution,
         comparison=row,
         means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
-        expected=expected_mean(contrast, means, log),
+        expected=expected_mean(contrast, means, of.log),
         verdict=factor_verdict(contrast, row, means, metric.direction),
     )
 
@@ -793,7 +790,7 @@ def _trend(key: Key, study: Study, runs: Runs, pair: Pair | str, rows: Rows) -> 
     (arm, metric), undefined = key, pair if isinstance(pair, str) else ""
     every = [] if undefined.startswith(ANOTHER_SPACE) else _levels(study, runs, arm)
     levels = [_with_falls(level, rows.get((arm_label(arm, level.resolution), metric))) for level in every]
-    effects = [relative_effect(level, metric, pair != UNPAIRED, study.settings.analysis) for level in levels]
+    effects = [relative_effect(level, metric, pair != UNPAIRED) for level in levels]
     known, comparison = [effect for effect in effects if effect is not None], rows.get(trend_key(*key))
     return results.Trend(arm=arm, metric=metric, effects=known, comparison=comparison, undefined=undefined)
 
@@ -806,7 +803,7 @@ def _with_falls(level: Level, row: results.Comparison | None) -> Level:
 def _method(study: Study, family: Sequence[Key], planned: Collection[Key]) -> str:
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
-    tested = [key for key in family if is_tested(key[1], settings.analysis)]
+    tested = [key for key in family if is_tested(key[1])]
     dropped = sum(key not in planned for key in tested)
     counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []

@@ -12,7 +12,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from tintype.seams import Direction
-from tintype.study.analysis import Method
 from tintype.study.factorial import Contrast
 from tintype.study.groups import MetricGroups
 from tintype.study.pairs import Key, Pair
@@ -23,7 +22,6 @@ _VERDICTS: dict[str, FactorVerdict] = {
     "better": "reinforces",
     "same": "adds up",
     "identical": "adds up",
-    "not shown": "undecided",
 }
 """Verdicts on an interaction by those on the difference; all others but `worse` keep their name."""
 
@@ -81,21 +79,16 @@ def _with_term(pair: Pair, contrast: Contrast, groups: MetricGroups, labels: Map
     return replace(pair, terms=(term,), log=groups.log, level=level, fallen=fallen, baseline_fallen=of_baseline)
 
 
-def means_of(
-    contrast: Contrast, groups: MetricGroups, labels: Mapping[str, str], method: Method = "shared"
-) -> dict[str, float]:
-    """Return the mean of each arm of a contrast in the metric's unit, as the method compares it.
+def means_of(contrast: Contrast, groups: MetricGroups, labels: Mapping[str, str]) -> dict[str, float]:
+    """Return the mean of each arm of a contrast in the metric's unit.
 
-    That of the shared method is geometric where logarithms are compared, and the baseline's is over the control's runs
-    too. The paired method compares the values themselves.
+    It is geometric where logarithms are compared, and the baseline's is over the control's runs too.
     """
     found = {name: list(groups.healthy.values.get(labels[name], {}).values()) for name in contrast.weights}
-    if method == "shared" and found.get(""):
+    if found.get(""):
         found[""] = [value for label in groups.baselines for value in groups.healthy.values.get(label, {}).values()]
-    if method == "paired" and groups.log:
-        found = {name: [math.exp(value) for value in of] for name, of in found.items()}
     means = {name: fmean(of) for name, of in found.items() if of}
-    return {name: math.exp(mean) for name, mean in means.items()} if groups.log and method == "shared" else means
+    return {name: math.exp(mean) for name, mean in means.items()} if groups.log else means
 
 
 def expected_mean(contrast: Contrast, means: Mapping[str, float], log: bool) -> float | None:

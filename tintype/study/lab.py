@@ -23,14 +23,12 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
-from tintype.study.analysis import Method
 from tintype.study.compare import (
     Runs,
     collect,
     compare_fresh,
     every_comparison,
     follow_runs,
-    last_results,
     looks_to_record,
     made_looks,
     standing_runs,
@@ -50,7 +48,7 @@ from tintype.study.folder import (
 from tintype.study.jobs import run_tasks
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
 from tintype.study.packing import Jobs, most_of
-from tintype.study.recompute import recompute, with_earlier
+from tintype.study.recompute import recompute
 from tintype.study.replicate import (
     FOLDER,
     Claim,
@@ -431,57 +429,42 @@ def _trained(task: Task) -> bool:
     return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints, tensors=False) == task.plan.train.steps
 
 
-def report_study(
-    out: Path, progress: StudyProgress = SILENT, without_data: bool = False, method: Method | None = None
-) -> StudyReport:
-    """Compare the runs of a study again, and write its report; from results.json where the runs are not there.
-
-    `method` is used in place of the study's own.
-    """
+def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
+    """Compare the runs of a study again, and write its report; from results.json where the runs are not there."""
     if not (out / STUDY).is_file():
         raise UserError(f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
-        return _report_stored(out, progress, without_data, method)
-    study = _compared_by(stored_study(out), method)
+        return _report_stored(out, progress, without_data)
+    study = stored_study(out)
     if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
         raise UserError(loss)
     report = _report(study, out, progress, without_data)
-    if method is None:  # verdicts by another method are a reader's second opinion
-        track_verdicts(study, out, report.results)
+    track_verdicts(study, out, report.results)
     return report
 
 
-def _report_stored(out: Path, progress: StudyProgress, without_data: bool, method: Method | None) -> StudyReport:
+def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
     """Write the report of a study that was passed on without its runs."""
     progress.note(
         f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the report.html that "
         "is there"
     )
-    results = _recomputed(out, progress, method)
+    results = _recomputed(out, progress)
     if without_data:
         results = results.without_data().without_paths()
     return StudyReport(results, write_report(results, out, stored=True))
 
 
-def _recomputed(out: Path, progress: StudyProgress, method: Method | None = None) -> StudyResults:
+def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
     """Return the results of a study with its comparisons made again from the runs in results.json."""
     stored = read_results_file(out / RESULTS)
     try:
-        study = _compared_by(tuned(untuned_study(out), stored.tuning), method)
-        return recompute(study, stored, made_looks(out))
+        return recompute(tuned(untuned_study(out), stored.tuning), stored, made_looks(out))
     except UserError as error:
-        if method is not None or isinstance(error, DamagedFileError):
+        if isinstance(error, DamagedFileError):
             raise
         progress.note(f"the verdicts stay as {RESULTS} has them, because they cannot be computed again: {error}")
         return stored
-
-
-def _compared_by(study: Study, method: Method | None) -> Study:
-    """Return the study with another method of comparison, where one is given."""
-    if method is None:
-        return study
-    analysis = study.settings.analysis.by(method)
-    return replace(study, settings=study.settings.model_copy(update={"analysis": analysis}))
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
@@ -501,8 +484,7 @@ def _loss_of_results(study: Study, out: Path) -> str:
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
-        results = with_earlier(collect(study, out), last_results(out))
-        results = results.model_copy(update={"tuning": tuning_of(study, out)})
+        results = collect(study, out).model_copy(update={"tuning": tuning_of(study, out)})
         if made := looks_to_record(study, results, out):
             record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
         next_part("writing the report")
@@ -578,9 +560,8 @@ def seeds_in(out: Path) -> list[int]:
 
 
 def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Study:
-    """Return the study of a folder with other seeds, no control, and the shared method, whose intervals share 5%."""
-    fresh = untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()})
-    return tuned(_compared_by(fresh, "shared"), results.tuning)
+    """Return the study of a folder with other seeds and no control."""
+    return tuned(untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()}), results.tuning)
 
 
 def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress) -> StudyReport:
@@ -590,7 +571,7 @@ def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress
 
 
 def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_seeds: Sequence[int]) -> Study:
-    """Return the study of a folder with one more arm, the last, and with these seeds, compared by the shared method.
+    """Return the study of a folder with one more arm, the last, and with these seeds.
 
     Where the study was tuned, its baseline has the chosen values, and the other arms, which have their own, are gone.
     """
@@ -607,7 +588,6 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
             "seeds": tuple(seeds),
             "control_seeds": tuple(control_seeds),
             "score_at": (),
-            "analysis": study.settings.analysis.by("shared"),
         }
     )
     found = resolve(study.name, settings, baselines, lambda path: f"--arm {arm.label}", known_tokenizers(out / RESULTS))

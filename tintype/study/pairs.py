@@ -39,10 +39,6 @@ class Pair:
     """See `Comparison.baseline_fallen`."""
 
     @property
-    def difference(self) -> stats.Difference:
-        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old, self.scale)
-
-    @property
     def rounding(self) -> float:
         return stats.rounding_of([*self.new, *self.old], self.scale)
 

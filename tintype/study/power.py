@@ -1,11 +1,10 @@
 """The number of seeds that a study needs, from the seed spread that past studies measured.
 
-The shared method compares means of single runs, on logarithms for distances and losses, so their spread is what counts,
-pooled over the baseline and all arms. The paired method compares differences from the baseline at the same seed.
+A study compares means of single runs, on logarithms for distances and losses, so their spread is what counts, pooled
+over the baseline and all arms.
 
 A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
-interval of the spread allows. Differences of several arms from one baseline are not independent, so together they have
-fewer degrees of freedom than their sum (see `pooled`); and a run counts once, however often it is given.
+interval of the spread allows. A run counts once, however often it is given.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -28,15 +26,12 @@ from tintype.evaluation.protocol import Protocol
 from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.settings import Plain, plain
 from tintype.study import stats
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.effect import Effect, parse_effect
 from tintype.study.looks import FIRST_SHARE
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
 from tintype.study.shares import Counts, confidence_of, count_comparisons, is_tested
 from tintype.study.spread import Variance, planned_error
-
-Method = Literal["shared", "paired"]
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
@@ -46,8 +41,6 @@ FEW_DEGREES = 10
 _LARGEST_LOG = 600.0
 """Bound of a logarithm: what few seeds of a large spread would find is beyond what a float holds."""
 _UNLIKE = 3.0
-_SHARED = 0.25
-"""The correlation of two arms' sample variances: the square of 1/2, that of their differences from one baseline."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class MetricPower:
     log: bool
     """Whether logarithms are compared; `spread` is then one of logarithms too."""
     spread: Spread
-    """Spread of single runs; with the paired method, that of differences from the baseline at the same seed."""
+    """Spread of single runs."""
     by_arm: dict[str, float]
     """The deviation of each arm."""
     level: float
@@ -106,7 +99,6 @@ class PowerPlan:
     control: bool
     """Whether one of the arms is the control, which has no trend over resolutions."""
     resolutions: int
-    method: Method
     groups: list[Group]
     skipped: list[str]
     """Studies from which no spread is known, and why."""
@@ -115,20 +107,14 @@ class PowerPlan:
     def has_control(self) -> bool:
         return self.control and self.arms > 1
 
-    @property
-    def analysis(self) -> AnalysisSettings:
-        return AnalysisSettings(method=self.method)
-
     def comparisons(self, metrics: Sequence[MetricInfo]) -> Counts:
         primary = [info.name for info in metrics if info.primary]
         names = [info.name for info in metrics]
         arms = self.arms - self.has_control
-        return count_comparisons(arms, self.has_control, self.resolutions, primary, names, analysis=self.analysis)
+        return count_comparisons(arms, self.has_control, self.resolutions, primary, names)
 
     def error(self, seeds: int) -> Variance:
         """Return the squared standard error of a difference where the spread is one, with its degrees of freedom."""
-        if self.method == "paired":
-            return Variance(1 / seeds, seeds - 1)
         return planned_error(seeds, self.arms - self.has_control, self.has_control)
 
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
@@ -170,7 +156,6 @@ def plan_power(
     without: Sequence[str] = (),
     resolutions: int = 1,
     control: bool | None = None,
-    method: Method = "shared",
 ) -> PowerPlan:
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
@@ -198,7 +183,7 @@ def plan_power(
             "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
         )
     _check_names(useful, metric, without)
-    plan = PowerPlan(wanted, seeds, arms, control, resolutions, method, [], skipped)
+    plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped)
     alike: dict[str, list[StudyResults]] = {}
     for results in useful:
         alike.setdefault(_identity(results), []).append(results)
@@ -296,26 +281,20 @@ def _metric_power(
     without: Sequence[str],
 ) -> MetricPower | None:
     """Return None where the metric is not tested or was not measured, or where its seeds do not differ."""
-    if not is_tested(info.name, plan.analysis):
+    if not is_tested(info.name):
         return None
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
-    baselines = _once(findings.baseline_of(results) for results in studies)
     fallen = _fallen(studies, info.name)
     positive = all(value > 0 for arm in (*unchanged, *changed) for value in _healthy(arm, info.name, fallen))
-    log = plan.method == "shared" and info.range == NOT_NEGATIVE and positive
+    log = info.range == NOT_NEGATIVE and positive
 
     def runs(arm: Arm) -> list[float]:
         values = _healthy(arm, info.name, fallen)
         return [math.log(value) for value in values] if log else values
 
-    if plan.method == "paired":
-        spread = pooled([[arm.comparisons[info.name].differences for arm in arms] for arms in _sharing(changed)])
-        by_arm = _by_arm(changed, lambda arm: arm.comparisons[info.name].differences)
-    else:
-        spread, by_arm = pooled([[runs(arm)] for arm in (*unchanged, *changed)]), _by_arm(changed, runs)
-    compared_with = unchanged if plan.method == "shared" else baselines
-    known = [value for arm in compared_with for value in runs(arm)]
+    spread = pooled(runs(arm) for arm in (*unchanged, *changed))
+    known = [value for arm in unchanged for value in runs(arm)]
     if spread is None or not known or spread.deviation <= stats.rounding_of(known, 1.0 if log else 0.0):
         return None
     baseline = math.exp(fmean(known)) if log else fmean(known)
@@ -333,7 +312,7 @@ def _metric_power(
         baseline=baseline,
         log=log,
         spread=spread,
-        by_arm=by_arm,
+        by_arm=_by_arm(changed, runs),
         level=1 - confidence,
         power=[plan.power(effect, one, plan.seeds, confidence) for one in likely] if target else None,
         detectable=detectable(plan.seeds),
@@ -353,22 +332,12 @@ def _healthy(arm: Arm, metric: str, fallen: Collection[str]) -> list[float]:
     return findings.metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in fallen])
 
 
-def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
-    """Return the standard deviation around each set's own mean; None where no set has two values.
-
-    The sets of a family are differences from one shared baseline; families have nothing in common. Two differences
-    from one baseline have a correlation of 1/2, so their sample variances have one of 1/4, and k sets of ν degrees of
-    freedom each are worth k ν / (1 + (k - 1) / 4), not k ν. What families are worth adds up, and weighs them.
-    """
+def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
+    """Return the standard deviation around each set's own mean; None where no set has two values."""
     total = freedom = 0.0
-    for family in families:
-        usable = [values for values in family if len(values) > 1]
-        degrees = sum(len(values) - 1 for values in usable)
-        if not degrees:
-            continue
-        worth = degrees / (1 + (len(usable) - 1) * _SHARED)
-        total += worth * sum((len(values) - 1) * stats.variance(values) for values in usable) / degrees
-        freedom += worth
+    for values in (values for values in sets if len(values) > 1):
+        total += (len(values) - 1) * stats.variance(values)
+        freedom += len(values) - 1
     return Spread(math.sqrt(total / freedom), freedom) if freedom else None
 
 
@@ -383,23 +352,10 @@ def _once(arms: Iterable[Arm]) -> list[Arm]:
     return kept
 
 
-def _sharing(arms: Iterable[Arm]) -> list[list[Arm]]:
-    """Return families of arms that share seeds, and so, as a group has one baseline, runs of the baseline."""
-    families: list[tuple[set[int], list[Arm]]] = []
-    for arm in arms:
-        own = {run.seed for run in arm.runs}
-        seeds, members = next((one for one in families if one[0] & own), (set[int](), list[Arm]()))
-        if not members:
-            families.append((seeds, members))
-        seeds |= own
-        members.append(arm)
-    return [members for _, members in families]
-
-
 def _by_arm(arms: Sequence[Arm], values: Callable[[Arm], Sequence[float]]) -> dict[str, float]:
     """Return the deviation of each arm, over all its studies."""
     names = dict.fromkeys(arm.name for arm in arms)
-    spreads = {name: pooled([[values(arm)] for arm in arms if arm.name == name]) for name in names}
+    spreads = {name: pooled(values(arm) for arm in arms if arm.name == name) for name in names}
     return {name: spread.deviation for name, spread in spreads.items() if spread is not None}
 
 

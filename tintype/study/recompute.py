@@ -3,10 +3,6 @@
 The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
 So a study that was passed on without its runs is compared by the code that compares all others. No number of a run
 changes, and each metric keeps the definition by which it was scored: values of two definitions are never compared.
-
-The same seeds, read by another method, are the same look: nothing of the error is charged again. But two methods are
-two chances for a false verdict, and the second may have been chosen for what the first one showed. So the results keep
-the verdicts of the method that the study was read by before, and the report shows where the two differ.
 """
 
 from __future__ import annotations
@@ -17,10 +13,9 @@ from dataclasses import replace
 from tintype.errors import UserError
 from tintype.seams import ANY_VALUE
 from tintype.study.along import with_along
-from tintype.study.analysis import Method
-from tintype.study.compare import Metrics, Rows, is_read, metric_infos, read_at_looks
+from tintype.study.compare import Metrics, Rows, metric_infos, read_at_looks
 from tintype.study.looks import MadeLook
-from tintype.study.results import Earlier, EarlierVerdict, Run, StudyResults
+from tintype.study.results import Run, StudyResults
 from tintype.study.study import ArmPlan, Study
 
 
@@ -42,7 +37,7 @@ def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> S
         "metrics": list(reading.metrics.values()),
         "arms": [reading.with_verdicts(arm) for arm in kept],
     }
-    return with_earlier(with_along(stored.model_copy(update=found)), stored)
+    return with_along(stored.model_copy(update=found))
 
 
 def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
@@ -76,29 +71,3 @@ def _with_errors(rows: Rows, stored: Rows) -> Rows:
 def _comparisons(found: StudyResults) -> Rows:
     """Return the comparisons of all arms."""
     return {(arm.label, metric): row for arm in found.arms for metric, row in arm.comparisons.items()}
-
-
-def with_earlier(found: StudyResults, last: StudyResults | None) -> StudyResults:
-    """Return the results with the verdicts of the last ones, where those are by another method.
-
-    The first verdicts by a method stay, whatever was read after them.
-    """
-    before, now = (None if one is None else method_of(one) for one in (last, found))
-    if last is None or before is None or now is None:
-        return found
-    if before == now or any(one.method == before for one in last.earlier):
-        return found.model_copy(update={"earlier": last.earlier})
-    rows = [
-        EarlierVerdict(arm=arm, metric=metric, **row.model_dump(include={"verdict", "difference", "low", "high"}))
-        for (arm, metric), row in _comparisons(last).items()
-        if is_read(row)
-    ]
-    return found.model_copy(update={"earlier": [*last.earlier, Earlier(method=before, rows=rows)]})
-
-
-def method_of(found: StudyResults) -> Method | None:
-    """Return the method of the comparisons; None where none was tested."""
-    tests = {row.test for row in _comparisons(found).values() if is_read(row)}
-    if not tests:
-        return None
-    return "shared" if "shared spread" in tests else "paired"

@@ -6,8 +6,7 @@ Fresh seeds have no such luck. The replicated comparisons are one family of thei
 A verdict of better or worse
 - holds where the fresh interval excludes zero on the same side and reaches the first estimate, corrected for selection;
 - is weaker where it excludes zero on the same side and lies wholly short of that estimate;
-- fails otherwise. The paired method's intervals are of 95% each: there, it also fails where p, corrected for all
-  replicated comparisons, shows nothing.
+- fails otherwise.
 
 A verdict of same
 - holds where the fresh interval lies within the margin;
@@ -126,8 +125,6 @@ def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
         low, high = fresh.low, fresh.high
     if claim.verdict == "same":
         return _judge_same(low, high, claim.margin if fresh.margin is None else fresh.margin)
-    if fresh.verdict in ("undecided", "not shown"):  # intervals of the paired method do not share the error, p does
-        return "fails"
     sign = 1.0 if claim.estimate > 0 else -1.0
     near, far = sorted((sign * low, sign * high))
     if near <= 0:

@@ -18,10 +18,7 @@ from tintype.metrics import throughput
 from tintype.runtime.files import read_checked
 from tintype.runtime.redact import hide_all_passwords, last_names, redact
 from tintype.seams import ANY_VALUE, Range
-from tintype.study.analysis import Method
 
-TestName = Literal["shared spread", "paired Student", "Welch", "sign-flip permutation", "label permutation"]
-IntervalName = Literal["simultaneous", "Student", "Welch", "bootstrap"]
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
 EndState = Literal["done", "diverged", "failed", "missing"]
@@ -32,13 +29,11 @@ Verdict = Literal[
     "undecided",
     "unstable",
     "measured",
-    "not shown",
     "identical",
     "no spread",
     "sketch",
     Loss,
 ]
-"""`not shown` stands in results of the paired method of older versions, and means undecided."""
 Role = Literal["baseline", "control", "arm"]
 SPEED = throughput.METRIC.name
 FORMAT: Final = 2
@@ -203,9 +198,6 @@ class Comparison(_Data):
     detectable: float | None = None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
-    test: TestName | None = None
-    """None in older results, in which arms have the paired Student test and controls Welch's."""
-    interval: IntervalName | None = None
     sampling_error: float | None = None
     """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
@@ -563,23 +555,6 @@ class Replication(_Data):
     rows: list[Replicated]
 
 
-class EarlierVerdict(_Data):
-    arm: str
-    """The arm's label."""
-    metric: str
-    verdict: Verdict
-    difference: float
-    low: float | None
-    high: float | None
-
-
-class Earlier(_Data):
-    """The verdicts on a study's arms when it was first read by a method."""
-
-    method: Method
-    rows: list[EarlierVerdict]
-
-
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
     try:
@@ -631,8 +606,6 @@ class StudyResults(_Data):
     """Oldest first; empty in older results."""
     replication: Replication | None = None
     """None where the verdicts were not replicated."""
-    earlier: list[Earlier] = []
-    """One for each method, where the study was read by several; empty where it was read by one."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
     factors: list[FactorEffect] = []
@@ -651,7 +624,7 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
         content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
-        for key in ("tuning", "factors", "earlier", "picked"):
+        for key in ("tuning", "factors", "picked"):
             if not getattr(self, key):
                 del content[key]
         for run in (run for arm in content["arms"] for run in arm["runs"]):
@@ -700,9 +673,8 @@ class StudyResults(_Data):
         return last.baseline_mean if last else None
 
     def like_baseline(self, metric: str) -> list[Arm]:
-        """Return the arms whose runs make the baseline's mean: the control too, where the spread is shared."""
-        shared = any(row.test == "shared spread" for row in self._rows(metric))
-        roles = ("baseline", "control") if shared else ("baseline",)
+        """Return the arms whose runs make the baseline's mean: the control too, but not for the throughput."""
+        roles = ("baseline",) if metric == SPEED else ("baseline", "control")
         return [arm for arm in self.arms if arm.role in roles]
 
     def _rows(self, metric: str) -> list[Comparison]:

@@ -22,12 +22,10 @@ from tintype.metrics import validation
 from tintype.plan import Plan
 from tintype.settings import DataPart, NamesFile, Settings
 from tintype.study.analysis import AnalysisSettings
-from tintype.study.factorial import combinations, contrasts
+from tintype.study.factorial import combinations
 from tintype.study.looks import SeedPlan
-from tintype.study.paired import check_seeds
 from tintype.study.results import SeedSet
 from tintype.study.search import Range, SearchSettings, Tried, check_search
-from tintype.study.shares import count_comparisons
 from tintype.techniques import TECHNIQUES
 
 BASELINE, CONTROL = "baseline", "control"
@@ -322,12 +320,5 @@ class StudySettings(Settings):
                 problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
             elif name not in known:
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        control, resolutions = bool(self.every_seed.control_seeds), max(1, len(self.resolutions))
-        between = len(contrasts([factor.label for factor in self.factorial]))
-        counts = count_comparisons(
-            len(self.all_arms()), control, resolutions, primary, list(known), between, self.analysis
-        )
-        fewest = self.seeds.first if isinstance(self.seeds, SeedPlan) else len(self.seeds)
-        check_seeds(fewest, counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))

@@ -1,4 +1,4 @@
-"""Comparison by the shared method: unpaired means, a seed spread that the arms share, intervals that hold together."""
+"""Comparison of an arm with the baseline: unpaired means, a shared seed spread, intervals that hold together."""
 
 from __future__ import annotations
 
@@ -66,8 +66,6 @@ def shared_row(
         else min(1.0, found.p * (1 - stats.CONFIDENCE) / (1 - confidence)),
         detectable=scale.difference(found.detectable(confidence)),
         verdict=verdict,
-        test="shared spread",
-        interval="simultaneous",
         lost=pair.lost,
         scale="log" if pair.log else "raw",
         level=confidence,

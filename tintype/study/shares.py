@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tintype.study import results, stats
-from tintype.study.analysis import DEFAULT, AnalysisSettings
 from tintype.study.pairs import Key
 
 PRIMARY_SHARE = 0.8
@@ -37,21 +36,17 @@ def count_comparisons(
     primary: Sequence[str],
     metrics: Collection[str],
     contrasts: int = 0,
-    analysis: AnalysisSettings = DEFAULT,
 ) -> Counts:
     """Count the comparisons of a study. `arms` does not count the control.
 
-    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`; each of the
+    With several resolutions, each arm's trend over them is one more comparison for each primary metric; each of the
     `contrasts` between factorial arms is one for each primary metric, at each resolution.
     """
-    asked = [metric for metric in primary if is_tested(metric, analysis)]
-    other = [metric for metric in metrics if metric not in primary and is_tested(metric, analysis)]
-    over = [metric for metric in trend_metrics(primary) if metric not in primary and is_tested(metric, analysis)]
+    asked = [metric for metric in primary if is_tested(metric)]
+    other = [metric for metric in metrics if metric not in primary and is_tested(metric)]
     compared = resolutions * (arms + control)
     trends = arms if resolutions > 1 else 0
-    return Counts(
-        (compared + trends + resolutions * contrasts) * len(asked), compared * len(other) + trends * len(over)
-    )
+    return Counts((compared + trends + resolutions * contrasts) * len(asked), compared * len(other))
 
 
 def trend_metrics(primary: Sequence[str]) -> list[str]:
@@ -70,9 +65,9 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
     return Counts(asked, len(keys) - asked)
 
 
-def is_tested(metric: str, analysis: AnalysisSettings) -> bool:
+def is_tested(metric: str) -> bool:
     """Return whether a difference gets a verdict. The throughput's is measured: seeds are not what it depends on."""
-    return metric != results.SPEED or analysis.method == "paired"
+    return metric != results.SPEED
 
 
 def confidence_of(weight: float) -> float:

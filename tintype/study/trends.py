@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-from tintype.study.analysis import AnalysisSettings
-from tintype.study.paired import interval_of
+from tintype.study import spread, stats
 from tintype.study.pairs import Key, Pair, pair_runs
 from tintype.study.results import RelativeEffect, Run, arm_label, worst_loss
+from tintype.study.shared import two_sets
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
@@ -40,7 +41,7 @@ def trend_key(arm: str, metric: str) -> Key:
     return arm_label(arm, "more tokens"), metric
 
 
-def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: AnalysisSettings) -> RelativeEffect | None:
+def relative_effect(level: Level, metric: str, shared_seeds: bool) -> RelativeEffect | None:
     """Return the arm's effect at one resolution; None where it is not defined or not measured.
 
     Where runs fell off it is that of the means of the others, without pairs, as in the verdict.
@@ -54,8 +55,10 @@ def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: Ana
         return None
     new, old = ([math.log(value) for value in values] for values in (pair.new, pair.old))
     logs = Pair(new, old, pair.shared_seeds, pair.complete, scale=1.0)
-    low, high = interval_of(logs, analysis) or (None, None)
-    return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
+    found = spread.difference(two_sets(logs), logs.scale)
+    low, high = found.interval(stats.CONFIDENCE) or (None, None)
+    value = fmean(logs.per_seed) if logs.shared_seeds else found.value
+    return RelativeEffect(resolution=level.resolution, value=value, low=low, high=high)
 
 
 def _healthy(runs: Sequence[Run], metric: str, fallen: Collection[int]) -> list[float]:

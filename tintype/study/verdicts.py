@@ -9,9 +9,6 @@ difference makes both false.
 The shares count the comparisons that the study planned, measured or not. Where all seeds differ by the same amount the
 seed spread is not measurable: there is no p, no interval and no verdict but "no spread", or "identical" where the
 amount is zero. The throughput is measured and not tested.
-
-The paired method compares an arm's runs with the baseline's of the same seeds, and passes the share of a comparison
-that reached a verdict on to those that are left (Holm 1979).
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from tintype.evaluation.protocol import Definition
 from tintype.page.template import template
 from tintype.study import results, stats
 from tintype.study.analysis import DEFAULT, AnalysisSettings
-from tintype.study.paired import compare_paired
 from tintype.study.pairs import Key, Pair, without_seeds
 from tintype.study.shared import measured_row, shared_row
 from tintype.study.shares import PRIMARY_SHARE, Counts, confidence_of, is_tested, weights_of
@@ -44,14 +40,12 @@ def compare(
     the study's 5% that this look at it may spend.
     """
     family = dict.fromkeys(pairs if planned is None else planned)
-    if analysis.method == "paired":
-        return compare_paired(pairs, meanings, primary, analysis, list(family), share)
-    weights = weights_of([key for key in family if is_tested(key[1], analysis)], primary)
+    weights = weights_of([key for key in family if is_tested(key[1])], primary)
     rows = {}
     for key, pair in pairs.items():
         if not pair.new:
             rows[key] = without_seeds(pair)
-        elif not is_tested(key[1], analysis):
+        elif not is_tested(key[1]):
             rows[key] = measured_row(pair)
         else:
             confidence = confidence_of(share * weights[key])
@@ -73,20 +67,16 @@ def describe_method(
     Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
     """
     level = 1 - stats.CONFIDENCE
-    reach = stats.smallest_permutation_p(seeds, counts.others / (1 - PRIMARY_SHARE)) if counts.others else 0.0
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
         seeds=seeds,
         fewest=seeds if fewest is None else fewest,
         counts=counts,
         control=control,
         primary=primary,
-        analysis=analysis,
         tokens=tokens,
         margins=", ".join([analysis.margin, *(f"{size} of {name}" for name, size in analysis.margins.items())]),
-        patterns=f"all {2**seeds:,}" if seeds <= stats.EXACT_FLIPS else "10,000 drawn",
         primary_percent=f"{100 * level * PRIMARY_SHARE:.0f}",
         other_percent=f"{100 * level * (1 - PRIMARY_SHARE):.0f}",
-        out_of_reach=analysis.test == "permutation" and reach >= level,
     )
     return " ".join(text.split())
 

@@ -25,7 +25,6 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import count_failures
 from tintype.settings import plain
 from tintype.study import stats
-from tintype.study.analysis import Method
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
 from tintype.study.effect import Effect
 from tintype.study.lab import (
@@ -161,9 +160,9 @@ def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
     return 1 if outcome.failed else 0
 
 
-def report_with_progress(out: Path, console: Console, without_data: bool = False, method: Method | None = None) -> None:
+def report_with_progress(out: Path, console: Console, without_data: bool = False) -> None:
     """Write a study's report again and show its verdicts."""
-    show_report(report_study(out, ShownProgress(console), without_data, method), console)
+    show_report(report_study(out, ShownProgress(console), without_data), console)
     if without_data:
         say_note(
             console,
@@ -475,8 +474,8 @@ def show_power(plan: PowerPlan, console: Console) -> None:
     control = "one of them the control" if plan.control else "no control"
     say(
         console,
-        f"For a study of {plan.arms} arms ({control}){where}, compared by the {plan.method} method at its "
-        f"first look, which spends {FIRST_SHARE:.0%} of the study's error.",
+        f"For a study of {plan.arms} arms ({control}){where}, at its first look, which spends "
+        f"{FIRST_SHARE:.0%} of the study's error.",
     )
 
 
@@ -494,10 +493,10 @@ def _table(plan: PowerPlan, group: Group) -> Table:
             *(_reach(row.by_seeds[count][0], row, plan.effect) for count in counts),
         )
     freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
-    what = "an arm's differences from the baseline" if plan.method == "paired" else "single runs"
     table.caption = (
         "Below each number of seeds: the smallest change that it finds in 80% of studies (–: more than there can be). "
-        f"* primary. Spread: standard deviation of {what} over seeds, from {' or '.join(freedoms)} degrees of freedom."
+        "* primary. Spread: standard deviation of single runs over seeds, from "
+        f"{' or '.join(freedoms)} degrees of freedom."
     )
     table.caption_justify = "left"
     return table

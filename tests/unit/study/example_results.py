@@ -10,7 +10,6 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from tintype.study.along import with_along
-from tintype.study.analysis import DEFAULT
 from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import (
     Arm,
@@ -219,7 +218,7 @@ def _trends(arms: list[Arm]) -> list[Trend]:
             pair = trend_pair(levels[0], levels[-1], metric)
             assert isinstance(pair, Pair)
             rows = compare({(name, metric): pair}, {metric.name: metric for metric in METRICS}, primary)
-            effects = [relative_effect(level, metric, name != "control", DEFAULT) for level in levels]
+            effects = [relative_effect(level, metric, name != "control") for level in levels]
             found.append(
                 Trend(
                     arm=name,

@@ -7,7 +7,6 @@ import pytest
 
 from tests.edit_checked import edit_json
 from tintype.errors import DamagedFileError, UserError
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import (
     LOOKS_FILE,
     MadeLook,
@@ -120,15 +119,15 @@ def test_the_first_decided_verdict_stands() -> None:
     key, other, late = ("arm", "a"), ("arm", "b"), ("arm", "c")
     found = replay(
         [
-            {key: row("not shown"), other: row("better", 1.0)},
-            {key: row("worse", 2.0), other: row("worse", 2.0), late: row("not shown", 2.0)},
-            {key: row("worse", 3.0), other: row("not shown", 3.0), late: row("not shown", 3.0)},
+            {key: row("undecided"), other: row("better", 1.0)},
+            {key: row("worse", 2.0), other: row("worse", 2.0), late: row("undecided", 2.0)},
+            {key: row("worse", 3.0), other: row("undecided", 3.0), late: row("undecided", 3.0)},
         ]
     )
     assert {one: (row.verdict, row.difference, row.look) for one, row in found.items()} == {
         key: ("worse", 2.0, 2),
         other: ("better", 1.0, 1),
-        late: ("not shown", 3.0, 3),
+        late: ("undecided", 3.0, 3),
     }
 
 
@@ -161,9 +160,8 @@ def test_looks_are_read_as_they_were_recorded_and_an_edit_is_refused(tmp_path: P
 
 def test_reading_a_study_again_costs_error_unless_each_look_pays() -> None:
     """Null studies read at 3, 5 and 8 seeds: 5% and three standard errors of 400 studies where looks are paid for."""
-    paired = AnalysisSettings(method="paired")
-    assert false_verdicts((3, 5, 8), 400, paired, paid=True) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
-    assert false_verdicts((3, 5, 8), 400, paired, paid=False) > 0.08
+    assert false_verdicts((3, 5, 8), 400, paid=True) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert false_verdicts((3, 5, 8), 400, paid=False) > 0.08
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,6 @@ def test_the_spread_of_single_runs_is_pooled_over_the_baseline_and_all_arms(tmp_
     assert found.baseline == pytest.approx(np.mean([*runs[0], *runs[1]])), "as arms are compared with it"
 
 
-def test_pairs_have_the_spread_of_their_differences(tmp_path: Path) -> None:
-    results = example()
-    found = row(plan_power([stored(results, tmp_path)], "5%", 3, None, 3, method="paired"), "fd_scenes")
-    variances = [np.var(arm.comparisons["fd_scenes"].differences, ddof=1) for arm in results.arms[2:]]
-    assert found.spread.deviation == pytest.approx(np.sqrt(np.mean(variances)))
-    assert found.spread.freedom == pytest.approx(4 / (1 + 1 / 4))
-
-
 def test_distances_are_planned_on_logarithms(tmp_path: Path) -> None:
     results = example()
     bounded = [one.model_copy(update={"range": (0.0, None)}) for one in results.metrics]
@@ -131,7 +123,7 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
     """
     arms = ["baseline", *["control"] * control, "a", "b"]
     confidence, draw, studies, found = 1 - 0.04 / 6, np.random.default_rng(seeds), 1_000, 0
-    plan = power.PowerPlan(Effect(1, False), seeds, len(arms) - 1, control, 1, "shared", [], [])
+    plan = power.PowerPlan(Effect(1, False), seeds, len(arms) - 1, control, 1, [], [])
     effect = plan.detectable(1.0, confidence, seeds)
     for _ in range(studies):
         values = {arm: dict(enumerate(draw.normal(size=seeds) + effect * (arm == "a"))) for arm in arms}
@@ -143,13 +135,18 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
 
 def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
     """Three arms on two primary metrics: 80% of the 4% of error over six comparisons, at the first look."""
-    found = row(plan_power([stored(example(), tmp_path)], "0.5", 5, "fd_scenes", 3, method="paired"), "fd_scenes")
+    plan = plan_power([stored(example(), tmp_path)], "0.5", 5, "fd_scenes", 3)
+    found = row(plan, "fd_scenes")
     assert found.level == pytest.approx(0.8 * 0.04 / 6)
 
-    def oracle(seeds: int, spread: float) -> float:
-        shift, critical = 0.5 / (spread / math.sqrt(seeds)), scipy_stats.t.ppf(1 - found.level / 2, seeds - 1)
-        other_tail = np.nan_to_num(scipy_stats.nct.cdf(-critical, seeds - 1, shift))  # scipy fails where it is nothing
-        return float(scipy_stats.nct.sf(critical, seeds - 1, shift) + other_tail)
+    def oracle(seeds: int, spread: float, effect: float = 0.5) -> float:
+        error = plan.error(seeds)
+        shift, critical = (
+            effect / spread / math.sqrt(error.value),
+            scipy_stats.t.ppf(1 - found.level / 2, error.freedom),
+        )
+        other_tail = np.nan_to_num(scipy_stats.nct.cdf(-critical, error.freedom, shift))  # scipy fails on nothing
+        return float(scipy_stats.nct.sf(critical, error.freedom, shift) + other_tail)
 
     assert found.power is not None and found.seeds_needed is not None
     spreads = (found.spread.deviation, *found.spread.range)
@@ -157,12 +154,9 @@ def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
         assert power_ == pytest.approx(oracle(5, spread), abs=1e-3)
         assert needed is not None and oracle(needed, spread) >= 0.8 > oracle(needed - 1, spread)
     low, high = found.spread.range
-    tails = scipy_stats.chi2.ppf([0.975, 0.025], 3.2)
-    assert (low, high) == pytest.approx(tuple(found.spread.deviation * np.sqrt(3.2 / tails)))
-    detectable = [oracle_effect * math.sqrt(5) / spreads[0] for oracle_effect in found.detectable[:1]]
-    assert scipy_stats.nct.sf(scipy_stats.t.ppf(1 - found.level / 2, 4), 4, detectable[0]) == pytest.approx(
-        0.8, abs=2e-3
-    )
+    tails = scipy_stats.chi2.ppf([0.975, 0.025], 8)
+    assert (low, high) == pytest.approx(tuple(found.spread.deviation * np.sqrt(8 / tails)))
+    assert oracle(5, spreads[0], found.detectable[0]) == pytest.approx(0.8, abs=2e-3)
 
 
 def test_the_level_is_for_all_comparisons_of_all_resolutions_and_between_them(tmp_path: Path) -> None:
@@ -183,11 +177,12 @@ def test_a_spread_that_rounding_made_is_none(tmp_path: Path) -> None:
     results = example()
     arms = []
     for arm in results.arms:
-        rows = dict(arm.comparisons)
-        if rows:
-            rows["recall"] = rows["recall"].model_copy(update={"differences": [0.1, 0.1 + 3e-16, 0.1 - 2e-16]})
-        arms.append(arm.model_copy(update={"comparisons": rows}))
-    plan = plan_power([stored(results.model_copy(update={"arms": arms}), tmp_path)], "5%", 3, None, 3, method="paired")
+        runs = [
+            run.model_copy(update={"metrics": {**run.metrics, "recall": value}})
+            for run, value in zip(arm.runs, [0.1, 0.1 + 3e-16, 0.1 - 2e-16], strict=True)
+        ]
+        arms.append(arm.model_copy(update={"runs": runs}))
+    plan = plan_power([stored(results.model_copy(update={"arms": arms}), tmp_path)], "5%", 3, None, 3)
     assert "recall" not in {one.metric.name for group in plan.groups for one in group.metrics}
 
 
@@ -216,8 +211,6 @@ def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path
     plan = plan_power([tmp_path], "5%", 3, None, 3)
     assert [len(group.studies) for group in plan.groups] == [2, 1]
     assert [group.metrics[0].spread.freedom for group in plan.groups] == pytest.approx([16, 8])
-    pairs = plan_power([tmp_path], "5%", 3, None, 3, method="paired")
-    assert [group.metrics[0].spread.freedom for group in pairs.groups] == pytest.approx([6.4, 3.2])
 
 
 def test_settings_of_the_protocol_that_joined_later_keep_no_studies_apart(tmp_path: Path) -> None:
@@ -244,24 +237,22 @@ def test_a_metric_that_was_defined_anew_is_kept_apart(tmp_path: Path) -> None:
 
 def test_each_resolution_is_a_study_of_its_own(tmp_path: Path) -> None:
     results = several()
-    plan = plan_power([stored(results, tmp_path)], "5%", 3, "fd_scenes", 3, method="paired")
+    plan = plan_power([stored(results, tmp_path)], "5%", 3, "fd_scenes", 3)
     assert [group.studies for group in plan.groups] == [[f"{results.name} @ coarse"], [f"{results.name} @ fine"]]
     for group, view in zip(plan.groups, results.by_resolution(), strict=True):
-        variances = [np.var(arm.comparisons["fd_scenes"].differences, ddof=1) for arm in view.arms[2:]]
+        variances = [np.var([run.metrics["fd_scenes"] for run in arm.runs], ddof=1) for arm in view.arms]
         assert group.metrics[0].spread.deviation == pytest.approx(np.sqrt(np.mean(variances)))
     assert "Spread measured in: pocket: captions and times @ fine" in shown(plan)
 
 
-@pytest.mark.parametrize(("arms", "seeds"), [((1,), 3), ((6,), 3), ((6,), 5), ((1, 6), 5)])
-def test_the_range_of_the_spread_holds_the_true_one_in_95_of_100_studies(arms: tuple[int, ...], seeds: int) -> None:
-    """Arms share their study's baseline. If the freedom of six arms were summed, 83% would hold it."""
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (7, 3), (7, 5)])
+def test_the_range_of_the_spread_holds_the_true_one_in_95_of_100_studies(arms: int, seeds: int) -> None:
     draw, studies = np.random.default_rng(0), 1500
     held = 0
     for _ in range(studies):
-        values = [draw.normal(size=(count + 1, seeds)) for count in arms]
-        spread = power.pooled([(one[1:] - one[0]).tolist() for one in values])
+        spread = power.pooled(draw.normal(size=(arms, seeds)).tolist())
         assert spread is not None
-        held += spread.range[0] <= math.sqrt(2) <= spread.range[1]
+        held += spread.range[0] <= 1 <= spread.range[1]
     assert 0.935 < held / studies < 0.985
 
 
@@ -283,20 +274,17 @@ def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
     both = stored(results, tmp_path)
     part = stored(results.model_copy(update={"arms": results.arms[:3]}), tmp_path, "part")
 
-    def recall(method: power.Method, *folders: Path) -> power.MetricPower:
-        return row(plan_power(folders, "5%", 3, "recall", 3, method=method), "recall")
+    def recall(*folders: Path) -> power.MetricPower:
+        return row(plan_power(folders, "5%", 3, "recall", 3), "recall")
 
-    for method in ("shared", "paired"):
-        whole = recall(method, both)
-        assert recall(method, both, part) == recall(method, part, both) == whole
+    assert recall(both, part) == recall(part, both) == recall(both)
 
     last = results.arms[3]
     runs = [run.model_copy(update={"hash": f"{run.hash} new"}) for run in last.runs]
     new = last.model_copy(update={"name": "new", "runs": runs})
     third = stored(results.model_copy(update={"arms": [*results.arms[:2], new]}), tmp_path, "third")
-    assert recall("paired", both, third).spread.freedom == pytest.approx(6 / (1 + 2 / 4))
-    found = recall("shared", both, third)
-    assert found.spread.freedom == 10 and found.baseline == recall("shared", both).baseline
+    found = recall(both, third)
+    assert found.spread.freedom == 10 and found.baseline == recall(both).baseline
 
 
 def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
@@ -314,7 +302,7 @@ def test_the_table_says_what_to_do_and_how_sure_it_is() -> None:
     assert "scene_accuracy: 3 seeds find 5% in" in text and "Take 4 to find it in 80%, or 12 to be safe" in text
     assert "fd_scenes: 3 seeds find 5% in 0.64% of studies, and it would take 510. Plan for a larger change (" in text
     assert "8 degrees of freedom only" in text
-    assert "compared by the shared method at its first look, which spends 80% of the study's error" in text
+    assert "at its first look, which spends 80% of the study's error" in text
     enough = shown(plan_power([STUDIES], "1000%", 3, "scene_accuracy", 3))
     assert "3 seeds are enough for 1000%, even if the spread is as large as it may be" in enough
 
@@ -344,13 +332,15 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
 
 def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
     results = example()
-    arm = results.arms[0]
-    runs = [
-        run.model_copy(update={"metrics": {**run.metrics, "recall": value}})
-        for run, value in zip(arm.runs, (-1.0, 0.0, 1.0), strict=True)
-    ]
-    changed = results.model_copy(update={"arms": [arm.model_copy(update={"runs": runs}), *results.arms[1:]]})
-    plan = plan_power([stored(changed, tmp_path)], "5%", 3, "recall", 3, method="paired")
+    arms = []
+    for arm in results.arms[:2]:  # the baseline and the control
+        runs = [
+            run.model_copy(update={"metrics": {**run.metrics, "recall": value}})
+            for run, value in zip(arm.runs, (-1.0, 0.0, 1.0), strict=True)
+        ]
+        arms.append(arm.model_copy(update={"runs": runs}))
+    changed = results.model_copy(update={"arms": [*arms, *results.arms[2:]]})
+    plan = plan_power([stored(changed, tmp_path)], "5%", 3, "recall", 3)
     assert row(plan, "recall").power is None
     assert "give --effect as a difference" in shown(plan)
 

@@ -312,9 +312,8 @@ def test_a_large_gain_is_kept_late_in_a_chain_too() -> None:
     [
         (("seeds: [0, 1, 2, 3]\ncontrol_seeds: [100, 101, 102, 103]", "seeds: {first: 2, most: 8}"), 2),
         (("seeds: [0", "tune: {train.clip_norm: [0.5, 1.0]}\ntune_seeds: [50]\nseeds: [0"), 4),
-        (("seeds: [0", "analysis: {method: paired}\nseeds: [0"), 4),
     ],
-    ids=["planned looks", "tuned", "paired"],
+    ids=["planned looks", "tuned"],
 )
 def test_studies_of_other_kinds_take_proposals(tmp_path: Path, change: tuple[str, str], seeds: int) -> None:
     (tmp_path / "plan.yaml").write_text(TINY)

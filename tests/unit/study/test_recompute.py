@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,7 @@ from tests.edit_checked import edit_json
 from tests.tiny import TINY
 from tests.unit.study.example_results import draw_previews, example, several
 from tests.written_runs import METRIC, Writer, written_runs
-from tintype.errors import UserError
-from tintype.study.analysis import Method
 from tintype.study.lab import StudyProgress, report_study, run_study
-from tintype.study.looks import LOOKS_FILE
-from tintype.study.recompute import method_of
-from tintype.study.report import earlier
 from tintype.study.report.html import to_html
 from tintype.study.report.images import images_of
 from tintype.study.results import StudyResults, read_results_file
@@ -74,47 +68,6 @@ def test_the_stored_runs_give_the_verdicts_of_the_files(tmp_path: Path, seeds: s
     assert {name: (out / name).read_bytes() for name in before} == before
 
 
-def test_another_method_changes_the_verdicts_and_no_run(tmp_path: Path) -> None:
-    out = stored(tmp_path)
-    first = results_in(out)
-    report_study(out, method="paired")
-    paired = results_in(out)
-    assert (method_of(first), method_of(paired)) == ("shared", "paired")
-    assert [arm.runs for arm in paired.arms] == [arm.runs for arm in first.arms]
-    assert [one.method for one in paired.earlier] == ["shared"]
-    assert "This study was read by the shared method before" in (out / "report.md").read_text()
-    report_study(out)
-    again = results_in(out)
-    assert again.model_copy(update={"earlier": []}) == first
-    assert "This study was read by the paired method before" in (out / "report.html").read_text()
-
-
-def test_the_same_seeds_by_another_method_are_the_same_look(tmp_path: Path) -> None:
-    out = stored(tmp_path)
-    looks, recorded = results_in(out).looks, (out / LOOKS_FILE).read_bytes()
-    report_study(out, method="paired")
-    assert results_in(out).looks == looks and len(looks) == 1
-    assert (out / LOOKS_FILE).read_bytes() == recorded
-
-
-def test_the_first_verdicts_by_a_method_stay(tmp_path: Path) -> None:
-    out = stored(tmp_path)
-
-    def older(content: dict[str, Any]) -> None:
-        for arm in content["arms"][1:]:
-            arm["comparisons"][METRIC] |= {"test": None, "verdict": "not shown", "difference": 0.5}
-
-    edit_json(out / "results.json", older)
-    methods: list[Method | None] = [None, "paired", None]
-    for method in methods:
-        report_study(out, method=method)
-        (first,) = (one for one in results_in(out).earlier if one.method == "paired")
-        (row,) = (one for one in first.rows if (one.arm, one.metric) == ("strong", METRIC))
-        assert (row.verdict, row.difference) == ("not shown", 0.5)
-    (changed,) = earlier.rows(results_in(out))
-    assert changed.cells[:2] == ["strong", "validation loss"]
-
-
 def test_a_metric_keeps_the_definition_that_it_was_scored_by(tmp_path: Path) -> None:
     """Metrics that only today's version measures are not counted among the comparisons."""
     out = stored(tmp_path)
@@ -142,8 +95,6 @@ def test_a_study_that_cannot_be_compared_again_keeps_its_verdicts(tmp_path: Path
     report_study(out, notes)
     assert "arms that study.yaml does not have: unknown" in notes.texts[-1]
     assert verdict(results_in(out), "unknown") == "undecided"
-    with pytest.raises(UserError, match=r"arms that study\.yaml does not have: unknown"):
-        report_study(out, method="paired")
 
 
 @pytest.mark.parametrize("resolutions", [False, True])
@@ -163,7 +114,3 @@ def test_images_of_older_pages_are_known_by_their_prompts() -> None:
     page = f'<img src="data:image/png;base64,AAAA" alt="{title}"><img src="data:image/png;base64,?" alt="{title}">'
     assert images_of(page, results) == {path: b"\0\0\0"}
     assert images_of(f'<img src="https://x/y.png" alt="{title}">', results) == {}
-
-
-def test_results_without_another_method_do_not_name_one(tmp_path: Path) -> None:
-    assert "earlier" not in json.loads((stored(tmp_path) / "results.json").read_text())

@@ -264,10 +264,6 @@ def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder:
     text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
     words = "simultaneous 95% interval"
     assert words in text.replace("’", "'") and words in markdown
-    paired = findings.interval_words(
-        results, results.arms[2], results.arms[2].comparisons["recall"].model_copy(update={"interval": "Student"})
-    )
-    assert paired == "95% Student interval, 3 paired seeds"
 
 
 def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: StudyResults, tmp_path: Path) -> None:
@@ -287,17 +283,6 @@ def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: S
         assert "no full covariance of 2048 features (12 runs)" in text
         assert "c0ffeec0ffee" in text and "bicubic to 299 px" in text
         assert "Sampling error" in text and "0.062" in text
-
-
-def test_results_from_before_intervals_were_named_still_say_which(results: StudyResults) -> None:
-    old = {"test", "interval", "sampling_error"}
-    arm = results.arms[1]
-    comparison = type(arm.comparisons["precision"]).model_validate(arm.comparisons["precision"].model_dump(exclude=old))
-    assert comparison.interval is None
-    assert findings.interval_words(results, arm, comparison) == "95% Welch interval, 3 unpaired seeds"
-    assert findings.interval_words(results, results.arms[2], comparison).startswith("95% Student interval")
-    old_arm = arm.model_copy(update={"comparisons": {"precision": comparison}})
-    assert findings.test_words(results, old_arm) == "95% Welch interval, 3 unpaired seeds, Welch test"
 
 
 def test_arms_come_best_first_whichever_way_the_metric_points(results: StudyResults) -> None:
@@ -364,7 +349,7 @@ def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
 ) -> None:
     metric = results.metrics[0].model_copy(update={"range": of_range})
     row = results.arms[3].comparisons["precision"]
-    known = {"baseline_mean": 0.1, "p": 0.5, "verdict": "not shown", "low": -1.0, "high": 1.0, **changes}
+    known = {"baseline_mean": 0.1, "p": 0.5, "verdict": "undecided", "low": -1.0, "high": 1.0, **changes}
     assert findings.too_few_seeds(metric, row.model_copy(update=known)) is expected
 
 
@@ -738,7 +723,7 @@ def _effect(
 ) -> Comparison:
     return Comparison(
         mean=0.4 + difference, baseline_mean=0.4, differences=seeds, difference=difference, low=low, high=high, p=None,
-        p_adjusted=None, detectable=reach, verdict="not shown",
+        p_adjusted=None, detectable=reach, verdict="undecided",
     )  # fmt: skip
 
 

@@ -65,9 +65,6 @@ def test_margins_are_of_the_metric_or_of_all_relative_or_in_its_unit() -> None:
         assert row.verdict == "same" and row.margin == pytest.approx(0.11, rel=0.01)
     with pytest.raises(ValidationError, match=r"margin three: write it as 5%"):
         AnalysisSettings(margin="three")
-    with pytest.raises(ValidationError, match="method: paired"):
-        AnalysisSettings.model_validate({"method": "shared", "test": "permutation"})
-    assert AnalysisSettings.model_validate({"test": "permutation"}).method == "paired"
 
 
 def test_distances_are_compared_as_logarithms_and_written_in_their_unit() -> None:

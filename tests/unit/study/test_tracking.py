@@ -31,7 +31,6 @@ def test_a_study_logs_its_verdicts_at_the_end_and_not_again(tmp_path: Path, monk
     with written_runs(Writer({"strong": -10.0})):
         outcome = run_study(study, out, 1)
         run_study(study, out, 1)
-    report_study(out, method="paired")
     report_study(out)
     assert outcome.report is not None
     ((row,),) = recorder.verdicts

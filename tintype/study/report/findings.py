@@ -50,7 +50,6 @@ _GLYPHS = {
     "cancels": "✗",
     "reinforces": "✓",
     "measured": "·",
-    "not shown": "○",
     "identical": "=",
     "no spread": "≡",
     "sketch": "◌",
@@ -79,7 +78,6 @@ def marked(comparison: Comparison) -> str:
 
 VERDICT_PHRASES = {
     "same": "the same",
-    "not shown": "undecided",
     "measured": "measured, not tested",
     "no spread": "without a verdict (no spread)",
     "sketch": "without a verdict (one seed)",
@@ -92,7 +90,6 @@ _MEANINGS = {
     "undecided": "undecided",
     "unstable": "unstable (some runs fell off)",
     "measured": "measured, not tested",
-    "not shown": "not shown",
     "identical": "identical",
     "no spread": "no spread (the same difference at every seed)",
 }
@@ -106,11 +103,6 @@ def verdict_key(results: StudyResults) -> str:
 
 def verdict_notes(results: StudyResults) -> list[str]:
     """Say what a verdict does not mean, and what would decide; empty in a sketch."""
-    rows = [one for arm in results.arms for one in arm.comparisons.values()]
-    if any(one.verdict == "not shown" for one in rows):
-        return [
-            "“Not shown” does not mean “the same”: Detectable is the smallest difference that these seeds would find."
-        ]
     notes = (_undecided_note(results), _unstable_note(results), _later_falls_note(results), _apart_note(results))
     return [note for note in notes if note]
 
@@ -371,23 +363,9 @@ def speed_words(comparison: Comparison) -> str:
     return change if comparison.verdict in ("measured", "sketch") else f"{change} ({comparison.words})"
 
 
-def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> str:
-    """Name the interval and its seeds; empty where there is none."""
-    if comparison.low is None:
-        return ""
-    if comparison.interval == "simultaneous":
-        return f"simultaneous {100 * results.confidence:g}% interval"
-    name = comparison.interval or ("Welch" if arm.role == "control" else "Student")
-    kind = "unpaired" if arm.role == "control" else "paired"
-    return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
-
-
-def test_words(results: StudyResults, arm: Arm) -> str:
-    """Name the intervals and tests of an arm's comparisons; empty where there are none."""
-    default = "Welch" if arm.role == "control" else "paired Student"
-    tested = [one for one in arm.comparisons.values() if one.p is not None]
-    kinds = dict.fromkeys(f"{interval_words(results, arm, one)}, {one.test or default} test" for one in tested)
-    return "; or ".join(kinds)
+def interval_words(results: StudyResults, comparison: Comparison) -> str:
+    """Name the interval; empty where there is none."""
+    return "" if comparison.low is None else f"simultaneous {100 * results.confidence:g}% interval"
 
 
 def metric_decimals(results: StudyResults, metric: str) -> int:
@@ -532,16 +510,11 @@ def apart_notes(results: StudyResults) -> list[str]:
     return [f"Not compared: {label} of {_names(some)} ({reason})." for (label, reason), some in arms.items()]
 
 
-def interval_kinds(results: StudyResults) -> list[str]:
-    """Name the intervals of the arms' primary metrics; several where arms lost runs and so have fewer seeds."""
+def primary_interval(results: StudyResults) -> str:
+    """Name the intervals of the arms' primary metrics; empty where there are none."""
     names = [metric.name for metric in primary_metrics(results)]
-    kinds = [
-        interval_words(results, arm, arm.comparisons[name])
-        for arm in _with_role(results, "arm")
-        for name in names
-        if name in arm.comparisons
-    ]
-    return list(dict.fromkeys(words for words in kinds if words))
+    rows = [arm.comparisons[name] for arm in _with_role(results, "arm") for name in names if name in arm.comparisons]
+    return next((words for row in rows if (words := interval_words(results, row))), "")
 
 
 PROMPTS_LEAD = (
@@ -552,9 +525,9 @@ PROMPTS_LEAD = (
 
 def lead(results: StudyResults) -> str:
     """Say how the arms are sorted and what their numbers are."""
-    primary, kinds = primary_metrics(results), interval_kinds(results)
+    primary, interval = primary_metrics(results), primary_interval(results)
     order = f"Arms are sorted by {primary[0].label}, best first. " if primary else ""
-    brackets = f"; in brackets, the {'; or '.join(kinds)}" if kinds else ""
+    brackets = f"; in brackets, the {interval}" if interval else ""
     return f"{order}Numbers are differences from the baseline (arm minus baseline){brackets}."
 
 

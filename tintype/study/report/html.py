@@ -28,7 +28,7 @@ from tintype.page import numerals
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, charts, copies, earlier, factors, findings, tuning
+from tintype.study.report import along, charts, copies, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, Run, StudyResults
@@ -61,7 +61,6 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
         factors=factors,
-        earlier=earlier,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
         trust_lead=LEAD,

@@ -11,7 +11,7 @@ from tintype.page import numerals
 from tintype.page.template import template
 from tintype.runtime.printable import visible
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, copies, earlier, factors, findings, tuning
+from tintype.study.report import along, copies, factors, findings, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
 from tintype.study.trust import LEAD
@@ -37,7 +37,6 @@ def to_markdown(results: StudyResults) -> str:
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
         tuning=tuning,
         factors=factors,
-        earlier=earlier,
         answer_row=_answer_row,
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,
@@ -81,7 +80,7 @@ def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
             if metric in arm.incomparable:
                 numbers[3] = f"{findings.NOT_COMPARABLE}: {arm.incomparable[metric]}"
             elif cell := column.cells.get(arm.name):
-                words, relative = findings.interval_words(view.results, arm, cell), findings.relative(cell)
+                words, relative = findings.interval_words(view.results, cell), findings.relative(cell)
                 numbers = [column.difference(cell), words, numerals.percent(relative), findings.marked(cell)]
                 numbers += [column.detectable(cell), column.written(cell.sampling_error)]
             elif arm.role != "baseline":
