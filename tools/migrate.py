@@ -1,9 +1,12 @@
-"""Seal the files of runs and studies that an earlier version of tintype wrote, and bring results.json up to date.
+"""Bring the files of runs and studies that an earlier version of tintype wrote to this version.
 
 `python -m tools.migrate FOLDER…` takes runs, exported models, studies, and folders that hold them. It seals every file
 as it is now (`tintype/runtime/files.py`): nothing but the files themselves shows that they belong together. Of a run
-with a file that is damaged or says that it is another run's, nothing is written. A results.json of format 1 gets the
-list of resolutions of format 2; its numbers stay as they are.
+with a file that is damaged or says that it is another run's, nothing is written.
+
+Studies lose what only the paired method of older versions had: `analysis.method`, `test` and `interval` of study.yaml,
+and the tests and earlier verdicts of results.json. A study that asks for that method is refused. A results.json of
+format 1 gets the list of resolutions of format 2. Its numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save
 
+from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import FORMAT, MISREAD_FILE, PER_IMAGE_FILE
 from tintype.plan import plan_in
@@ -59,6 +63,8 @@ _IN_STUDY = (
 )
 _OURS = ("checksum", "format", "line", SEAL)
 _FORMATS = {"result.json": FORMAT, "results.json": results.FORMAT}
+_USUAL_ANALYSIS = {"method": "shared", "test": "student", "interval": "student"}
+"""Settings that older versions had, with the values that give the comparison of this version."""
 
 
 def migrate(folder: Path) -> list[Path]:
@@ -122,7 +128,33 @@ def _sealed(path: Path, seal: Seal | None) -> bytes:
         return _sealed_shard(path, seal)
     if path.suffix in kinds:
         return kinds[path.suffix](path, seal).encode()
-    return sealed_text(_whole_text(path), seal).encode()
+    text = _whole_text(path)
+    return sealed_text(_without_paired(text, path) if path.name == "study.yaml" else text, seal).encode()
+
+
+def _without_paired(text: str, path: Path) -> str:
+    """Return a study file without the settings of the paired method; refuse one that asks for it."""
+    study = read_yaml(text, str(path)).data
+    if not isinstance(study, dict) or not isinstance(analysis := study.get("analysis"), dict):
+        return text
+    for key, usual in _USUAL_ANALYSIS.items():
+        if (value := analysis.pop(key, usual)) != usual:
+            raise UserError(f"{path}: analysis.{key} is '{value}', which only older versions have: report it by one")
+    if not analysis:
+        del study["analysis"]
+    return write_yaml(study)
+
+
+def _without_tests(results: dict[str, Any]) -> None:
+    """Remove the earlier verdicts, and the name of the test and of the interval of each comparison."""
+    results.pop("earlier", None)
+    arms = [row for arm in results["arms"] for row in arm["comparisons"].values()]
+    others = [one["comparison"] for key in ("trends", "factors") for one in results.get(key, [])]
+    for row in (row for row in (*arms, *others) if row is not None):
+        row.pop("test", None)
+        row.pop("interval", None)
+        if row["verdict"] == "not shown":
+            row["verdict"] = "undecided"
 
 
 def _whole_text(path: Path) -> str:
@@ -141,6 +173,8 @@ def _sealed_json(path: Path, seal: Seal | None) -> str:
     if path.name == "manifest.json":
         _check_files(path, content["sha256"])
         content.setdefault("records", (path.parent / "records.json").is_file())
+    if path.name == "results.json":
+        _without_tests(content)
     if path.name == "result.json":
         beside = [name for name in (PER_IMAGE_FILE, MISREAD_FILE) if (path.parent / name).is_file()]
         content.setdefault("beside", beside)
@@ -196,7 +230,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a run, a study, or a folder of them")
     for folder in parser.parse_args().folders:
         try:
-            print(f"{folder}: sealed {len(migrate(folder))} files")
+            print(f"{folder}: wrote {len(migrate(folder))} files")
         except (UserError, OSError, ValueError, KeyError) as error:
             sys.exit(f"{folder}: {error}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.edit_checked import edit_json, without_seals
+from tests.edit_checked import edit_json, edit_text, without_seals
 from tests.stored_runs import write as stored
 from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
@@ -148,3 +148,34 @@ def test_results_of_format_1_are_refused_and_rewritten(results: StudyResults, tm
         read_results_file(file)
     migrate(tmp_path)
     assert read_results_file(file) == results and not migrate(tmp_path)
+
+
+OLD_ANALYSIS = "  method: shared\n  margin: 3%\n  margins: {}\n  test: student\n  interval: student\n"
+
+
+def test_a_study_loses_the_keys_of_the_paired_method(tmp_path: Path) -> None:
+    source = next(Path("studies").glob("*_stages-mini"))
+    study = Path(shutil.copytree(source, tmp_path / "study"))
+    edit_text(study / "study.yaml", "  margin: 3%\n  margins: {}\n", OLD_ANALYSIS)
+
+    def older(content: dict[str, Any]) -> None:
+        content["earlier"] = [{"method": "paired", "rows": []}]
+        for row in (row for arm in content["arms"] for row in arm["comparisons"].values()):
+            row |= {"test": "shared spread", "interval": "simultaneous"}
+
+    edit_json(study / "results.json", older)
+    with pytest.raises(UserError, match=r"analysis\.method: unknown key"):
+        stored_study(study)
+    with pytest.raises(UserError, match=r"is no study's results\.json"):
+        read_results_file(study / "results.json")
+    assert {path.name for path in migrate(study)} == {"study.yaml", "results.json"}
+    assert contents(study) == contents(source)
+
+
+def test_a_study_that_asks_for_the_paired_method_is_refused(tmp_path: Path) -> None:
+    study = Path(shutil.copytree(next(Path("studies").glob("*_stages-mini")), tmp_path / "study"))
+    edit_text(study / "study.yaml", "  margin: 3%\n", "  method: paired\n  margin: 3%\n")
+    before = contents(study)
+    with pytest.raises(UserError, match=r"analysis\.method is 'paired', which only older versions have"):
+        migrate(study)
+    assert contents(study) == before
