@@ -27,7 +27,6 @@ from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json
 from tintype.study.adaptive import why_stop
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.groups import metric_groups
 from tintype.study.looks import Look, SeedPlan, planned_looks, replay
 from tintype.study.pairs import Key, pair_runs
@@ -98,7 +97,7 @@ def _distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def verdicts(
-    bank: Bank, sets: Sets, analysis: AnalysisSettings, planned: Collection[Key] | None = None, share: float = 1.0
+    bank: Bank, sets: Sets, planned: Collection[Key] | None = None, share: float = 1.0
 ) -> dict[Key, Comparison]:
     """Compare the arms of a drawn study as a real one's are, at a look with this `share` of the error."""
     roles: dict[str, Role] = {label: "control" if label == "control" else "arm" for label in sets}
@@ -114,7 +113,7 @@ def verdicts(
         for name in bank.metrics
         if planned is None or (label, name) in planned
     }
-    return compare(pairs, bank.metrics, bank.primary, analysis, planned, share)
+    return compare(pairs, bank.metrics, bank.primary, planned=planned, share=share)
 
 
 def null_studies(bank: Bank, seeds: int, studies: int, effect: float = 0.0) -> Iterator[dict[str, list[Run]]]:
@@ -146,9 +145,8 @@ def _moved(bank: Bank, run: Run, metric: str, effect: float) -> Run:
 
 @dataclass(frozen=True)
 class Null:
-    """Studies of the baseline's runs alone, by one method."""
+    """Studies of the baseline's runs alone."""
 
-    method: str
     seeds: int
     arms: int
     false_verdicts: float
@@ -161,11 +159,11 @@ class Null:
     """How often a change for the worse is found, by its size in deviations."""
 
 
-def null(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Null:
+def null(bank: Bank, seeds: int, studies: int) -> Null:
     wrong = fell = arms = 0
     held: list[bool] = []
     for sets in null_studies(bank, seeds, studies):
-        rows = verdicts(bank, sets, analysis)
+        rows = verdicts(bank, sets)
         arms = sum(label not in ("baseline", "control") for label in sets)
         wrong += any(row.verdict in _CLAIMED for row in rows.values())
         fell += any(row.verdict == "unstable" for row in rows.values())
@@ -174,21 +172,20 @@ def null(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Nu
             for (_, metric), row in rows.items()
             if metric in bank.primary and row.low is not None and row.high is not None
         ]
-    found = {f"{effect:g}": _share_found(bank, analysis, seeds, studies, effect) for effect in EFFECTS}
-    return Null(analysis.method, seeds, arms, wrong / studies, fell / studies, fmean(held), found)
+    found = {f"{effect:g}": _share_found(bank, seeds, studies, effect) for effect in EFFECTS}
+    return Null(seeds, arms, wrong / studies, fell / studies, fmean(held), found)
 
 
-def _share_found(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int, effect: float) -> float:
+def _share_found(bank: Bank, seeds: int, studies: int, effect: float) -> float:
     drawn = null_studies(bank, seeds, studies, effect)
-    rows = (verdicts(bank, sets, analysis)["arm 0", bank.primary[0]] for sets in drawn)
+    rows = (verdicts(bank, sets)["arm 0", bank.primary[0]] for sets in drawn)
     return fmean(row.verdict == "worse" for row in rows)
 
 
 @dataclass(frozen=True)
 class Real:
-    """Studies of the bank's arms, by one method, and what the runs that were not drawn say of them."""
+    """Studies of the bank's arms, and what the runs that were not drawn say of them."""
 
-    method: str
     seeds: int
     decided: float
     """The share of comparisons on primary metrics with a verdict other than undecided."""
@@ -203,7 +200,7 @@ class Real:
     """The share of them that the other runs contradict, by an interval on the other side of zero."""
 
 
-def real(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Real:
+def real(bank: Bank, seeds: int, studies: int) -> Real:
     """Draw studies of all arms with the same seeds, and hold each verdict against the seeds that are left."""
     whole = {"baseline": bank.baseline, **bank.arms}
     shared = sorted(set.intersection(*({run.seed for run in runs} for runs in whole.values())))
@@ -212,14 +209,14 @@ def real(bank: Bank, analysis: AnalysisSettings, seeds: int, studies: int) -> Re
     outcomes: list[str] = []
     for _ in range(studies):
         drawn = {shared[i] for i in generator.permutation(len(shared))[:seeds]}
-        rows = verdicts(bank, {name: [r for r in runs if r.seed in drawn] for name, runs in whole.items()}, analysis)
-        decided += [row.verdict not in ("undecided", "not shown") for (_, m), row in rows.items() if m in bank.primary]
+        rows = verdicts(bank, {name: [r for r in runs if r.seed in drawn] for name, runs in whole.items()})
+        decided += [row.verdict != "undecided" for (_, m), row in rows.items() if m in bank.primary]
         claims = {key: row for key, row in rows.items() if row.verdict in _CLAIMED}
         rest = {name: [r for r in runs if r.seed not in drawn] for name, runs in whole.items()}
-        fresh = verdicts(bank, rest, AnalysisSettings(), claims) if claims else {}
+        fresh = verdicts(bank, rest, claims) if claims else {}
         outcomes += [_outcome(row, fresh[key]) for key, row in claims.items()]
     shares = [outcomes.count(name) / len(outcomes) if outcomes else None for name in ("holds", "opposite")]
-    return Real(analysis.method, seeds, fmean(decided), len(outcomes), *shares)
+    return Real(seeds, fmean(decided), len(outcomes), *shares)
 
 
 def _outcome(row: Comparison, fresh: Comparison) -> str:
@@ -267,7 +264,7 @@ def adaptive(bank: Bank, looks: Sequence[Look], studies: int) -> Adaptive:
     for _ in range(studies):
         order = generator.permutation(len(seeds_of_arms))[:most]
         rows, used = _follow(bank, {name: [runs[i] for i in order] for name, runs in whole.items()}, looks)
-        decided += [row.verdict not in ("undecided", "not shown") for (_, m), row in rows.items() if m in bank.primary]
+        decided += [row.verdict != "undecided" for (_, m), row in rows.items() if m in bank.primary]
         taken += list(used.values())
     return Adaptive(counts, wrong / studies, found, spent, fmean(decided), fmean(taken))
 
@@ -282,7 +279,7 @@ def _follow(bank: Bank, sets: Sets, looks: Sequence[Look]) -> tuple[dict[Key, Co
         count = len(look.seeds)
         read = {name: _numbered(list(sets[name])[:count]) for name in ("baseline", *open_arms)}
         planned = [(arm, metric) for arm in sets if arm != "baseline" for metric in bank.metrics]
-        found = verdicts(bank, read, AnalysisSettings(), planned, look.share)
+        found = verdicts(bank, read, planned, look.share)
         of_looks.append(found)
         rows = replay(of_looks)
         used |= dict.fromkeys(open_arms, count)
@@ -295,7 +292,6 @@ def _follow(bank: Bank, sets: Sets, looks: Sequence[Look]) -> tuple[dict[Key, Co
 
 def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
     """Return the numbers of docs/bank.json."""
-    methods = [AnalysisSettings(method=method) for method in ("paired", "shared")]
     fewest = min(len({run.seed for run in runs}) for runs in bank.arms.values())
     plan = SeedPlan(first=3, most=min(fewest, len(bank.baseline) // 2))
     sizes = sorted({*(size for size in FIXED if size < plan.most), plan.most})
@@ -305,15 +301,8 @@ def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
         "runs": {"baseline": len(bank.baseline), **{name: len(runs) for name, runs in bank.arms.items()}},
         "metrics": list(bank.metrics),
         "primary": list(bank.primary),
-        "null": [
-            asdict(null(bank, method, seeds, studies))
-            for seeds in SEEDS
-            if 2 * seeds <= len(bank.baseline)
-            for method in methods
-        ],
-        "real": [
-            asdict(real(bank, method, seeds, studies)) for seeds in SEEDS if 2 * seeds <= fewest for method in methods
-        ],
+        "null": [asdict(null(bank, seeds, studies)) for seeds in SEEDS if 2 * seeds <= len(bank.baseline)],
+        "real": [asdict(real(bank, seeds, studies)) for seeds in SEEDS if 2 * seeds <= fewest],
         "adaptive": [asdict(adaptive(bank, looks, studies)) for looks in designs],
     }
 

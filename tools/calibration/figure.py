@@ -14,10 +14,8 @@ _STYLE = """
 text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1c1e21; }
 .quiet, .tick { fill: #5b6067; } .head { font-weight: 650; font-size: 14px; } .group { font-weight: 600; }
 .grid { stroke: #e9e7e1; } .goal { stroke: #1c1e21; stroke-dasharray: 4 3; } .allowed { fill: #e9e7e1; }
-.k0 { fill: #00706f; } .k1 { fill: #fbfaf7; stroke: #b8430f; stroke-width: 1.8; } .k2 { fill: #4454c4; }
-.k3 { fill: #ab3685; }
+.k0 { fill: #00706f; } .k1 { fill: #fbfaf7; stroke: #b8430f; stroke-width: 1.8; }
 """
-_KINDS = {"shared": "shared method", "student": "paired method", "permutation": "permutation test"}
 _WIDTH, _LEFT, _RIGHT = 760, 210, 730
 _ROW_PX, _HEAD_PX, _FOOT_PX = 17, 62, 44
 
@@ -26,7 +24,7 @@ _ROW_PX, _HEAD_PX, _FOOT_PX = 17, 62, 44
 class _Row:
     name: str
     group: str
-    values: Sequence[float | None]
+    values: Sequence[float]
     """One for each kind of mark."""
 
 
@@ -50,13 +48,13 @@ class _Panel:
 
 def draw(found: Mapping[str, Any]) -> str:
     """A whole SVG file on a light background."""
-    panels = [_false_verdicts(found), _power(found), _coverage(found)]
+    panels = [_false_verdicts(found), _power(found)]
     parts: list[Markup] = []
     top = 0.0
     for panel in panels:
         parts += _panel(panel, top)
         top += panel.height
-    described = tag("title", "Calibration: false verdicts, power and coverage in simulated studies")
+    described = tag("title", "Calibration: false verdicts and power in simulated studies")
     background = tag("rect", x=0, y=0, width=_WIDTH, height=top, fill="#fbfaf7")
     return tag(
         "svg",
@@ -74,7 +72,7 @@ def draw(found: Mapping[str, Any]) -> str:
 
 def _false_verdicts(found: Mapping[str, Any]) -> _Panel:
     rows = [
-        _Row(*_named(one), (100 * one["either"], 100 * one["primary"]))
+        _Row(f"{one['seeds']} seeds", one["shape"], (100 * one["either"], 100 * one["primary"]))
         for one in found["false_verdicts"]
         if one["pairing"] == 0.4
     ]
@@ -94,11 +92,7 @@ def _false_verdicts(found: Mapping[str, Any]) -> _Panel:
 def _power(found: Mapping[str, Any]) -> _Panel:
     reach = 100 * found["tolerance"]["0.8"]
     rows = [
-        _Row(
-            f"{one['seeds']} seeds, pairing {one['pairing']:g}" + ("" if one["found"] is not None else ": never"),
-            _KINDS[one["test"]],
-            (None if one["found"] is None else 100 * one["found"],),
-        )
+        _Row(f"{one['seeds']} seeds, pairing {one['pairing']:g}", one["shape"], (100 * one["found"],))
         for one in found["power"]
     ]
     title = "Planted changes of the size that the study states as smallest detectable"
@@ -113,25 +107,6 @@ def _power(found: Mapping[str, Any]) -> _Panel:
         80,
         (80 - reach, 80 + reach),
     )
-
-
-def _coverage(found: Mapping[str, Any]) -> _Panel:
-    kinds = ("Student", "BCa", "Welch", "bootstrap")
-    rows = [
-        _Row(f"{one['seeds']} seeds", one["shape"], [100 * one[kind] if kind in one else None for kind in kinds])
-        for one in found["coverage"]
-    ]
-    labels = ("Student", "bootstrap BCa (not offered)", "Welch (control)", "bootstrap percentile-t")
-    axis = "share of 95% intervals that hold the truth, %"
-    return _Panel("Coverage of the 95% intervals", axis, labels, rows, 60, 100, 10, 95, (95, 95))
-
-
-def _named(one: Mapping[str, Any]) -> tuple[str, str]:
-    """(row, group)."""
-    if one["test"] == "permutation":
-        return one["shape"], f"permutation test, {one['seeds']} seeds"
-    many = f", {one['arms']} arms" if one["arms"] != 2 else ""
-    return f"{one['seeds']} seeds", f"{one['shape']}{many}: {_KINDS[one['test']]}"
 
 
 def _panel(panel: _Panel, top: float) -> Iterator[Markup]:
@@ -167,16 +142,10 @@ def _rows(panel: _Panel, x: Scale, top: float) -> Iterator[Markup]:
         y += _ROW_PX
         yield text(_LEFT - 12, y - 4, row.name, anchor="end", class_="quiet")
         for index, value in enumerate(row.values):
-            if value is not None:
-                mark = _mark(x(min(max(value, panel.low), panel.high)), y - 8, index)
-                yield tag("g", tag("title", f"{panel.kinds[index]}: {value:.1f}%"), mark)
+            mark = _mark(x(min(max(value, panel.low), panel.high)), y - 8, index)
+            yield tag("g", tag("title", f"{panel.kinds[index]}: {value:.1f}%"), mark)
 
 
 def _mark(x: float, y: float, kind: int) -> Markup:
-    """A shape for each kind, so that nothing hangs on its colour: disc, ring, square, diamond."""
-    if kind < 2:
-        return circle(x, y, 4.5, f"k{kind}")
-    reach = 4.0 if kind == 2 else 5.5
-    corners = [(-1, -1), (1, -1), (1, 1), (-1, 1)] if kind == 2 else [(0, -1), (1, 0), (0, 1), (-1, 0)]
-    points = " ".join(f"{x + reach * a:.1f},{y + reach * b:.1f}" for a, b in corners)
-    return tag("polygon", points=points, class_=f"k{kind}")
+    """Draw a disc or a ring, so that nothing hangs on the colour."""
+    return circle(x, y, 4.5, f"k{kind}")

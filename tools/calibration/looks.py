@@ -16,7 +16,6 @@ import numpy as np
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json
 from tintype.study.adaptive import why_stop
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import Look, SeedPlan, planned_looks, replay, unplanned_looks
 from tintype.study.pairs import Key, Pair
 from tintype.study.results import Comparison, MetricInfo, SeedSet
@@ -41,7 +40,7 @@ def drawn(studies: int, seeds: int, effect: float = 0.0) -> Iterator[Values]:
         yield {(name, m): values[i, j].tolist() for i, name in enumerate(names) for j, m in enumerate(METRICS)}
 
 
-def rows_at(values: Values, count: int, share: float, analysis: AnalysisSettings) -> dict[Key, Comparison]:
+def rows_at(values: Values, count: int, share: float) -> dict[Key, Comparison]:
     """Compare the arms' first seeds at one look."""
     names = ("baseline", "control", *ARMS)
     pairs = {}
@@ -53,10 +52,10 @@ def rows_at(values: Values, count: int, share: float, analysis: AnalysisSettings
             pairs[arm, metric] = Pair(
                 values[arm, metric][:count], values["baseline", metric][:count], True, True, terms=terms
             )
-    return compare(pairs, _MEANINGS, METRICS[:1], analysis, _PLANNED, share)
+    return compare(pairs, _MEANINGS, METRICS[:1], planned=_PLANNED, share=share)
 
 
-def false_verdicts(counts: Sequence[int], studies: int, analysis: AnalysisSettings, paid: bool) -> float:
+def false_verdicts(counts: Sequence[int], studies: int, paid: bool) -> float:
     """Return the share of studies without any difference that get a verdict, read after each of these numbers of seeds.
 
     Where a look is not `paid` for, each reads the study as if it were the only one.
@@ -65,7 +64,7 @@ def false_verdicts(counts: Sequence[int], studies: int, analysis: AnalysisSettin
     shares = [look.share if paid else 1.0 for look in looks]
     found = 0
     for values in drawn(studies, counts[-1]):
-        rows = replay(rows_at(values, n, share, analysis) for n, share in zip(counts, shares, strict=True))
+        rows = replay(rows_at(values, n, share) for n, share in zip(counts, shares, strict=True))
         found += any(row.verdict in ("better", "worse") for row in rows.values())
     return found / studies
 
@@ -78,13 +77,13 @@ class Planned:
     seeds: float
 
 
-def planned(looks: Sequence[Look], effect: float, studies: int, analysis: AnalysisSettings) -> Planned:
+def planned(looks: Sequence[Look], effect: float, studies: int) -> Planned:
     """Follow the first arm through its looks, with the rule that stops hopeless arms."""
     found, spent, most = 0, 0, len(looks[-1].seeds)
     for values in drawn(studies, most, effect):
         of_looks: list[dict[Key, Comparison]] = []
         for look in looks:
-            of_looks.append(rows_at(values, len(look.seeds), look.share, analysis))
+            of_looks.append(rows_at(values, len(look.seeds), look.share))
             row = replay(of_looks)["arm 0", "primary"]
             if why_stop([row], most):
                 break
@@ -107,10 +106,10 @@ def split(first: float, studies: int) -> dict[str, float | None]:
     """Find a change of 2 deviations with a share of the error at 5 seeds, then with half of the rest at 8."""
     once = twice = 0
     for values in drawn(studies, 8, 2.0):
-        rows = [rows_at(values, 5, first, AnalysisSettings())]
+        rows = [rows_at(values, 5, first)]
         once += _found(rows)
         if first < 1:
-            rows.append(rows_at(values, 8, (1 - first) / 2, AnalysisSettings()))
+            rows.append(rows_at(values, 8, (1 - first) / 2))
             twice += _found(rows)
     return {"first": first, "found_first": once / studies, "found_second": twice / studies if first < 1 else None}
 
@@ -129,16 +128,14 @@ def main() -> None:
         "by squares": shares(plan.counts, 2),
     }
     again = []
-    for method in ("paired", "shared"):
-        analysis = AnalysisSettings(method=method)
-        for counts in ((3, 5, 8), tuple(range(3, 9))):
-            unpaid, paid = (false_verdicts(counts, STUDIES["again"], analysis, pays) for pays in (False, True))
-            again.append({"method": method, "seeds": counts, "unpaid": unpaid, "paid": paid})
+    for counts in ((3, 5, 8), tuple(range(3, 9))):
+        unpaid, paid = (false_verdicts(counts, STUDIES["again"], pays) for pays in (False, True))
+        again.append({"seeds": counts, "unpaid": unpaid, "paid": paid})
     found = {
         "studies": STUDIES,
         "again": again,
         "planned": [
-            {"shares": name, "effect": effect, **asdict(planned(looks, effect, STUDIES["planned"], AnalysisSettings()))}
+            {"shares": name, "effect": effect, **asdict(planned(looks, effect, STUDIES["planned"]))}
             for effect in EFFECTS
             for name, looks in designs.items()
         ],

@@ -1,8 +1,8 @@
 """Check the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
 
 The studies go through `verdicts.compare` as real ones do: arms that share the baseline's seeds, a control that does
-not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, planted
-changes that are found, intervals that hold the truth.
+not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, and planted
+changes that are found.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from statistics import fmean
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy import special
 
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
 from tintype.study import spread, stats
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.fallen import fallen_runs
 from tintype.study.groups import MetricGroups
 from tintype.study.pairs import Key, Pair
@@ -41,10 +39,6 @@ _WIDER = 3.0
 _SAME_PLAN = {"control": "baseline"}
 _DIFFERING = 0.5
 """Standard deviation over arms of the logarithm of their spread."""
-_SHARED = AnalysisSettings()
-_STUDENT = AnalysisSettings(method="paired")
-_PERMUTATION = AnalysisSettings(test="permutation")
-_BOOTSTRAP = AnalysisSettings(interval="bootstrap")
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,10 @@ class Cell:
     def key(self) -> int:
         """A stream of random numbers of its own, whichever cells are simulated beside it."""
         return stream_key(0, f"calibration/{self.seeds}/{self.shape}/{self.pairing}/{self.arms}") & ((1 << 63) - 1)
+
+
+FALSE_VERDICT_CELLS = [Cell(seeds, shape, r) for shape in SHAPES for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8)]
+POWER_CELLS = [Cell(seeds, pairing=0.0) for seeds in (3, 5, 8)]
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,10 @@ def falls(cell: Cell, studies: int) -> Falls:
             fallen = {arm: some for arm in of.values if (some := fallen_runs(of, arm, "lower"))}
             healthy = MetricGroups(of.without(fallen), False, ("baseline", "control"), fallen)
             found |= {(arm, metric): healthy.compared(pair, arm) for arm, pair in _pairs(of).items()}
-        rows = compare(found, _MEANINGS, _PRIMARY_METRICS, _SHARED)
+        rows = compare(found, _MEANINGS, _PRIMARY_METRICS)
         unstable += any(row.verdict == "unstable" for row in rows.values())
         wrong += any(map(_found, rows.values()))
-    without = false_verdicts(cell, _SHARED, studies).either
+    without = false_verdicts(cell, studies).either
     return Falls(cell.seeds, cell.shape, unstable / studies, wrong / studies, without)
 
 
@@ -164,31 +162,25 @@ def _found(row: Comparison) -> bool:
     return row.verdict in ("better", "worse")
 
 
-def false_verdicts(cell: Cell, analysis: AnalysisSettings, studies: int) -> FalseVerdicts:
+def false_verdicts(cell: Cell, studies: int) -> FalseVerdicts:
     counts = np.zeros(3)
     for pairs in simulated(cell, studies):
-        rows = compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis)
+        rows = compare(pairs, _MEANINGS, _PRIMARY_METRICS)
         primary = any(_found(row) for (_, metric), row in rows.items() if metric in _PRIMARY_METRICS)
         other = any(_found(row) for (_, metric), row in rows.items() if metric not in _PRIMARY_METRICS)
         counts += primary, other, primary or other
     return FalseVerdicts(*(float(count) / studies for count in counts))
 
 
-def planted_effect(cell: Cell, analysis: AnalysisSettings) -> float | None:
+def planted_effect(cell: Cell) -> float:
     """The smallest detectable difference that a study states, at the true spread instead of the measured one."""
     arms = ["control", *(f"arm {index}" for index in range(cell.arms))]
     weights = weights_of([(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
     confidence = confidence_of(weights["arm 0", METRICS[0]])
-    if analysis.method == "shared":
-        return stats.detectable_in_errors(_shared_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
-    if analysis.test == "permutation":
-        reach = stats.permutation_detectable(cell.seeds, True, confidence)
-    else:
-        reach = stats.detectable_in_errors(cell.seeds - 1, confidence)
-    return None if reach is None else reach * math.sqrt(2 * (1 - cell.pairing) / cell.seeds)
+    return stats.detectable_in_errors(_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
 
 
-def _shared_freedom(cell: Cell) -> float:
+def _freedom(cell: Cell) -> float:
     """Degrees of freedom of an arm against the baseline and its control, where all variances are one."""
     arm, both = 1 / cell.seeds, 0.5 / cell.seeds
     own = cell.seeds - 1 + spread.SHARED_FREEDOM, 2 * (cell.seeds - 1) + spread.SHARED_FREEDOM
@@ -196,71 +188,22 @@ def _shared_freedom(cell: Cell) -> float:
     return min(freedom, (cell.arms + 2) * (cell.seeds - 1))
 
 
-def _name(analysis: AnalysisSettings) -> str:
-    return "shared" if analysis.method == "shared" else analysis.test
-
-
-def methods(studies: int) -> Iterator[dict[str, Any]]:
-    """Both methods on studies of five arms: false verdicts, and how often changes of some sizes are found.
+def five_arms(studies: int) -> Iterator[dict[str, Any]]:
+    """Studies of five arms: false verdicts, and how often changes of some sizes are found.
 
     Sizes are in standard deviations of single runs, which no seed ties to the baseline's.
     """
     for seeds in (3, 5, 8, 16):
-        for analysis in (_STUDENT, _SHARED):
-            cell = Cell(seeds, pairing=0.0, arms=5)
-            found = {f"{size:g}": _found_of(cell, analysis, studies, size) for size in (1.0, 1.5, 2.0, 3.0)}
-            wrong = {shape: false_verdicts(replace(cell, shape=shape), analysis, studies).either for shape in SHAPES}
-            yield {"method": analysis.method, "seeds": seeds, "false_verdicts": wrong, "found": found}
+        cell = Cell(seeds, pairing=0.0, arms=5)
+        found = {f"{size:g}": share_found(cell, studies, size) for size in (1.0, 1.5, 2.0, 3.0)}
+        wrong = {shape: false_verdicts(replace(cell, shape=shape), studies).either for shape in SHAPES}
+        yield {"seeds": seeds, "false_verdicts": wrong, "found": found}
 
 
-def _found_of(cell: Cell, analysis: AnalysisSettings, studies: int, effect: float) -> float:
-    rows = (compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis) for pairs in simulated(cell, studies, effect))
+def share_found(cell: Cell, studies: int, effect: float) -> float:
+    """Return how many studies find an effect of this size."""
+    rows = (compare(pairs, _MEANINGS, _PRIMARY_METRICS) for pairs in simulated(cell, studies, effect))
     return fmean(one["arm 0", METRICS[0]].verdict == "worse" for one in rows)
-
-
-def share_found(cell: Cell, analysis: AnalysisSettings, studies: int) -> float | None:
-    """How many studies find the planted effect; 80% is what they say. None where they say that none can be found."""
-    effect = planted_effect(cell, analysis)
-    if effect is None:
-        return None
-    rows = (compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis) for pairs in simulated(cell, studies, effect))
-    return fmean(one["arm 0", METRICS[0]].verdict == "worse" for one in rows)
-
-
-def coverage(cell: Cell, studies: int) -> dict[str, float]:
-    """How many 95% intervals on the primary metrics hold the true difference, which is zero."""
-    held: dict[str, list[bool]] = {}
-    for pairs in simulated(cell, studies, metrics=PRIMARY):
-        for key, row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _STUDENT).items():
-            held.setdefault(str(row.interval), []).append(_holds_zero((row.low, row.high)))
-            if pairs[key].shared_seeds:
-                held.setdefault("BCa", []).append(_holds_zero(bca_interval(row.differences, stats.CONFIDENCE)))
-        if cell.seeds >= stats.BOOTSTRAP_SEEDS:
-            for row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _BOOTSTRAP).values():
-                held.setdefault("bootstrap", []).append(_holds_zero((row.low, row.high)))
-    return {name: fmean(values) for name, values in held.items()}
-
-
-def bca_interval(differences: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return the bias-corrected and accelerated bootstrap of the mean (Efron 1987, with the jackknife's acceleration).
-
-    Studies do not offer it: with few seeds it covers the truth much less often than it says, as `coverage` shows.
-    """
-    values = np.asarray(differences, float)
-    centred = values - values.mean()
-    if not centred.any():
-        return float(values[0]), float(values[0])
-    shift = stats.resample_weights(len(values), 0, stats.RESAMPLES // 2) @ centred
-    below = ((shift < 0).mean() + (shift <= 0).mean()) / 2
-    bias, acceleration = special.ndtri(below), (centred**3).sum() / (6 * (centred**2).sum() ** 1.5)
-    moved = bias + special.ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
-    low, high = np.quantile(shift, special.ndtr(bias + moved / (1 - acceleration * moved)))
-    return float(values.mean() + low), float(values.mean() + high)
-
-
-def _holds_zero(interval: tuple[float | None, float | None]) -> bool:
-    low, high = interval
-    return low is not None and high is not None and low <= 0 <= high
 
 
 def tolerance(share: float, count: int) -> float:
@@ -279,43 +222,21 @@ def calibrate(
         "tolerance": {"0.05": tolerance(0.05, studies), "0.8": tolerance(0.8, studies)},
         "false_verdicts": [],
         "power": [],
-        "coverage": [],
     }
-    errors, powers = list(_false_verdict_cells()), list(_power_cells())
-    covered = [Cell(seeds, shape) for shape in SHAPES if "differing" not in shape for seeds in (3, 5, 8, 12)]
-    total = len(errors) + len(powers) + len(covered)
+    total = len(FALSE_VERDICT_CELLS) + len(POWER_CELLS)
     number = iter(range(total))
-    for cell, analysis in errors:
-        on_cell(f"false verdicts, {_name(analysis)}, {cell.shape}, {cell.seeds} seeds", next(number), total)
-        rates = asdict(false_verdicts(cell, analysis, studies))
-        found["false_verdicts"].append({"test": _name(analysis), **asdict(cell), **rates})
-    for cell, analysis in powers:
-        on_cell(f"power, {_name(analysis)}, {cell.seeds} seeds", next(number), total)
-        share = share_found(cell, analysis, studies)
-        found["power"].append({"test": _name(analysis), **asdict(cell), "found": share})
-    for cell in covered:
-        on_cell(f"coverage, {cell.shape}, {cell.seeds} seeds", next(number), total)
-        found["coverage"].append({**asdict(cell), **coverage(cell, studies)})
-    found["methods"] = list(methods(studies // 2))
+    for cell in FALSE_VERDICT_CELLS:
+        on_cell(f"false verdicts, {cell.shape}, {cell.seeds} seeds", next(number), total)
+        found["false_verdicts"].append({**asdict(cell), **asdict(false_verdicts(cell, studies))})
+    for cell in POWER_CELLS:  # 80% is what such a study promises
+        on_cell(f"power, {cell.seeds} seeds", next(number), total)
+        found["power"].append({**asdict(cell), "found": share_found(cell, studies, planted_effect(cell))})
+    found["five_arms"] = list(five_arms(studies // 2))
     found["falls"] = [
         asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies)) for shape in SHAPES for seeds in (3, 8, 16)
     ]
     on_cell("", total, total)
     return found
-
-
-def _false_verdict_cells() -> Iterator[tuple[Cell, AnalysisSettings]]:
-    for shape in SHAPES:
-        yield from ((Cell(seeds, shape, r), _SHARED) for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8))
-        yield from ((Cell(seeds, shape, r), _STUDENT) for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8))
-    yield from ((Cell(seeds, arms=6), _STUDENT) for seeds in (3, 5, 8))
-    yield from ((Cell(12, shape), _PERMUTATION) for shape in SHAPES if "differing" not in shape)
-
-
-def _power_cells() -> Iterator[tuple[Cell, AnalysisSettings]]:
-    yield from ((Cell(seeds, pairing=0.0), _SHARED) for seeds in (3, 5, 8))
-    yield from ((Cell(seeds, pairing=r), _STUDENT) for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8))
-    yield from ((Cell(seeds), _PERMUTATION) for seeds in (3, 5, 8, 10, 12))
 
 
 def write_calibration(folder: Path, found: dict[str, Any]) -> Sequence[Path]:

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from tintype.metrics.metric import NOT_NEGATIVE
-from tintype.study.analysis import AnalysisSettings
 from tintype.study.looks import Look, SeedPlan, planned_looks
 from tintype.study.results import Comparison, MetricInfo, Run, Verdict
 from tools.calibration import bank as banks
 from tools.calibration.bank import Bank, adaptive, measure, null, null_studies, real
 
-SHARED = AnalysisSettings()
 ACCURACY = MetricInfo(name="accuracy", label="accuracy", direction="higher", definition="", primary=True)
 DISTANCE = MetricInfo(
     name="distance", label="distance", direction="lower", definition="", primary=True, range=NOT_NEGATIVE
@@ -54,7 +52,7 @@ def test_no_run_is_drawn_twice_for_a_study(bank: Bank) -> None:
 
 
 def test_few_studies_of_one_plan_have_verdicts_and_large_changes_are_found(bank: Bank) -> None:
-    found = null(bank, SHARED, 8, 60)
+    found = null(bank, 8, 60)
     assert found.arms == 5
     assert found.false_verdicts <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
     assert found.covered > 0.95
@@ -63,11 +61,11 @@ def test_few_studies_of_one_plan_have_verdicts_and_large_changes_are_found(bank:
 
 def test_a_method_without_correction_would_be_caught(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintype.study.verdicts.confidence_of", lambda share: 0.8)
-    assert null(bank, SHARED, 5, 30).false_verdicts > 0.5
+    assert null(bank, 5, 30).false_verdicts > 0.5
 
 
 def test_verdicts_on_real_arms_are_held_against_the_seeds_that_were_not_drawn(bank: Bank) -> None:
-    found = real(bank, SHARED, 5, 20)
+    found = real(bank, 5, 20)
     assert found.claims >= 40  # the arm that is far from the baseline, on both metrics
     assert found.holds is not None and found.holds > 0.9
     assert found.opposite == 0
@@ -103,14 +101,9 @@ def test_other_seeds_confirm_a_verdict_contradict_it_or_leave_it_open(
     assert banks._outcome(first, later) == outcome
 
 
-def test_the_numbers_of_a_bank_have_a_row_for_each_method_and_number_of_seeds(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_numbers_of_a_bank_have_a_row_for_each_number_of_seeds(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "SEEDS", (3, 20))
     monkeypatch.setattr(banks, "EFFECTS", (2.0,))
     found = measure(bank, 2)
     rows = found["null"], found["real"]
-    assert [[(row["method"], row["seeds"]) for row in some] for some in rows] == [  # type: ignore[attr-defined]
-        [("paired", 3), ("shared", 3), ("paired", 20), ("shared", 20)],
-        [("paired", 3), ("shared", 3)],
-    ]
+    assert [[row["seeds"] for row in some] for some in rows] == [[3, 20], [3]]  # type: ignore[attr-defined]
