@@ -15,7 +15,7 @@ import yaml
 from tintype.page import numerals
 from tintype.page.numerals import fixed
 from tintype.study.report.findings import compared_mean
-from tintype.study.results import Arm, Comparison, EarlierVerdict, Replicated, StudyResults
+from tintype.study.results import Arm, Comparison, Replicated, StudyResults
 
 ROOT = Path(__file__).parents[2]
 BASELINE = "baseline"
@@ -63,12 +63,6 @@ class Study:
             raise ValueError(f"{self.results.name}: {arm}, {metric}: the comparison does not follow from the runs")
         return comparison
 
-    def before(self, arm: str, metric: str, tokens: int | None = None) -> EarlierVerdict:
-        """Return the verdict by the paired method, by which the study was read first."""
-        label = self.arm(arm, tokens).label
-        (paired,) = (one for one in self.results.earlier if one.method == "paired")
-        return next(one for one in paired.rows if (one.arm, one.metric) == (label, metric))
-
     def verdicts(self, arms: Iterable[str], metrics: Iterable[str], tokens: int | None = None) -> set[str]:
         metrics = list(metrics)
         return {self.compared(arm, metric, tokens).verdict for arm in arms for metric in metrics}
@@ -108,14 +102,14 @@ def signed(value: float, digits: int) -> str:
     return fixed(value, digits, signed=True)
 
 
-def interval(one: Comparison | EarlierVerdict | Replicated, digits: int) -> str:
+def interval(one: Comparison | Replicated, digits: int) -> str:
     """`+0.139 [+0.121, +0.157]`."""
     assert one.difference is not None and one.low is not None and one.high is not None
     ends = numerals.interval(one.low, one.high, digits).replace(numerals.NO_BREAK, " ")
     return f"{signed(one.difference, digits)} {ends}"
 
 
-def judged(one: Comparison | EarlierVerdict, digits: int) -> str:
+def judged(one: Comparison, digits: int) -> str:
     """An interval with its verdict; a difference that is shown stands out."""
     text = f"{interval(one, digits)} {one.verdict}"
     return f"**{text}**" if one.verdict in ("better", "worse") else text

@@ -16,7 +16,7 @@ NAMES = re.compile(r"arXiv[: ]\d{4}\.\d{5}|FLUX\.\d|\d{4}-\d{2}-\d{2}|^ *\d+\. "
 VERDICT_WORD = re.compile(
     r"\b(better|best|worse|worst|behind|ahead|beats?|helps?|helped|hurts?|harm\w*|ruin\w*|hal(?:f|ves|ved)|doubles?|costs?"
     r"|gains?|gained|loses?|lost|lower\w*|higher|smaller|larger|faster|slower|raise[sd]?|rises?|improve[sd]?|falls?|fell"
-    r"|thirds?|quarters?|fifths?|tenths?|twice|times|nothing|not shown|undecided|unstable)\b",
+    r"|thirds?|quarters?|fifths?|tenths?|twice|times|nothing|undecided|unstable)\b",
     re.IGNORECASE,
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

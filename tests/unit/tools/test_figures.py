@@ -129,9 +129,9 @@ def test_the_pages_name_only_studies_that_are_there() -> None:
 
 def test_reports_state_the_worst_case_that_was_simulated() -> None:
     """The method of a report had 17% where the stored simulations, and the docs, have 21%."""
-    usual = [row for row in false_verdicts(test="shared") if "unequal" not in row["shape"]]
-    wide = [shares(false_verdicts(shape="unequal", test="shared", seeds=seeds), "either") for seeds in (3, 5)]
-    worst = max(row["either"] for row in false_verdicts(test="shared"))
+    usual = [row for row in false_verdicts() if "unequal" not in row["shape"]]
+    wide = [shares(false_verdicts(shape="unequal", seeds=seeds), "either") for seeds in (3, 5)]
+    worst = max(row["either"] for row in false_verdicts())
     text = (ROOT / "tintype/study/method.j2").read_text()
     for words in (
         f"have a false verdict in {shares(usual, 'either')}% of cases where spreads",

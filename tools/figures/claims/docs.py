@@ -135,26 +135,22 @@ def speed_page() -> Iterator[Claim]:
 
 
 def statistics_page() -> Iterator[Claim]:
-    yield Quote(f"it reaches {stats.t_quantile(2, 0.95):.1f} standard errors to each side instead of 2")
     yield Quote(f"counts as {_WORDS[int(SHARED_FREEDOM)]} degrees of freedom beside the arm's own")
     yield Quote(f"more than {STANDS_OUT:g} times that of all others")
     yield Quote(f"The margin is {AnalysisSettings().margin} of the baseline")
     yield Quote(f"  margin: {AnalysisSettings().margin}            # or 0.02, in the metric's unit")
     yield Quote(f"Three arms on eight metrics are {3 * 8} comparisons")
     yield Quote("gave less than half of that difference", holds=_muon_ratio() > 2)
-    yield Block("methods", _methods())
+    yield Block("five-arms", _five_arms())
     yield Block("falls", _falls())
     yield Block("bank", _bank())
     yield Block("bank-adaptive", _bank_adaptive())
     bank = data("docs/bank.json")
     yield Quote(f"each row is of {bank['studies']:,} drawn studies")
     yield Quote(f"({bank['runs']['muon 3e-3']} seeds of a baseline, of its control and of three arms, nine metrics)")
-    false, held = (
-        [row[key] for row in bank[part] if row["method"] == "shared"]
-        for part, key in (("null", "false_verdicts"), ("real", "holds"))
-    )
+    false, held = ([row[key] for row in bank[part]] for part, key in (("null", "false_verdicts"), ("real", "holds")))
     yield Quote(
-        f"at most {100 * max(false):.1f}% of these studies have a false verdict, and at least {100 * min(held):.1f}% "
+        f"At most {100 * max(false):.1f}% of these studies have a false verdict, and at least {100 * min(held):.1f}% "
         "of their verdicts are confirmed",
         holds=max(false) <= 0.05 and min(held) >= 0.95,
     )
@@ -164,8 +160,6 @@ def statistics_page() -> Iterator[Claim]:
         holds={row["arms"] for row in bank["null"] if row["seeds"] == 16} == {2},
     )
     yield _correlations()
-    yield from _permutations()
-    yield from _coverage()
     yield from _calibration()
     yield from _looks()
     yield from _power_output()
@@ -184,8 +178,8 @@ def _muon_ratio() -> float:
     return rows[0].difference / rows[1].difference
 
 
-def _methods() -> list[str]:
-    """Both methods on simulated studies of five arms."""
+def _five_arms() -> list[str]:
+    """Simulated studies of five arms."""
     shapes = {
         "normal": "equal spreads",
         "differing": "differing",
@@ -194,15 +188,14 @@ def _methods() -> list[str]:
         "skewed and unequal": "skewed, one arm 3 times",
     }
     sizes = ("1", "1.5", "2", "3")
-    header = ["Seeds", "Method", *(f"False: {name}" for name in shapes.values()), *(f"Finds {one} sd" for one in sizes)]
+    header = ["Seeds", *(f"False: {name}" for name in shapes.values()), *(f"Finds {one} sd" for one in sizes)]
     rows = [
         [
             str(row["seeds"]),
-            row["method"],
             *(f"{100 * row['false_verdicts'][shape]:.1f}" for shape in shapes),
             *(f"{100 * row['found'][size]:.0f}" for size in sizes),
         ]
-        for row in calibration()["methods"]
+        for row in calibration()["five_arms"]
     ]
     return table(header, rows)
 
@@ -220,17 +213,16 @@ def _falls() -> list[str]:
 def _bank() -> list[str]:
     """Studies drawn from real runs: of the baseline alone, and of real arms."""
     found = data("docs/bank.json")
-    real = {(row["method"], row["seeds"]): row for row in found["real"]}
+    real = {row["seeds"]: row for row in found["real"]}
     sizes = ("1", "1.5", "2")
-    header = ["Seeds", "Method", "False verdict", "Covers", *(f"Finds {size} sd" for size in sizes)]
+    header = ["Seeds", "False verdict", "Covers", *(f"Finds {size} sd" for size in sizes)]
     header += ["Decided", "Confirmed", "Contradicted"]
     rows = [
         [
             str(row["seeds"]),
-            row["method"],
             *(f"{100 * row[key]:.1f}" for key in ("false_verdicts", "covered")),
             *(f"{100 * row['found'][size]:.1f}" for size in sizes),
-            *(_percent(real.get((row["method"], row["seeds"])), key) for key in ("decided", "holds", "opposite")),
+            *(_percent(real.get(row["seeds"]), key) for key in ("decided", "holds", "opposite")),
         ]
         for row in found["null"]
     ]
@@ -295,80 +287,41 @@ def _correlations() -> Quote:
     return Quote(f"the correlations of two arms with the baseline, in three metrics, lie between {least} and {most}")
 
 
-def _permutations() -> Iterator[Claim]:
-    three, six = (stats.smallest_permutation_p(seeds) for seeds in (3, 6))
-    yield Quote(f"three seeds give p = {three:.2f} at the smallest, six give {six:.3f}")
-    needed = [stats.seeds_for_permutation(comparisons) for comparisons in (3 / 0.8, 6 / 0.8, 21 / 0.2)]
-    yield Quote(
-        f"on one primary metric need {needed[0]} seeds, on two {needed[1]}; the other metrics' share needs "
-        f"{needed[2]}. "
-    )
-    yield Quote(f"{stats.seeds_for_permutation(1)} for one comparison, {needed[1]} for a usual study")
-    yield Quote(f"Exact up to {stats.EXACT_FLIPS} seeds")
-
-
-def _coverage() -> Iterator[Claim]:
-    rows = {(row["shape"], row["seeds"]): row for row in calibration()["coverage"]}
-    bca = [f"{100 * rows['normal', seeds]['BCa']:.0f}%" for seeds in (3, 8)]
-    yield Quote(f"three seeds holds the truth {bca[0]} of the time instead of 95%; of eight, {bca[1]}")
-    bootstrap = shares([rows["normal", seeds] for seeds in (5, 8, 12)], "bootstrap")
-    yield Quote(f"covers {bootstrap}% from five seeds on")
-    yield Quote(f"it is no cure either ({100 * rows['skewed', 12]['bootstrap']:.0f}% at 12 seeds)")
-
-
 def _calibration() -> Iterator[Claim]:
     shapes = list(get_args(Shape))
-    groups = [
-        *(
-            (shape, {"shape": shape, "test": test, "seeds": seeds, "arms": 2})
-            for shape in shapes
-            for test in ("shared", "student")
-            for seeds in SEEDS
-        ),
-        *((shape, {"shape": shape, "test": "permutation", "seeds": 12}) for shape in shapes),
-    ]
     keys = ("primary", "other", "either")
     rows = [
-        [name, str(kind["test"]), str(kind["seeds"]), *(shares(found, key, "–", 1) for key in keys)]
-        for name, kind in groups
-        if (found := false_verdicts(**kind))
+        [shape, str(seeds), *(shares(false_verdicts(shape=shape, seeds=seeds), key, "–", 1) for key in keys)]
+        for shape in shapes
+        for seeds in SEEDS
     ]
-    yield Block(
-        "false-verdicts", table(["Spread", "Test", "Seeds", "Primary metrics", "Other metrics", "Whole study"], rows)
-    )
+    header = ["Spread", "Seeds", "Primary metrics", "Other metrics", "Whole study"]
+    yield Block("false-verdicts", table(header, rows))
     stored = data("docs/calibration.json")
     yield Quote(f"{stored['studies']:,} studies for each row")
     yield Quote(f"three standard errors of 5% are {100 * stored['tolerance']['0.05']:.1f}")
-    usual = [row for shape in shapes if "unequal" not in shape for row in false_verdicts(shape=shape, test="shared")]
+    usual = [row for shape in shapes if "unequal" not in shape for row in false_verdicts(shape=shape)]
     yield Quote(
         f"{shares(usual, 'either')}% of studies have a false verdict",
         holds=max(row["either"] for row in usual) <= 0.05 + stored["tolerance"]["0.05"],
     )
-    wide = [shares(false_verdicts(shape="unequal", test="shared", seeds=seeds), "either") for seeds in SEEDS]
+    wide = [shares(false_verdicts(shape="unequal", seeds=seeds), "either") for seeds in SEEDS]
     yield Quote(f"gets one in {wide[0]}% of studies with 3 seeds, {wide[1]}% with 5 and {wide[2]}% with 8")
-    worst = {
-        test: max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test))
-        for test in ("shared", "student")
-    }
-    yield Quote(f"in up to {100 * worst['shared']:.0f}% ({100 * worst['student']:.0f}% with the paired method)")
-    planted = shares([row for row in calibration()["power"] if row["test"] == "shared"], "found")
-    permuted = [row for row in calibration()["power"] if row["test"] == "permutation"]
-    yield Quote(
-        f"are found in {planted}% of studies by the shared method, in {measured.found_by_student()}% by the paired "
-        f"Student test, and in {shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the "
-        "permutation test with 10 and 12 seeds. With 3, 5 or 8 seeds such a study's permutation test finds nothing",
-        holds=all((row["found"] is None) == (row["seeds"] in SEEDS) for row in permuted),
-    )
+    worst = max(row["either"] for row in false_verdicts(shape=shapes[-1]))
+    yield Quote(f"in up to {100 * worst:.0f}%")
+    yield Quote(f"are found in {shares(calibration()['power'], 'found')}% of studies")
 
 
 def _looks() -> Iterator[Claim]:
     found = data("docs/looks.json")
-    again: dict[str, list[str]] = {}
-    for row in found["again"]:
-        seeds = "3, 5 and 8 seeds" if len(row["seeds"]) == 3 else "each of 3 to 8 seeds"
-        again.setdefault(seeds, []).extend(f"{100 * row[key]:.1f}%" for key in ("unpaid", "paid"))
-    header = ["read at", "paired method", "paid for", "shared method", "paid for"]
-    yield Block("looks-again", table(header, [[seeds, *cells] for seeds, cells in again.items()]))
+    again = [
+        [
+            "3, 5 and 8 seeds" if len(row["seeds"]) == 3 else "each of 3 to 8 seeds",
+            *(f"{100 * row[key]:.1f}%" for key in ("unpaid", "paid")),
+        ]
+        for row in found["again"]
+    ]
+    yield Block("looks-again", table(["read at", "false verdicts", "paid for"], again))
     names = {
         "fixed 16": "16 seeds, one look",
         "equal": "equal shares",

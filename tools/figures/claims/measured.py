@@ -32,13 +32,9 @@ def false_verdicts(**wanted: object) -> list[dict[str, Any]]:
     return [row for row in calibration()["false_verdicts"] if all(row[key] == value for key, value in wanted.items())]
 
 
-def found_by_student() -> str:
-    return shares([row for row in calibration()["power"] if row["test"] == "student"], "found")
-
-
 def calibration_in_short() -> Iterator[Claim]:
-    usual = [row for row in false_verdicts(test="shared") if "unequal" not in row["shape"]]
-    worst = max(row["either"] for row in false_verdicts(test="shared"))
+    usual = [row for row in false_verdicts() if "unequal" not in row["shape"]]
+    worst = max(row["either"] for row in false_verdicts())
     studies = data("docs/calibration.json")["studies"]
     yield Quote(
         f"In {studies:,} simulated studies where nothing differs, {shares(usual, 'either')}% have any false verdict "

@@ -8,8 +8,6 @@ from statistics import fmean, median, stdev
 from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.study.replicate import Claim as Claimed
 from tintype.study.replicate import claims_of, replicated
-from tintype.study.report import earlier
-from tintype.study.results import Comparison, EarlierVerdict
 from tintype.study.study import load_study
 from tools.figures.data import (
     BASELINE,
@@ -52,9 +50,6 @@ QUESTIONS = {
     "2026-11-15_tokenizers-photos-mini": "Which space, on photographs?",
     "2026-11-16_muon-replication-mini": "Do Muon's verdicts hold on ten fresh seeds?",
     "2026-11-16_phases-photos-mini": "Illustrations, photographs, in which order?",
-}
-"""The studies in studies/ that have verdicts, with their questions in short."""
-FIRST_READ_SHARED = {
     "2026-11-17_bank-mini": "How far do seeds lie apart?",
     "2026-11-17_fp8-mini": "Does training with FP8 products cost quality?",
     "2026-11-17_adaptive-mini": "What do more seeds decide of the optimizers?",
@@ -63,7 +58,7 @@ FIRST_READ_SHARED = {
     "2026-11-17_prediction-mini": "Which prediction, and which loss?",
     "2026-11-18_stages-mini": "Should a small model begin with small images?",
 }
-"""The studies that were never read by the paired method."""
+"""The studies in studies/ that have verdicts, with their questions in short."""
 REPLICATED = {"2026-11-15_optimizers-mini": "2026-11-16_muon-replication-mini"}
 """Studies of which arms were repeated on fresh seeds, and where."""
 
@@ -123,7 +118,7 @@ def millions(one: Study) -> str:
 
 
 def design(one: Study) -> Iterator[Claim]:
-    """Claims that the READMEs make about their studies: size, length, seeds, intervals and what was read before."""
+    """Claims that the READMEs make about their studies: size, length, seeds and intervals."""
     yield Quote(millions(one))
     yield Quote(one.setup())
     yield from sketched(one)
@@ -131,18 +126,13 @@ def design(one: Study) -> Iterator[Claim]:
 
 def sketched(one: Study) -> Iterator[Claim]:
     yield Quote("A sketch: three seeds, not replicated", holds=len(one.results.seeds) == 3)
-    yield from read_twice(one)
+    yield holding(one)
 
 
-def read_twice(one: Study) -> Iterator[Claim]:
-    yield Quote(
+def holding(one: Study) -> Claim:
+    return Quote(
         f"{one.intervals} intervals hold together with a confidence of 95%",
         holds=one.results.confidence == 0.95 and f"All {one.intervals} intervals" in one.results.method,
-    )
-    count = earlier.counts(one.results)
-    yield Quote(
-        f"gave {count.before} verdicts: {count.kept} of them stand, {count.new} are new",
-        holds=[reading.method for reading in one.results.earlier] == ["paired"],
     )
 
 
@@ -231,21 +221,17 @@ def captions_and_target_page() -> Iterator[Claim]:
         "**Short captions are worse on long prompts**, in scene accuracy and in Fréchet distance",
         holds=one.verdicts(["short-captions"], [ACCURACY, FRECHET]) == {"worse"},
     )
-    first, now = one.before("short-captions", ACCURACY_SHORT), one.compared("short-captions", ACCURACY_SHORT)
+    now = one.compared("short-captions", ACCURACY_SHORT)
     seeds = [each(one.values(arm, ACCURACY_SHORT), 2) for arm in (BASELINE, "short-captions")]
     yield Quote(
-        "**What did not hold: better on short prompts.** The paired method gave that verdict from three differences "
-        f"that agree ({interval(first, 3)}). It is undecided ({interval(now, 3)}): the accuracies themselves differ "
-        f"much from seed to seed (baseline {seeds[0]}; `short-captions` {seeds[1]}). Here both rise and fall together, "
-        "so pairs would help if that held beyond three seeds",
-        holds=(first.verdict, now.verdict) == ("better", "undecided"),
+        f"**On short prompts they are undecided** ({interval(now, 3)}): the accuracies differ much from seed to seed "
+        f"(baseline {seeds[0]}; `short-captions` {seeds[1]})",
+        holds=now.verdict == "undecided",
     )
     target = one.compared("x-prediction", ACCURACY)
     yield Quote(
-        f"`x-prediction` is worse in scene accuracy, by a hair ({interval(target, 3)}), and in validation loss. Both "
-        "are new",
-        holds=one.verdicts(["x-prediction"], [ACCURACY, LOSS]) == {"worse"}
-        and {one.before("x-prediction", metric).verdict for metric in (ACCURACY, LOSS)} == {"not shown"},
+        f"`x-prediction` is worse in scene accuracy, by a hair ({interval(target, 3)}), and in validation loss",
+        holds=one.verdicts(["x-prediction"], [ACCURACY, LOSS]) == {"worse"},
     )
     still = {row.verdict for metric, row in one.arm("control").comparisons.items() if metric != SPEED}
     yield Quote("The control is undecided in every metric, as it should be", holds=still == UNDECIDED)
@@ -320,20 +306,16 @@ def objectives_page() -> Iterator[Claim]:
     distance, accuracy = (one.compared("min-snr", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
         "has a smaller Fréchet distance and a lower accuracy than the baseline at every seed (colour "
-        f"{part(BASELINE, 'colour'):.2f} to {part('min-snr', 'colour'):.2f}). The accuracy is worse, which is new; the "
-        "distance is undecided",
+        f"{part(BASELINE, 'colour'):.2f} to {part('min-snr', 'colour'):.2f}). The accuracy is worse; the distance "
+        "is undecided",
         holds=max(distance.differences) < 0 > max(accuracy.differences)
-        and (distance.verdict, accuracy.verdict) == ("undecided", "worse")
-        and one.before("min-snr", ACCURACY).verdict == "not shown",
+        and (distance.verdict, accuracy.verdict) == ("undecided", "worse"),
     )
     yield Quote(
         "`x-prediction`, `min-snr` and `contrastive` are worse in validation loss, and both alignments better in KID, "
         "MMD and precision",
         holds=one.verdicts(["x-prediction", "min-snr", "contrastive"], [LOSS]) == {"worse"}
         and one.verdicts(aligned, ["kid_scenes", "mmd_scenes", "precision_scenes"]) == {"better"},
-    )
-    yield Quote(
-        "No verdict of before was lost", holds=earlier.counts(one.results).kept == earlier.counts(one.results).before
     )
     short = [value for arm in [BASELINE, *one.arms] for value in one.values(arm, ACCURACY_SHORT)]
     yield Quote(f"on short prompts is low ({spread(short, '{:.2f}'.format)})")
@@ -342,7 +324,7 @@ def objectives_page() -> Iterator[Claim]:
 def optimizers_page() -> Iterator[Claim]:
     one = optimizers()
     yield Quote(one.setup())
-    yield from read_twice(one)
+    yield holding(one)
     runs = sum(len(arm.runs) for arm in one.results.arms)
     yield Quote(f"{runs} runs")
     names = {
@@ -368,7 +350,7 @@ def optimizers_page() -> Iterator[Claim]:
     means = [f"{one.mean(BASELINE, metric):.{digits}f}" for metric, digits in ((ACCURACY, 3), (FRECHET, 2), (LOSS, 4))]
     header = ["arm", "scene accuracy", "Fréchet distance (scenes)", "validation loss"]
     yield Block("optimizers", table(header, [["baseline: AdamW, 1e-3", *means], *rows]))
-    yield from muon_did_not_hold()
+    yield from muon_on_fresh_seeds()
     low = ["adamw 3e-4", "muon 3e-4"]
     yield Quote(
         "**Learning rates of 3e-4 are too low for both** in 500 steps: worse in scene accuracy, Fréchet distance and "
@@ -404,18 +386,13 @@ def repeated_claims(one: Study, again: Study) -> tuple[list[Claimed], list[Claim
     return claims, [claim for claim in claims if replicated(claim, again.compared(*claim.key)).outcome == "holds"]
 
 
-def muon_did_not_hold() -> Iterator[Claim]:
-    """The verdict of the paired method on three seeds, and what ten fresh seeds say of it and of the others."""
+def muon_on_fresh_seeds() -> Iterator[Claim]:
+    """What ten fresh seeds say of the differences and verdicts of three."""
     one, again = optimizers(), muon_replication()
-    first, now, fresh = (
-        one.before("muon 3e-3", FRECHET),
-        one.compared("muon 3e-3", FRECHET),
-        again.compared("muon 3e-3", FRECHET),
-    )
+    now, fresh = (each.compared("muon 3e-3", FRECHET) for each in (one, again))
     yield Quote(
-        "**A verdict on `muon` at 3e-3 did not hold.** By the paired method three seeds called its Fréchet distance "
-        f"better ({interval(first, 2)}). By the shared method they are undecided ({interval(now, 2)}), and so are",
-        holds=(first.verdict, now.verdict) == ("better", "undecided"),
+        f"**`muon` at 3e-3 is undecided in Fréchet distance** ({interval(now, 2)}), and so it is on",
+        holds=now.verdict == "undecided",
     )
     yield Quote(
         f"({interval(fresh, 2)}), on which the difference is less than half",
@@ -442,7 +419,7 @@ def muon_replication_page() -> Iterator[Claim]:
     one = muon_replication()
     runs = sum(len(arm.runs) for arm in one.results.arms)
     yield Quote(f"{runs} runs of `mini`, {one.setup()}")
-    yield from read_twice(one)
+    yield holding(one)
     digits = {ACCURACY: 3, FRECHET: 2, LOSS: 4}
     means = [f"{one.mean(BASELINE, metric):.{places}f}" for metric, places in digits.items()]
     rows = [
@@ -454,18 +431,15 @@ def muon_replication_page() -> Iterator[Claim]:
     ]
     header = ["arm", "scene accuracy", "Fréchet distance (scenes)", "validation loss"]
     yield Block("muon-replication", table(header, [["baseline: AdamW, 1e-3", *means], *rows]))
-    first = optimizers().before("muon 3e-3", FRECHET)
+    first = optimizers().compared("muon 3e-3", FRECHET)
     yield Quote(
-        f"had called `muon` at 3e-3 better in Fréchet distance ({interval(first, 2)}) by the paired method",
-        holds=first.verdict == "better",
+        f"left `muon` at 3e-3 undecided in Fréchet distance ({interval(first, 2)})", holds=first.verdict == "undecided"
     )
     yield Quote(
-        '**The verdict "better" did not hold.** At 3e-3 both primary metrics are undecided. Its validation loss and '
-        "its precision are better, the latter by the shared method only",
+        "**At 3e-3 both primary metrics are undecided.** Its validation loss and its precision are better",
         holds=len(one.results.seeds) == 10
         and one.verdicts(["muon 3e-3"], one.primary) == UNDECIDED
-        and one.verdicts(["muon 3e-3"], [LOSS, "precision_scenes"]) == {"better"}
-        and one.before("muon 3e-3", "precision_scenes").verdict == "not shown",
+        and one.verdicts(["muon 3e-3"], [LOSS, "precision_scenes"]) == {"better"},
     )
     yield Quote(
         "**At AdamW's rate of 1e-3 Muon is worse** in both primary metrics and in the validation loss",
@@ -539,17 +513,15 @@ def phases_page() -> Iterator[Claim]:
     others = [ACCURACY, "kid_scenes", "precision_scenes", "recall_scenes", LOSS]
     yield Quote(
         "Trained on synthetic images alone a model is worse in scene accuracy "
-        f"({interval(one.compared('synthetic-only', ACCURACY), 3)}), KID, precision, recall and validation loss, all "
-        "of which is new",
-        holds=one.verdicts(["synthetic-only"], others) == {"worse"}
-        and {one.before("synthetic-only", metric).verdict for metric in others} == {"not shown"},
+        f"({interval(one.compared('synthetic-only', ACCURACY), 3)}), KID, precision, recall and validation loss",
+        holds=one.verdicts(["synthetic-only"], others) == {"worse"},
     )
-    first, now = one.before("synthetic-only", FRECHET), one.compared("synthetic-only", FRECHET)
+    now = one.compared("synthetic-only", FRECHET)
     yield Quote(
-        f"**What did not hold:** the paired method also called its Fréchet distance worse ({interval(first, 1)}). That "
-        f"is undecided ({interval(now, 1)}), although it is far above the baseline at every seed: the baseline's three "
-        "distances differ so much more than those of all arms that their spread is not shared",
-        holds=(first.verdict, now.verdict) == ("worse", "undecided")
+        f"**Its Fréchet distance is undecided** ({interval(now, 1)}), although it is far above the baseline at every "
+        "seed: the baseline's three distances differ so much more than those of all arms that their spread is not "
+        "shared",
+        holds=now.verdict == "undecided"
         and min(one.values("synthetic-only", FRECHET)) > 3 * max(one.values(BASELINE, FRECHET))
         and "the seed spread of baseline stands out" in now.note,
     )
@@ -643,15 +615,9 @@ def routing_page() -> Iterator[Claim]:
         holds=all(one.verdicts(arms, ["fd_scenes_self"], tokens) == {"better"} for tokens in counts),
     )
     yield Quote(
-        "At 256 tokens both routed arms are worse in validation loss, and at 1,024 `sprint` is better in precision, "
-        "all of which is new",
+        "At 256 tokens both routed arms are worse in validation loss, and at 1,024 `sprint` is better in precision",
         holds=one.verdicts(arms, [LOSS], 256) == {"worse"}
-        and one.verdicts(["sprint"], ["precision_scenes"], 1024) == {"better"}
-        and {one.before(arm, LOSS, 256).verdict for arm in arms} == {"not shown"}
-        and one.before("sprint", "precision_scenes", 1024).verdict == "not shown",
-    )
-    yield Quote(
-        "No verdict of before was lost", holds=earlier.counts(one.results).kept == earlier.counts(one.results).before
+        and one.verdicts(["sprint"], ["precision_scenes"], 1024) == {"better"},
     )
     odd = ("tread", 1024)
     yield Quote(
@@ -700,13 +666,10 @@ def tokenizers_page() -> Iterator[Claim]:
     header = ["arm", "scene accuracy, seeds 0, 1, 2", "difference", "Fréchet distance", "difference"]
     yield Block("tokenizers", table(header, rows))
     ahead = ["taef2", "taef2 + repa"]
-    first = {one.before(arm, metric).verdict for arm in ahead for metric in one.primary}
     yield Quote(
-        "**`taef2` is better than pixels** in both primary metrics, alone and with `repa`. These verdicts are new: the "
-        "paired method showed no difference here. On photographs the same arms are better too",
-        holds=one.verdicts(ahead, one.primary) == {"better"}
-        and first == {"not shown"}
-        and photos.verdicts(ahead, [FID]) == {"better"},
+        "**`taef2` is better than pixels** in both primary metrics, alone and with `repa`. On photographs the same "
+        "arms are better too",
+        holds=one.verdicts(ahead, one.primary) == {"better"} and photos.verdicts(ahead, [FID]) == {"better"},
     )
     yield Quote(
         "The three arms on `small-vae` are undecided in both primary metrics",
@@ -747,12 +710,6 @@ def tokenizers_photos_page() -> Iterator[Claim]:
     yield Quote(
         f"The arms with `repa-e` train at {speeds} of the speed of pixels: {tokenizer_share(one)} of their step is the "
         "autoencoder's part"
-    )
-    lost = "taef2 + repa", "recall_inception"
-    yield Quote(
-        f"**What did not hold:** the recall of `taef2` + `repa`, better by the paired method "
-        f"({interval(one.before(*lost), 2)}), is undecided ({interval(one.compared(*lost), 2)})",
-        holds=(one.before(*lost).verdict, one.compared(*lost).verdict) == ("better", "undecided"),
     )
 
 
@@ -799,17 +756,6 @@ def phases_photos_page() -> Iterator[Claim]:
         holds=all(min(above(one, "synthetic-only", arm, loss)) > 0 for arm in others)
         and all(max(above(one, "synthetic-only", arm, kid)) < 0 for arm in over)
         and one.verdicts(["synthetic-only"], [kid]) == UNDECIDED,
-    )
-    lost = [("synthetic-then-real", loss, 4), ("synthetic-only", "precision_inception", 2)]
-    was, now = (
-        [interval(found(arm, metric), digits) for arm, metric, digits in lost] for found in (one.before, one.compared)
-    )
-    yield Quote(
-        "**What did not hold:** two verdicts of the paired method are undecided: the validation loss of illustrations, "
-        f"then photographs ({was[0]} by the paired method, {now[0]} by the shared one), and the precision of "
-        f"illustrations only ({was[1]}, then {now[1]})",
-        holds={one.before(arm, metric).verdict for arm, metric, _ in lost} == {"worse"}
-        and {one.compared(arm, metric).verdict for arm, metric, _ in lost} == UNDECIDED,
     )
     fids = [value for arm in names if arm != BASELINE for value in one.values(arm, FID)]
     yield Quote("At an FID of 250 and more", holds=min(fids) >= 250)
@@ -1136,72 +1082,45 @@ def _prediction_grid(one: Study, metric: str, places: int) -> list[str]:
 
 
 def list_page() -> Iterator[Claim]:
-    """Every study with its verdicts on primary metrics by both methods."""
-    header = ["study", "question", "seeds", "paired method, by which it was first read", "shared method", "replicated"]
+    """Every study with its verdicts on primary metrics."""
+    header = ["study", "question", "seeds", "verdicts", "replicated"]
     yield Block("studies", table(header, [_listed(folder) for folder in QUESTIONS]))
-    others = {
-        row.verdict
-        for one in every_study()
-        for arm in one.results.arms
-        for metric, row in arm.comparisons.items()
-        if metric in one.primary and arm.role == "arm"
-    }
-    yield Quote("Arms that are not listed are undecided", holds=others == {"better", "worse", "undecided"})
-
-    later = ["study", "question", "seeds", "verdicts", "replicated"]
-    yield Block("later-studies", table(later, [_listed_later(folder) for folder in FIRST_READ_SHARED]))
+    yield Quote("Arms that are not listed are undecided")
 
 
-def _listed_later(folder: str) -> list[str]:
+def _listed(folder: str) -> list[str]:
     one = study(folder)
     said: dict[str, list[str]] = {}
     for metric in (metric for metric in one.results.metrics if metric.primary):
         for arm in (arm for arm in one.results.arms if arm.role == "arm"):
             if (verdict := arm.comparisons[metric.name].verdict) != "undecided":
                 said.setdefault(f"{verdict} in {metric.label}", []).append(arm.name)
-    name = f"[{folder.partition('_')[2]}]({folder}/README.md)"
     found = "; ".join(f"{words}: {_named(arms)}" for words, arms in said.items()) or "none"
-    return [name, FIRST_READ_SHARED[folder], str(len(one.results.seeds)), found, _fresh(one)]
+    return [_link(folder), QUESTIONS[folder], str(len(one.results.seeds)), found, _fresh(folder)]
 
 
-def _fresh(one: Study) -> str:
-    """Count the verdicts on primary metrics that hold on fresh seeds."""
-    if (again := one.results.replication) is None:
+def _fresh(folder: str) -> str:
+    """Count the verdicts that hold on fresh seeds: those of another study, or those of the replication."""
+    one = study(folder)
+    if again := REPLICATED.get(folder):
+        claims, held = repeated_claims(one, study(again))
+        return f"{len(held)} of {len(claims)} verdicts on two arms hold in {_link(again)}"
+    if first := [first for first, again in REPLICATED.items() if again == folder]:
+        return f"repeats {_link(first[0])}"
+    if (replication := one.results.replication) is None:
         return "no"
-    rows = [row for row in again.rows if row.metric in one.primary]
-    held = sum(row.outcome == "holds" for row in rows)
-    return f"{held} of {len(rows)} hold{'s' if held == 1 else ''} on {len(again.seeds)} fresh seeds"
+    rows = [row for row in replication.rows if row.metric in one.primary]
+    count = sum(row.outcome == "holds" for row in rows)
+    return f"{count} of {len(rows)} hold{'s' if count == 1 else ''} on {len(replication.seeds)} fresh seeds"
+
+
+def _link(folder: str) -> str:
+    return f"[{folder.partition('_')[2]}]({folder}/README.md)"
 
 
 def _named(arms: Sequence[str]) -> str:
     """List arms; names with a comma in them are quoted."""
     return ", ".join(f"“{arm}”" if "," in arm else arm for arm in arms)
-
-
-def _listed(folder: str) -> list[str]:
-    one = study(folder)
-    places = [(arm.name, arm.tokens) for arm in one.results.arms if arm.role == "arm"]
-
-    def verdicts(found: Callable[[str, str, int | None], Comparison | EarlierVerdict]) -> str:
-        said: dict[str, list[str]] = {}
-        for metric in (metric for metric in one.results.metrics if metric.primary):
-            for arm, tokens in places:
-                verdict, now = found(arm, metric.name, tokens).verdict, one.compared(arm, metric.name, tokens).verdict
-                if verdict in ("better", "worse"):
-                    gone = "" if verdict == now else " (did not hold)"
-                    said.setdefault(f"{verdict} in {metric.label}", []).append(f"{arm}{gone}")
-        return "; ".join(f"{words}: {', '.join(arms)}" for words, arms in said.items()) or "none"
-
-    repeated = [first for first, again in REPLICATED.items() if again == folder]
-    if again := REPLICATED.get(folder):
-        claims, held = repeated_claims(one, study(again))
-        words = (
-            f"{len(held)} of {len(claims)} verdicts on two arms hold in [{again.partition('_')[2]}]({again}/README.md)"
-        )
-    else:
-        words = f"repeats [{repeated[0].partition('_')[2]}]({repeated[0]}/README.md)" if repeated else "no"
-    name = f"[{folder.partition('_')[2]}]({folder}/README.md)"
-    return [name, QUESTIONS[folder], str(len(one.results.seeds)), verdicts(one.before), verdicts(one.compared), words]
 
 
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
