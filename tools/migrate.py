@@ -175,6 +175,9 @@ def _sealed_json(path: Path, seal: Seal | None) -> str:
         content.setdefault("records", (path.parent / "records.json").is_file())
     if path.name == "results.json":
         _without_tests(content)
+    if path.name == "looks.json":
+        for look in content["looks"]:
+            look["family"] = _typed_family(look["family"], path.parent)
     if path.name == "result.json":
         beside = [name for name in (PER_IMAGE_FILE, MISREAD_FILE) if (path.parent / name).is_file()]
         content.setdefault("beside", beside)
@@ -187,6 +190,27 @@ def _with_resolutions(content: dict[str, Any]) -> dict[str, Any]:
     """Return results of format 1 in format 2, in which a study of one resolution lists it too."""
     own = {key: content.pop(key) for key in ("plan", "prompts", "real_previews", "reference")}
     return {**content, "resolutions": content.get("resolutions") or [{"name": "", **own}]}
+
+
+def _typed_family(family: dict[str, list[str]] | list[dict[str, Any]], study: Path) -> list[dict[str, Any]]:
+    """Return the family of a look with typed rows; older versions had labels that no arm could have."""
+    if isinstance(family, list):
+        return family
+    arms: list[dict[str, Any]] = parse_object((study / "results.json").read_bytes())["arms"]
+    places = [(arm["name"], arm.get("resolution", "")) for arm in arms]
+    known = {f"{name} @ {resolution}" if resolution else name: (name, resolution) for name, resolution in places}
+    controls, rows = {arm["name"] for arm in arms if arm["role"] == "control"}, []
+    for label, metrics in family.items():
+        name, _, place = label.rpartition(" @ ")
+        if label in known or not (place == "more tokens" or place.startswith("factors")):
+            name, resolution = known.get(label, (label, ""))
+            kind = "control" if name in controls else "arm"
+        elif place == "more tokens":
+            resolution, kind = "", "trend"
+        else:
+            resolution, kind = place.removeprefix("factors").strip(), "interaction" if " × " in name else "main effect"
+        rows.append({"arm": name, "resolution": resolution, "kind": kind, "metrics": metrics})
+    return rows
 
 
 def _sealed_lines(path: Path, seal: Seal | None) -> str:

@@ -3,7 +3,7 @@
 It is taken on velocities whatever the arm's objective, so that arms can be compared: a contrastive loss moves the best
 velocity in a known way, which is undone first, as sampling's `unbias` does. It is taken in the latents of the run's
 own tokenizer and with noise of the run's own deviation, so arms with another tokenizer or `noise_scale` are not
-compared in it (`study.compare.another_space`). Every arm reads the same kind of caption here.
+compared in it (`study.contrasts.another_space`). Every arm reads the same kind of caption here.
 
 B: images of a batch, N: all images, T: times.
 """

@@ -28,10 +28,11 @@ from tintype.serve.fragments import (
     study_fragments,
 )
 from tintype.serve.links import Links
-from tintype.study.compare import collect, read_run
+from tintype.study.compare import collect
 from tintype.study.picked import FOLDER as PICKED
 from tintype.study.report.images import images_of
 from tintype.study.results import Run, StudyResults, read_results_file
+from tintype.study.runs import read_run
 from tintype.study.side_by_side import read_run_data, side_by_side
 from tintype.study.status import LEFT, StatusReader, StudyStatus
 from tintype.study.study import Study

@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tintype.study.interactions import factor_key
 from tintype.study.looks import Look, is_decided, replay
-from tintype.study.pairs import Key
 from tintype.study.results import Comparison
+from tintype.study.stats.contrast import Key
 from tintype.study.study import ArmPlan, Study
-from tintype.study.trends import trend_key
 
 HOPELESS_P = 0.5
 """An undecided comparison with a larger p has nothing in sight."""
@@ -96,10 +94,13 @@ def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
 
     Contrasts that lost a run are left out: the arm whose run it was says so itself, and the others can be decided.
     """
-    asked = {key: row for key, row in rows.items() if key[1] in study.settings.primary}
-    own = {arm.label for arm in study.arms if arm.name == name} | {trend_key(name, "")[0]}
-    contrasts = {factor_key(one, arms[0].resolution, "")[0] for arms, one in study.contrasts() if name in one.weights}
-    return [row for (label, _), row in asked.items() if label in own or (label in contrasts and not row.lost)]
+    asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
+    contrasts = {one.name for _, one in study.contrasts() if name in one.weights}
+    return [
+        row
+        for key, row in asked.items()
+        if (key.arm in contrasts and not row.lost if key.kind in ("main effect", "interaction") else key.arm == name)
+    ]
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:

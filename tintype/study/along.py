@@ -26,7 +26,6 @@ from statistics import fmean, geometric_mean
 from typing import Literal, TypeVar
 
 from tintype.metrics.metric import NOT_NEGATIVE
-from tintype.study import spread
 from tintype.study.results import (
     AlongArm,
     Arm,
@@ -37,10 +36,11 @@ from tintype.study.results import (
     ScoreAt,
     StudyResults,
 )
+from tintype.study.stats.cells import LOG, RAW, Cells
+from tintype.study.stats.contrast import against
+from tintype.study.stats.estimate import estimate
 
 _Value = TypeVar("_Value")
-_LARGEST_LOG = 600.0
-"""Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
 _INCOMPLETE = "not all runs of the arm and the baseline have all scores"
 NO_CROSSING = "no crossing shown"
 SAME_TIME = 0.02
@@ -172,16 +172,14 @@ def difference_at(
     The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`. On
     logarithms the difference is that of geometric means.
     """
-    old = [name for name in baselines if name != arm and name in values]
-    scaled = {name: {run: math.log(one) if log else one for run, one in enumerate(of)} for name, of in values.items()}
-    term = spread.against(spread.Groups(scaled, dict.fromkeys(baselines[1:], baselines[0])), arm, old)
-    found = spread.difference([term], scale=1.0 if log else 0.0)
-    low, high = found.interval(confidence) or (None, None)
-    if not log:
-        return found.value, low, high
-    unit = math.exp(term.first_mean - found.value)
-    ends = [None if end is None else unit * math.expm1(min(end, _LARGEST_LOG)) for end in (low, high)]
-    return unit * math.expm1(found.value), ends[0], ends[1]
+    scale = LOG if log else RAW
+    placed = {name: {run: scale.place(one) for run, one in enumerate(of)} for name, of in values.items()}
+    cells = Cells(placed, scale, dict.fromkeys(baselines[1:], baselines[0]))
+    contrast = against(arm, baselines[0]).over_plans(cells)
+    found = estimate(cells, contrast, confidence)
+    old = math.fsum(weight * cells.mean(name) for name, weight in contrast.reference.items())
+    low, high = (scale.difference(old, end) for end in found.interval) if found.interval else (None, None)
+    return scale.difference(old, found.value), low, high
 
 
 def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:

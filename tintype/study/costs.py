@@ -16,10 +16,11 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.machine import choose_device, cores, environment
 from tintype.study.adaptive import HOPELESS_P, wanted_arms
-from tintype.study.compare import every_comparison, follow_runs, standing_runs
+from tintype.study.compare import every_comparison, follow_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.runner import Task, tasks_of
+from tintype.study.runs import standing_runs
 from tintype.study.study import Study
 from tintype.study.tune import trials_left, tuned, tuning_of
 

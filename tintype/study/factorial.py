@@ -3,7 +3,7 @@
 With two or three factors every combination is an arm. With more, the arms are each factor alone, all of them together,
 and all but one, so that their number grows with that of the factors and not with its power of two.
 
-A contrast is a weighted sum of the means of arms (groups of runs), whose weights sum to zero. The main effect of a
+A contrast is a weighted sum of the means of arms, whose weights sum to zero. The main effect of a
 factor is its effect averaged over all pairs of arms that differ in it alone. An interaction is what the combination of
 two parts gains beyond the sum of what each gains alone: both - first - second + baseline.
 """
@@ -29,7 +29,7 @@ def combinations(factors: int) -> list[Chosen]:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class FactorContrast:
     """A weighted sum of arms: a main effect of one part, or an interaction of two."""
 
     parts: tuple[str, ...]
@@ -38,18 +38,22 @@ class Contrast:
     """By the name of the arm; the baseline's is ''. They sum to zero."""
 
     @property
+    def name(self) -> str:
+        return " × ".join(self.parts)
+
+    @property
     def is_interaction(self) -> bool:
         return len(self.parts) > 1
 
 
-def contrasts(labels: Sequence[str]) -> list[Contrast]:
+def contrasts(labels: Sequence[str]) -> list[FactorContrast]:
     """Return the main effect of each factor, then the interactions.
 
     Those are of every pair of two or three factors, and of each of three or more with all the others together.
     """
     arms = combinations(len(labels))
     names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}
-    found = [Contrast((labels[index],), _main_effect(index, names)) for index in range(len(labels))]
+    found = [FactorContrast((labels[index],), _main_effect(index, names)) for index in range(len(labels))]
     return found + [_interaction(first, second, names) for first, second in _pairs(len(labels))]
 
 
@@ -73,7 +77,7 @@ def _pairs(factors: int) -> list[tuple[Chosen, Chosen]]:
     return found
 
 
-def _interaction(first: Chosen, second: Chosen, names: dict[Chosen, str]) -> Contrast:
+def _interaction(first: Chosen, second: Chosen, names: dict[Chosen, str]) -> FactorContrast:
     both = names[tuple(sorted(first + second))]
     parts = names[first], names[second]
-    return Contrast(parts, {both: 1.0, parts[0]: -1.0, parts[1]: -1.0, "": 1.0})
+    return FactorContrast(parts, {both: 1.0, parts[0]: -1.0, parts[1]: -1.0, "": 1.0})

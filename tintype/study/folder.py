@@ -38,11 +38,13 @@ from tintype.runtime.files import (
 from tintype.runtime.locks import refuse_foreign
 from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
-from tintype.study.compare import COMMANDS_FILE, made_looks, read_commands, real_folder, reported_commands
+from tintype.study.compare import made_looks
 from tintype.study.looks import SeedPlan
-from tintype.study.results import FORMAT, Command, TokenizerInfo, remake_results
+from tintype.study.results import FORMAT, Command, TokenizerInfo, arm_label, remake_results
 from tintype.study.runner import tasks_of
+from tintype.study.runs import COMMANDS_FILE, read_commands, real_folder, reported_commands
 from tintype.study.settings import StudySettings, section
+from tintype.study.stats.contrast import OF_ARMS
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.study.version import VERSION, check_version, read_version, this_version
@@ -100,7 +102,7 @@ def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
     """Refuse a study that the one in the folder cannot become; `there` is that one."""
     _refuse_another_baseline(study, there, out)
     if looks := made_looks(out):
-        seen = {label for look in looks for label in look.family}
+        seen = {arm_label(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
         _refuse_other_looks(study, there, out)
         _refuse_added_arms(study, seen, out)
         _refuse_changed_arms(study, there, seen, out)
@@ -128,12 +130,9 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
 
 
 def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
-    """Refuse arms besides those that were `seen` where planned looks share all of the error: none is left for them.
-
-    Looks of an older version whose report is gone do not say what was seen: then none is refused.
-    """
+    """Refuse arms besides those that were `seen` where planned looks share all of the error: none is left for them."""
     added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
-    if isinstance(study.settings.seeds, SeedPlan) and seen and added:
+    if isinstance(study.settings.seeds, SeedPlan) and added:
         raise UserError(
             f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
             "error among the arms that it had. Leave the new arms out, or choose another --out"

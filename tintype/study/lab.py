@@ -24,14 +24,12 @@ from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
 from tintype.study.compare import (
-    Runs,
     collect,
     compare_fresh,
     every_comparison,
     follow_runs,
     looks_to_record,
     made_looks,
-    standing_runs,
 )
 from tintype.study.costs import Budget, run_seconds
 from tintype.study.folder import (
@@ -63,6 +61,7 @@ from tintype.study.replicate import (
 from tintype.study.report import write_report
 from tintype.study.results import Replication, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, task_of, tasks_of
+from tintype.study.runs import Runs, standing_runs
 from tintype.study.settings import ArmSettings
 from tintype.study.study import ArmPlan, Study, check_study, resolve
 from tintype.study.tracking import track_verdicts

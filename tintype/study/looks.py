@@ -25,13 +25,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from tintype.runtime.files import damaged, read_checked, write_checked
 from tintype.settings import Settings
-from tintype.study.pairs import Key
 from tintype.study.results import Comparison, LookInfo, SeedSet
+from tintype.study.stats.contrast import Key, Kind
+from tintype.study.stats.family import planned_shares, unplanned_shares
 
 CONTROL_OFFSET = 1_000
 """Distance of the control's first seed from the arms' in a study that plans its looks; such a study has fewer seeds."""
-FIRST_SHARE = 0.8
-"""Part of the error that the first look at a study with fixed seeds spends."""
 LOOKS_FILE = "looks.json"
 """File in a study's folder: the seeds and the family of each look that was made, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
@@ -95,37 +94,48 @@ class Look:
 
 
 def planned_looks(plan: SeedPlan) -> list[Look]:
-    """Return the looks of a study that plans them. Their shares grow with their seeds, and sum to one."""
-    whole = sum(plan.counts)
-    return [Look(plan.seeds[:count], plan.control_seeds[:count], count / whole) for count in plan.counts]
+    """Return the looks of a study that plans them."""
+    shares = planned_shares(plan.counts)
+    return [
+        Look(plan.seeds[:count], plan.control_seeds[:count], share)
+        for count, share in zip(plan.counts, shares, strict=True)
+    ]
 
 
-def unplanned_looks(read: Iterable[SeedSet]) -> list[Look]:
-    """Return the looks at a study with fixed seeds, oldest first: 80% of its error, then half of what is left."""
-    looks: list[Look] = []
-    left = 1.0
-    for number, one in enumerate(read):
-        share = FIRST_SHARE if number == 0 else left / 2
-        looks.append(Look(tuple(one.seeds), tuple(one.control_seeds), share))
-        left -= share
-    return looks
+def unplanned_looks(read: Sequence[SeedSet]) -> list[Look]:
+    """Return the looks at a study with fixed seeds, oldest first."""
+    shares = unplanned_shares(len(read))
+    return [Look(tuple(one.seeds), tuple(one.control_seeds), share) for one, share in zip(read, shares, strict=True)]
+
+
+class FamilyRow(Settings):
+    """The comparisons of one arm, trend or factor in a look's family."""
+
+    arm: str
+    resolution: str = ""
+    kind: Kind = "arm"
+    metrics: list[str]
+
+    @property
+    def keys(self) -> list[Key]:
+        return [Key(self.arm, metric, self.resolution, self.kind) for metric in self.metrics]
 
 
 class MadeLook(SeedSet):
     """A look at a study: the seeds that are read together, and the comparisons that share its error."""
 
-    family: dict[str, list[str]] = Field(default_factory=dict)
-    """Metrics by the label of an arm, a trend or a contrast; empty in older files: see `compare.made_looks`."""
+    family: list[FamilyRow]
 
     @property
     def keys(self) -> list[Key]:
-        return [(label, metric) for label, metrics in self.family.items() for metric in metrics]
+        return [key for row in self.family for key in row.keys]
 
     @classmethod
     def of(cls, seeds: SeedSet, keys: Iterable[Key]) -> MadeLook:
-        family: dict[str, list[str]] = {}
-        for label, metric in keys:
-            family.setdefault(label, []).append(metric)
+        rows: dict[Key, list[str]] = {}
+        for key in keys:
+            rows.setdefault(key._replace(metric=""), []).append(key.metric)
+        family = [FamilyRow(arm=one.arm, resolution=one.resolution, kind=one.kind, metrics=rows[one]) for one in rows]
         return cls(seeds=seeds.seeds, control_seeds=seeds.control_seeds, family=family)
 
 
@@ -140,12 +150,11 @@ def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) 
     The family of a new look has all that the study compares now or has ever compared, but for what was read with these
     seeds before.
     """
-    known = [one if one.family else MadeLook.of(one, planned) for one in read]
-    same = [one for one in known if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
+    same = [one for one in read if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
     paid = {key for one in same for key in one.keys}
     if same and paid.issuperset(planned):
-        return known
-    return [*known, MadeLook.of(seeds, (key for key in every_key(known, planned) if key not in paid))]
+        return list(read)
+    return [*read, MadeLook.of(seeds, (key for key in every_key(read, planned) if key not in paid))]
 
 
 def is_decided(row: Comparison) -> bool:

@@ -25,13 +25,14 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.settings import Plain, plain
-from tintype.study import stats
+from tintype.study.contrasts import count_comparisons, is_tested
 from tintype.study.effect import Effect, parse_effect
-from tintype.study.looks import FIRST_SHARE
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
-from tintype.study.shares import Counts, confidence_of, count_comparisons, is_tested
-from tintype.study.spread import Variance, planned_error
+from tintype.study.stats.cells import rounding_of
+from tintype.study.stats.estimate import POWER, detectable_in_errors, deviation_range, t_power
+from tintype.study.stats.family import FIRST_SHARE, Counts, confidence_of
+from tintype.study.stats.spread import Variance, planned_error, variance
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
@@ -52,7 +53,7 @@ class Spread:
 
     @property
     def range(self) -> tuple[float, float]:
-        return stats.deviation_range(self.deviation, self.freedom)
+        return deviation_range(self.deviation, self.freedom)
 
 
 @dataclass(frozen=True)
@@ -120,19 +121,19 @@ class PowerPlan:
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
         """Return how often a study of so many seeds finds the effect."""
         error = self.error(seeds)
-        return stats.t_power(effect / (spread * math.sqrt(error.value)), error.freedom, confidence)
+        return t_power(effect / (spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def detectable(self, spread: float, confidence: float, seeds: int) -> float:
         """Return the effect that a study of so many seeds finds with a power of 80%."""
         error = self.error(seeds)
-        return stats.detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
+        return detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
         """Return the fewest seeds, from two, that find the effect with a power of 80%; None if a thousand do not."""
-        if self.power(effect, spread, MOST_SEEDS, confidence) < stats.POWER:
+        if self.power(effect, spread, MOST_SEEDS, confidence) < POWER:
             return None
         tried = range(2, MOST_SEEDS + 1)
-        return tried[bisect_left(tried, stats.POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
+        return tried[bisect_left(tried, POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
 
 
 _ARMS = 3
@@ -295,7 +296,7 @@ def _metric_power(
 
     spread = pooled(runs(arm) for arm in (*unchanged, *changed))
     known = [value for arm in unchanged for value in runs(arm)]
-    if spread is None or not known or spread.deviation <= stats.rounding_of(known, 1.0 if log else 0.0):
+    if spread is None or not known or spread.deviation <= rounding_of(known, 1.0 if log else 0.0):
         return None
     baseline = math.exp(fmean(known)) if log else fmean(known)
     target = plan.effect.on(baseline)
@@ -336,7 +337,7 @@ def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
     """Return the standard deviation around each set's own mean; None where no set has two values."""
     total = freedom = 0.0
     for values in (values for values in sets if len(values) > 1):
-        total += (len(values) - 1) * stats.variance(values)
+        total += (len(values) - 1) * variance(values)
         freedom += len(values) - 1
     return Spread(math.sqrt(total / freedom), freedom) if freedom else None
 
@@ -364,7 +365,7 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
         yield f"Left out of the spread: {', '.join(without)}."
     few = min((row.spread.freedom for row in rows), default=FEW_DEGREES)
     if few < FEW_DEGREES:
-        low, high = stats.deviation_range(1.0, few)
+        low, high = deviation_range(1.0, few)
         yield (
             f"The spread comes from {degrees(few)} degrees of freedom only: the true one may be {low:.1f} to "
             f"{high:.1f} times the measured one, and so may the changes that are found. Measure more seeds to know "

@@ -32,31 +32,31 @@ from tintype.plan import Plan
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked
-from tintype.study import stats
 from tintype.study.adaptive import HOPELESS_P
 from tintype.study.analysis import AnalysisSettings
-from tintype.study.compare import Metrics, incomparable, metric_infos, read_commands, standing_runs
+from tintype.study.contrasts import Asked, incomparable, own_key
 from tintype.study.costs import Budget, RunSeconds, run_seconds
 from tintype.study.folder import note_command, stored_study
-from tintype.study.groups import metric_groups
 from tintype.study.lab import SILENT, StudyProgress, check_runs, run_more, seeds_in, study_with_arm
 from tintype.study.ledger import Answered, Begun, Charged, Ledger, LookSeeds, left_after, level_of, read_ledger
 from tintype.study.looks import SeedPlan
 from tintype.study.packing import Jobs, most_of
-from tintype.study.pairs import pair_runs, without_seeds
 from tintype.study.replicate import fresh_seeds, read_replication
 from tintype.study.results import Comparison, Role, Run
 from tintype.study.runner import Task, task_of
+from tintype.study.runs import Metrics, metric_infos, read_commands, standing_runs
 from tintype.study.settings import ArmSettings, split_changes
-from tintype.study.shared import shared_row
+from tintype.study.stats.contrast import Key, against
+from tintype.study.stats.estimate import CONFIDENCE
 from tintype.study.study import ArmPlan, Study
+from tintype.study.verdicts import cells_of, match, tested_row, without_seeds
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
 """The runs of a proposal's arm, of the baseline, and of the control where there is one."""
 LOOKS = SeedPlan(first=4, most=16)
 """Looks at proposals to a study that plans none itself."""
-NOT_WORSE = stats.CONFIDENCE
+NOT_WORSE = CONFIDENCE
 """Confidence of the interval that shows a kept arm to be worse in another primary metric. It needs no correction."""
 _SUREST = 1 - 1e-12
 """Largest confidence of an interval: no number is nearer to one."""
@@ -121,12 +121,16 @@ def compare_proposal(
     Runs of the baseline that fell off are left out of its mean, which is against the proposal, and make no verdict.
     """
     roles: dict[str, Role] = {role: role for role in ("baseline", "control", "arm") if role in runs}
-    groups = metric_groups(roles, {role: runs[role] for role in roles.values()}, metric, metrics[metric])
-    pair = groups.compared(pair_runs(runs["arm"], runs["baseline"], metric, True), "arm")
-    if not pair.new:
-        return without_seeds(pair)
-    pair = replace(pair, baseline_fallen=())
-    return shared_row(pair, metrics[metric], min(round(confidence, 12), _SUREST), analysis.margin_of(metric))
+    names = {"arm": "", "baseline": "baseline"}
+    asked = Asked(Key("arm", metric), against("arm", "baseline"), names, [role for role in roles if role != "arm"])
+    matched = match(asked, {role: runs[role] for role in roles.values()}, metric)
+    assert not isinstance(matched, str)
+    if not matched.differences:
+        return without_seeds(matched)
+    cells = cells_of(roles, {role: runs[role] for role in roles.values()}, metric, metrics[metric])
+    cells = replace(cells, collapsed={arm: seeds for arm, seeds in cells.collapsed.items() if arm == "arm"})
+    level = min(round(confidence, 12), _SUREST)
+    return tested_row(asked, matched, cells, metrics[metric], level, analysis.margin_of(metric))
 
 
 class Proposal(BaseModel):
@@ -264,7 +268,7 @@ class _Chain:
         """Return the study with the proposed arm and all seeds that it may get."""
         study = study_with_arm(self.out, arm, self._all_seeds, self.begun.control)
         own = _arm_of(study, arm)
-        if reason := incomparable(study).get((own.label, self.begun.metric)):
+        if reason := incomparable(study).get(own_key(own.name, "arm", "", self.begun.metric)):
             raise UserError(f"--arm {arm.label}: it cannot be compared in {self.begun.metric} ({reason})")
         parents, wanted = {one.name: one for one in study.arms}, [own]
         while wanted[-1].parent:
@@ -364,7 +368,7 @@ class _Work:
         """Return the metric that decides, then the others in which the arm can be compared."""
         infos, apart = metric_infos(self.study), incomparable(self.study)
         names = [self.chain.begun.metric, *self.chain.begun.others]
-        return {name: infos[name] for name in names if (self.arm.label, name) not in apart}
+        return {name: infos[name] for name in names if own_key(self.arm.name, "arm", "", name) not in apart}
 
     def refuse_lost_baseline(self) -> None:
         """Refuse a proposal where a run of the baseline that some look compares has ended without its metrics."""

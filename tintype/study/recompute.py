@@ -13,9 +13,11 @@ from dataclasses import replace
 from tintype.errors import UserError
 from tintype.seams import ANY_VALUE
 from tintype.study.along import with_along
-from tintype.study.compare import Metrics, Rows, metric_infos, read_at_looks
+from tintype.study.compare import Rows, read_at_looks
+from tintype.study.contrasts import own_key
 from tintype.study.looks import MadeLook
 from tintype.study.results import Run, StudyResults
+from tintype.study.runs import Metrics, metric_infos
 from tintype.study.study import ArmPlan, Study
 
 
@@ -70,4 +72,8 @@ def _with_errors(rows: Rows, stored: Rows) -> Rows:
 
 def _comparisons(found: StudyResults) -> Rows:
     """Return the comparisons of all arms."""
-    return {(arm.label, metric): row for arm in found.arms for metric, row in arm.comparisons.items()}
+    return {
+        own_key(arm.name, arm.role, arm.resolution, metric): row
+        for arm in found.arms
+        for metric, row in arm.comparisons.items()
+    }

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 
 from tintype.errors import UserError
 from tintype.runtime.files import damaged, read_checked, write_checked
-from tintype.study.pairs import Key
 from tintype.study.results import (
     SPEED,
     Comparison,
@@ -37,7 +36,9 @@ from tintype.study.results import (
     Replicated,
     Replication,
     StudyResults,
+    arm_label,
 )
+from tintype.study.stats.contrast import Key
 from tintype.study.study import Study
 
 FOLDER = "replication"
@@ -52,23 +53,26 @@ CLAIMED: tuple[Claimed, ...] = ("better", "worse", "same")
 class Claim:
     """A verdict that is held against fresh seeds."""
 
-    arm: str
-    """The arm's label."""
-    metric: str
+    key: Key
     verdict: Claimed
     estimate: float
     """The first difference, corrected for selection where that is known."""
     margin: float | None
 
     @property
-    def key(self) -> Key:
-        return self.arm, self.metric
+    def metric(self) -> str:
+        return self.key.metric
+
+    @property
+    def arm(self) -> str:
+        """Return the arm's label."""
+        return arm_label(self.key.arm, self.key.resolution)
 
 
 def claims_of(results: StudyResults) -> list[Claim]:
     """Return a study's verdicts of better, worse and same; not those on throughput, which is measured, not tested."""
     return [
-        Claim(arm.label, metric, row.verdict, _estimate(row), row.margin)
+        Claim(Key(arm.name, metric, arm.resolution), row.verdict, _estimate(row), row.margin)
         for arm in results.arms
         if arm.role == "arm"
         for metric, row in arm.comparisons.items()

@@ -68,6 +68,22 @@ class Curve(_Data):
     step: list[int]
     value: list[float]
 
+    def stays_above(self, others: Sequence[Curve]) -> int | None:
+        """Return the logged step from which it stays above all others; None where it does not.
+
+        Only steps that others have logged too are compared.
+        """
+        highest: dict[int, float] = {}
+        for step, value in ((step, value) for one in others for step, value in zip(one.step, one.value, strict=True)):
+            highest[step] = max(value, highest.get(step, value))
+        last = None
+        for step, value in reversed(list(zip(self.step, self.value, strict=True))):
+            if step in highest:
+                if not value > highest[step]:
+                    break
+                last = step
+        return last
+
 
 class TokenizerInfo(_Data):
     """A run's tokenizer, and the statistics of its latents on the run's first images."""
@@ -202,8 +218,8 @@ class Comparison(_Data):
     """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
     """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
-    scale: Literal["raw", "log"] = "raw"
-    """Whether values were compared, or their logarithms."""
+    scale: Literal["raw", "log", "ratio"] = "raw"
+    """Whether values were compared, or their logarithms, or, for a trend, logarithms of ratios."""
     level: float | None = None
     """The confidence of the interval: the study's, shared by all its comparisons. None: that of the study, unshared."""
     margin: float | None = None

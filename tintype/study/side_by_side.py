@@ -20,7 +20,7 @@ from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.page.numerals import UNKNOWN, significant
 from tintype.plan import Change, Plan, plan_from_folder, short_diff, unhashed_diff
 from tintype.settings import Plain, plain
-from tintype.study.compare import another_space
+from tintype.study.contrasts import another_space
 from tintype.study.folder import stored_study
 from tintype.study.lab import choose_run
 from tintype.study.results import SPEED, Curve

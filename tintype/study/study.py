@@ -26,7 +26,7 @@ from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
 from tintype.runtime.files import Json
 from tintype.settings import plain
-from tintype.study.factorial import Contrast, contrasts
+from tintype.study.factorial import FactorContrast, contrasts
 from tintype.study.results import Role, arm_label, assignments_words
 from tintype.study.search import choices, example, words_of
 from tintype.study.settings import (
@@ -138,7 +138,7 @@ class Study:
         names = dict.fromkeys(arm.resolution for arm in self.arms)
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
-    def contrasts(self) -> list[tuple[list[ArmPlan], Contrast]]:
+    def contrasts(self) -> list[tuple[list[ArmPlan], FactorContrast]]:
         """Return the contrasts between factorial arms, each with the arms of its resolution. All its arms are there."""
         found = contrasts([factor.label for factor in self.settings.factorial])
         return [

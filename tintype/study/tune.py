@@ -21,8 +21,8 @@ from tintype.rng import stream_key
 from tintype.runtime.files import append_line, read_lines
 from tintype.runtime.locks import taking_turns
 from tintype.study import results
-from tintype.study.compare import read_run
 from tintype.study.runner import FAILURES, Task, task_of
+from tintype.study.runs import read_run
 from tintype.study.search import optuna_package, range_edges, suggest
 from tintype.study.study import Candidate, Study, with_choices
 

@@ -1,86 +1,215 @@
-"""Verdicts of a study: each arm's difference from the baseline, its interval, and what the two say.
+"""Verdicts of a study: each contrast's difference, its interval, and what the two say.
 
-A study makes many comparisons, and the chance of any false verdict in the whole study is kept to 5%. The comparisons
-on the primary metrics share four fifths of that equally, those on all other metrics one fifth. Each comparison keeps
-its share, so its interval is its test: one that excludes zero says better or worse, one within the margin says that
-there is no difference worth having, and any other is undecided. Both kinds of claim fit into one share, since no true
-difference makes both false.
+Each comparison keeps its share of the study's error, so its interval is its test: one that excludes zero says better
+or worse, one within the margin says that there is no difference worth having, and any other is undecided. Both kinds of
+claim fit into one share, since no true difference makes both false.
 
-The shares count the comparisons that the study planned, measured or not. Where all seeds differ by the same amount the
-seed spread is not measurable: there is no p, no interval and no verdict but "no spread", or "identical" where the
-amount is zero. The throughput is measured and not tested.
+Where all seeds differ by the same amount the seed spread is not measurable: there is no p, no interval and no verdict
+but "no spread", or "identical" where the amount is zero. The throughput is measured and not tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-
-from markupsafe import Markup
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import overload
 
 from tintype.evaluation.protocol import Definition
-from tintype.page.template import template
-from tintype.study import results, stats
-from tintype.study.analysis import DEFAULT, AnalysisSettings
-from tintype.study.pairs import Key, Pair, without_seeds
-from tintype.study.shared import measured_row, shared_row
-from tintype.study.shares import PRIMARY_SHARE, Counts, confidence_of, is_tested, weights_of
+from tintype.metrics.metric import NOT_NEGATIVE
+from tintype.study.contrasts import Asked
+from tintype.study.effect import Effect
+from tintype.study.results import Comparison, Loss, MetricInfo, Role, Run, Verdict, lost_words, worst_loss
+from tintype.study.stats.cells import LOG, Cells, raw_scale, rounding_of
+from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
+from tintype.study.stats.falls import collapsed_runs
+
+NOT_POSITIVE = "a value is not positive, so there is no relative effect"
+NO_RUNS = "there are no runs to compare"
 
 
-def compare(
-    pairs: Mapping[Key, Pair],
-    meanings: Mapping[str, Definition | results.MetricInfo],
-    primary: Collection[str] = (),
-    analysis: AnalysisSettings = DEFAULT,
-    planned: Collection[Key] | None = None,
-    share: float = 1.0,
-) -> dict[Key, results.Comparison]:
-    """Compare all (arm, metric) pairs of a study.
+def cells_of(
+    arms: Mapping[str, Role],
+    runs: Mapping[str, Sequence[Run]],
+    metric: str,
+    meaning: Definition | MetricInfo,
+    ratios: bool = False,
+) -> Cells:
+    """Return a metric's cells of the arms of one resolution, the baseline first. Keys are the arms' labels.
 
-    `planned` are all comparisons that the study is to make; by default those that are given. `share` is the part of
-    the study's 5% that this look at it may spend.
+    Distances and losses are compared as logarithms, where all are positive: their spread grows with their size. So is
+    any metric where `ratios` to the baseline are compared; arms with values that are not positive are left out then.
     """
-    family = dict.fromkeys(pairs if planned is None else planned)
-    weights = weights_of([key for key in family if is_tested(key[1])], primary)
-    rows = {}
-    for key, pair in pairs.items():
-        if not pair.new:
-            rows[key] = without_seeds(pair)
-        elif not is_tested(key[1]):
-            rows[key] = measured_row(pair)
-        else:
-            confidence = confidence_of(share * weights[key])
-            rows[key] = shared_row(pair, meanings[key[1]], confidence, analysis.margin_of(key[1]))
-    return rows
+    values = {label: _finite(runs[label], metric) for label in arms}
+    if ratios:
+        values = {label: of for label, of in values.items() if all(value > 0 for value in of.values())}
+    known = [value for by_seed in values.values() for value in by_seed.values()]
+    log = ratios or (meaning.range == NOT_NEGATIVE and all(value > 0 for value in known))
+    scale = LOG if log else raw_scale(known)
+    placed = {label: {seed: scale.place(value) for seed, value in of.items()} for label, of in values.items()}
+    baseline, *controls = (label for label, role in arms.items() if role != "arm")
+    cells = Cells(placed, scale, dict.fromkeys(controls, baseline))
+    collapsed = {label: some for label in values if (some := collapsed_runs(cells, label, meaning.direction))}
+    return replace(cells.without(collapsed), collapsed=collapsed)
 
 
-def describe_method(
-    seeds: int,
-    counts: Counts,
-    control: bool,
-    primary: Sequence[str],
-    analysis: AnalysisSettings,
-    tokens: Sequence[int] = (),
-    fewest: int | None = None,
-) -> str:
-    """Return how intervals and verdicts were computed, for the report. `tokens` are those of several resolutions.
+def _finite(runs: Sequence[Run], metric: str) -> dict[int, float]:
+    values = {run.seed: run.metrics.get(metric, math.nan) for run in runs if run.loss(metric) is None}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
-    Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
+
+@dataclass(frozen=True)
+class Matched:
+    """The runs of a contrast, seed by seed. A seed that lost one of its runs is left out."""
+
+    old: list[float]
+    """Value of the contrast's reference at each seed; of a trend, on logarithms."""
+    differences: list[float]
+    """Value of the contrast at each seed."""
+    complete: bool
+    loss: Loss
+    """Why seeds are missing where the comparison is not complete."""
+    lost: str
+    """See `Comparison.lost`."""
+    same: bool
+    """Whether every difference is zero, up to rounding."""
+
+
+def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Matched | str:
+    """Match the runs of a contrast by seed, or say why a trend is not defined.
+
+    An arm may have fewer seeds than the baseline. The control has seeds of its own: it is matched by their order, and
+    each of its runs differs from the baseline's mean.
     """
-    level = 1 - stats.CONFIDENCE
-    text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
-        seeds=seeds,
-        fewest=seeds if fewest is None else fewest,
-        counts=counts,
-        control=control,
-        primary=primary,
-        tokens=tokens,
-        margins=", ".join([analysis.margin, *(f"{size} of {name}" for name, size in analysis.margins.items())]),
-        primary_percent=f"{100 * level * PRIMARY_SHARE:.0f}",
-        other_percent=f"{100 * level * (1 - PRIMARY_SHARE):.0f}",
+    weights, reference = asked.contrast.weights, asked.contrast.reference
+    own, *others = weights
+    by_seed = {label: {run.seed: run for run in runs[label]} for label in weights}
+    if asked.key.kind == "control":
+        by_seed[others[0]] = dict(zip(by_seed[own], runs[others[0]], strict=False))
+    seeds = [seed for seed in by_seed[own] if all(seed in by_seed[label] for label in others)]
+    matched = {label: [by_seed[label][seed] for seed in seeds] for label in weights}
+    loss = worst_loss((run for of in matched.values() for run in of), metric) or "incomplete"
+    lost = lost_words(metric, {asked.names[label]: of for label, of in matched.items()})
+
+    # Values of the seeds that have all of their runs.
+    whole = [seed for seed in seeds if all(by_seed[label][seed].loss(metric) is None for label in weights)]
+    values = {label: [by_seed[label][seed].metrics[metric] for seed in whole] for label in weights}
+    if asked.key.kind == "trend":
+        if not whole and not lost:
+            return NO_RUNS
+        if any(value <= 0 for of in values.values() for value in of):
+            return NOT_POSITIVE
+        values = {label: [math.log(value) for value in of] for label, of in values.items()}
+
+    def weighed(by: Mapping[str, float]) -> list[float]:
+        sets = [[weight * value for value in values[label]] for label, weight in by.items()]
+        return [math.fsum(of_seed) for of_seed in zip(*sets, strict=True)]
+
+    old, differences = weighed(reference), weighed(weights)
+    if asked.key.kind == "control" and whole:
+        centre = fmean(old)
+        differences = [value - centre for value in values[own]]
+    known = [value for of in values.values() for value in of]
+    rounding = rounding_of(known, 1.0 if asked.key.kind == "trend" else 0.0)
+    same = all(abs(one) <= rounding for one in differences)
+    return Matched(old, differences, len(whole) == len(seeds), loss, lost, same)
+
+
+def without_seeds(matched: Matched) -> Comparison:
+    """Return the comparison of an arm that has no seed left to compare."""
+    nothing = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
+    return Comparison(**nothing, differences=[], verdict=matched.loss, lost=matched.lost)
+
+
+def measured_row(matched: Matched) -> Comparison:
+    """Return a comparison without a test."""
+    old, difference = fmean(matched.old), fmean(matched.differences)
+    return Comparison(
+        mean=old + difference,
+        baseline_mean=old,
+        differences=matched.differences,
+        difference=difference,
+        verdict="measured" if matched.complete else matched.loss,
+        lost=matched.lost,
     )
-    return " ".join(text.split())
 
 
-def _as_it_is(value: object) -> Markup:
-    """Keep plain text, which reports escape."""
-    return Markup(str(value))
+def tested_row(
+    asked: Asked, matched: Matched, cells: Cells, meaning: Definition | MetricInfo, confidence: float, margin: Effect
+) -> Comparison:
+    """Estimate a contrast on the scale of its cells, and write the result in the metric's unit."""
+    contrast, scale = asked.contrast.over_plans(cells), cells.scale
+    found = estimate(cells, contrast, confidence)
+    old = math.fsum(weight * cells.mean(arm) for arm, weight in contrast.reference.items())
+    low, high = found.interval or (None, None)
+    reach = _margin_on_scale(asked, cells, old, margin)
+    verdict = _verdict(found, matched, reach, meaning)
+    of_baseline = [arm for arm in list(contrast.weights)[1:] if arm in asked.baselines]
+    seeds = {arm: found.left_out.get(arm, ()) for arm in contrast.weights}
+    collapsed = dict.fromkeys(seed for arm, some in seeds.items() if arm not in of_baseline for seed in some)
+    baseline_collapsed = dict.fromkeys(seed for arm in of_baseline for seed in seeds[arm])
+
+    @overload
+    def units(change: float) -> float: ...
+    @overload
+    def units(change: None) -> None: ...
+    def units(change: float | None) -> float | None:
+        return None if change is None else scale.difference(old, change)
+
+    return Comparison(
+        mean=scale.value(old + found.value),
+        baseline_mean=scale.value(old),
+        differences=matched.differences,
+        difference=units(found.value),
+        low=units(low),
+        high=units(high),
+        p=found.p,
+        p_adjusted=None
+        if found.p is None or not matched.complete
+        else min(1.0, found.p * (1 - CONFIDENCE) / (1 - confidence)),
+        detectable=units(found.detectable),
+        verdict=verdict,
+        lost=matched.lost,
+        scale=scale.kind,
+        level=confidence,
+        margin=units(reach),
+        corrected=units(found.corrected) if verdict in ("better", "worse") else None,
+        seeds_needed=found.seeds_needed(reach) if verdict == "undecided" else None,
+        fallen=list(collapsed),
+        baseline_fallen=list(baseline_collapsed),
+        note=_note(found, list(baseline_collapsed)),
+    )
+
+
+def _margin_on_scale(asked: Asked, cells: Cells, old: float, margin: Effect) -> float:
+    """Return the margin as a change on the scale. That of a trend, a ratio of ratios, is from its largest baseline."""
+    if asked.key.kind == "trend":
+        largest = max(cells.mean_of_plan(arm) for arm in asked.contrast.weights if arm in asked.baselines)
+        return LOG.change(largest, margin.on(LOG.value(largest)))
+    return cells.scale.change(old, margin.on(cells.scale.value(old)))
+
+
+def _verdict(found: Estimate, matched: Matched, reach: float, meaning: Definition | MetricInfo) -> Verdict:
+    if not matched.complete:
+        return matched.loss
+    if found.error is None:
+        return "sketch"
+    if found.interval is None:
+        return "identical" if matched.same else "no spread"
+    low, high = found.interval
+    if found.left_out:
+        return "unstable"
+    if -reach <= low and high <= reach:
+        return "same"
+    if low <= 0 <= high:
+        return "undecided"
+    return "better" if (found.value < 0) == (meaning.direction == "lower") else "worse"
+
+
+def _note(found: Estimate, baseline_collapsed: Sequence[int]) -> str:
+    apart = sorted(set(found.stands_out))
+    notes = [f"the seed spread of {', '.join(apart)} stands out, so its own is used"] if apart else []
+    if baseline_collapsed:
+        notes.append(f"runs of the baseline fell off (seed {', '.join(map(str, baseline_collapsed))})")
+    return "; ".join(notes)

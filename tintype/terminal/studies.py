@@ -24,7 +24,6 @@ from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import count_failures
 from tintype.settings import plain
-from tintype.study import stats
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
 from tintype.study.effect import Effect
 from tintype.study.lab import (
@@ -40,7 +39,7 @@ from tintype.study.lab import (
     work_on_study,
 )
 from tintype.study.launch.launcher import Crew, Launcher
-from tintype.study.looks import DECIDED, FIRST_SHARE, SeedPlan, listed_seeds
+from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.pack import Pack
 from tintype.study.packing import Jobs, jobs_of, parse_per_gpu
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
@@ -48,6 +47,8 @@ from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
 from tintype.study.search import range_of, words_of
+from tintype.study.stats.estimate import POWER
+from tintype.study.stats.family import FIRST_SHARE
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
@@ -78,7 +79,10 @@ def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, 
 def show_replication(out: Path, seeds: int, jobs: int, console: Console) -> None:
     """Show the verdicts that a replication would hold against fresh seeds, and what its runs take."""
     planned = plan_replication(out, seeds, ShownProgress(console))
-    answer(seeds=planned.seeds, claims=[asdict(claim) for claim in planned.claims])
+    answer(
+        seeds=planned.seeds,
+        claims=[{"arm": one.arm, "metric": one.metric, "verdict": one.verdict} for one in planned.claims],
+    )
     labels = {metric.name: metric.label for metric in planned.results.metrics}
     table = Table("arm", "metric", "verdict to hold against fresh seeds")
     for claim in planned.claims:
@@ -516,10 +520,10 @@ def advice(plan: PowerPlan, row: MetricPower) -> str:
     name, effect = row.metric.name, plan.effect
     if row.power is None or row.seeds_needed is None:
         return f"{name}: its mean is zero in the baseline, so {effect} of it is nothing; give --effect as a difference."
-    if row.power[2] >= stats.POWER:
+    if row.power[2] >= POWER:
         return f"{name}: {plan.seeds} seeds are enough for {effect}, even if the spread is as large as it may be."
     needed, _, most = row.seeds_needed
-    if row.power[0] >= stats.POWER:
+    if row.power[0] >= POWER:
         return (
             f"{name}: {plan.seeds} seeds are enough for {effect} at the measured spread; to be safe against a larger "
             f"one take {_count(most)}."

@@ -27,11 +27,12 @@ from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json
 from tintype.study.adaptive import why_stop
-from tintype.study.groups import metric_groups
+from tintype.study.compare import compare
+from tintype.study.contrasts import Asked
 from tintype.study.looks import Look, SeedPlan, planned_looks, replay
-from tintype.study.pairs import Key, pair_runs
 from tintype.study.results import SPEED, Comparison, MetricInfo, Role, Run, StudyResults, read_results_file
-from tintype.study.verdicts import compare
+from tintype.study.stats.contrast import Key, against
+from tools.calibration.simulate import key_of
 
 SEEDS = (3, 5, 8, 16)
 EFFECTS = (1.0, 1.5, 2.0)
@@ -40,6 +41,7 @@ FIXED = (10, 14, 20)
 MOST_ARMS = 5
 STUDIES = 1_000
 _CLAIMED = ("better", "worse")
+_BASELINES = ("baseline", "control")
 Sets = Mapping[str, Sequence[Run]]
 """The runs of a drawn study by the arm's label; the baseline first, the control second where there is one."""
 
@@ -102,18 +104,13 @@ def verdicts(
     """Compare the arms of a drawn study as a real one's are, at a look with this `share` of the error."""
     roles: dict[str, Role] = {label: "control" if label == "control" else "arm" for label in sets}
     roles["baseline"] = "baseline"
-    groups = {
-        name: metric_groups(roles, {k: list(v) for k, v in sets.items()}, name, bank.metrics[name])
-        for name in bank.metrics
-    }
-    pairs = {
-        (label, name): groups[name].compared(pair_runs(runs, sets["baseline"], name, roles[label] == "arm"), label)
-        for label, runs in sets.items()
-        if label != "baseline"
-        for name in bank.metrics
-        if planned is None or (label, name) in planned
-    }
-    return compare(pairs, bank.metrics, bank.primary, planned=planned, share=share)
+    keys = [key_of(label, name) for label in sets if label != "baseline" for name in bank.metrics]
+    asked = [
+        Asked(key, against(key.arm, "baseline"), {key.arm: "", "baseline": "baseline"}, _BASELINES) for key in keys
+    ]
+    wanted = {one.key: one for one in asked if planned is None or one.key in planned}
+    runs = {label: list(of) for label, of in sets.items()}
+    return compare({"": roles}, runs, bank.metrics, wanted, bank.primary, planned or keys, share)
 
 
 def null_studies(bank: Bank, seeds: int, studies: int, effect: float = 0.0) -> Iterator[dict[str, list[Run]]]:
@@ -169,8 +166,8 @@ def null(bank: Bank, seeds: int, studies: int) -> Null:
         fell += any(row.verdict == "unstable" for row in rows.values())
         held += [
             row.low <= 0 <= row.high
-            for (_, metric), row in rows.items()
-            if metric in bank.primary and row.low is not None and row.high is not None
+            for key, row in rows.items()
+            if key.metric in bank.primary and row.low is not None and row.high is not None
         ]
     found = {f"{effect:g}": _share_found(bank, seeds, studies, effect) for effect in EFFECTS}
     return Null(seeds, arms, wrong / studies, fell / studies, fmean(held), found)
@@ -178,7 +175,7 @@ def null(bank: Bank, seeds: int, studies: int) -> Null:
 
 def _share_found(bank: Bank, seeds: int, studies: int, effect: float) -> float:
     drawn = null_studies(bank, seeds, studies, effect)
-    rows = (verdicts(bank, sets)["arm 0", bank.primary[0]] for sets in drawn)
+    rows = (verdicts(bank, sets)[key_of("arm 0", bank.primary[0])] for sets in drawn)
     return fmean(row.verdict == "worse" for row in rows)
 
 
@@ -210,7 +207,7 @@ def real(bank: Bank, seeds: int, studies: int) -> Real:
     for _ in range(studies):
         drawn = {shared[i] for i in generator.permutation(len(shared))[:seeds]}
         rows = verdicts(bank, {name: [r for r in runs if r.seed in drawn] for name, runs in whole.items()})
-        decided += [row.verdict != "undecided" for (_, m), row in rows.items() if m in bank.primary]
+        decided += [row.verdict != "undecided" for key, row in rows.items() if key.metric in bank.primary]
         claims = {key: row for key, row in rows.items() if row.verdict in _CLAIMED}
         rest = {name: [r for r in runs if r.seed not in drawn] for name, runs in whole.items()}
         fresh = verdicts(bank, rest, claims) if claims else {}
@@ -251,7 +248,7 @@ def adaptive(bank: Bank, looks: Sequence[Look], studies: int) -> Adaptive:
         for sets in null_studies(bank, most, studies, effect):
             pair = {name: sets[name] for name in ("baseline", "arm 0")}
             rows, used = _follow(bank, pair, looks)
-            hits += rows["arm 0", bank.primary[0]].verdict == "worse"
+            hits += rows[key_of("arm 0", bank.primary[0])].verdict == "worse"
             wrong += effect == 0 and any(row.verdict in _CLAIMED for row in rows.values())
             seeds += used["arm 0"]
         spent[f"{effect:g}"] = seeds / studies
@@ -264,7 +261,7 @@ def adaptive(bank: Bank, looks: Sequence[Look], studies: int) -> Adaptive:
     for _ in range(studies):
         order = generator.permutation(len(seeds_of_arms))[:most]
         rows, used = _follow(bank, {name: [runs[i] for i in order] for name, runs in whole.items()}, looks)
-        decided += [row.verdict != "undecided" for (_, m), row in rows.items() if m in bank.primary]
+        decided += [row.verdict != "undecided" for key, row in rows.items() if key.metric in bank.primary]
         taken += list(used.values())
     return Adaptive(counts, wrong / studies, found, spent, fmean(decided), fmean(taken))
 
@@ -278,13 +275,13 @@ def _follow(bank: Bank, sets: Sets, looks: Sequence[Look]) -> tuple[dict[Key, Co
     for look in looks:
         count = len(look.seeds)
         read = {name: _numbered(list(sets[name])[:count]) for name in ("baseline", *open_arms)}
-        planned = [(arm, metric) for arm in sets if arm != "baseline" for metric in bank.metrics]
+        planned = [key_of(arm, metric) for arm in sets if arm != "baseline" for metric in bank.metrics]
         found = verdicts(bank, read, planned, look.share)
         of_looks.append(found)
         rows = replay(of_looks)
         used |= dict.fromkeys(open_arms, count)
         most = len(looks[-1].seeds)
-        open_arms = [arm for arm in open_arms if not why_stop([rows[arm, one] for one in bank.primary], most)]
+        open_arms = [arm for arm in open_arms if not why_stop([rows[key_of(arm, one)] for one in bank.primary], most)]
         if not open_arms:
             break
     return rows, used

@@ -1,6 +1,6 @@
 """Check the looks of a study by simulation: false verdicts of studies read again, power and cost of planned looks.
 
-Simulated studies go through `verdicts.compare` and `looks.replay` as real ones do. `python -m
+Simulated studies go through `verdicts.tested_row` and `looks.replay` as real ones do. `python -m
 tools.calibration.looks` writes docs/looks.json, whose figures docs/statistics.md has.
 """
 
@@ -17,15 +17,13 @@ from tintype.rng import stream_key
 from tintype.runtime.files import write_json
 from tintype.study.adaptive import why_stop
 from tintype.study.looks import Look, SeedPlan, planned_looks, replay, unplanned_looks
-from tintype.study.pairs import Key, Pair
-from tintype.study.results import Comparison, MetricInfo, SeedSet
-from tintype.study.spread import Groups, against
-from tintype.study.verdicts import compare
+from tintype.study.results import Comparison, SeedSet
+from tintype.study.stats.contrast import Key
+from tools.calibration.simulate import cells_of, key_of, rows_of
 
 METRICS = ("primary", "other")
 ARMS = ("arm 0", "arm 1", "arm 2")
-_MEANINGS = {name: MetricInfo(name=name, label=name, direction="lower", definition="") for name in METRICS}
-_PLANNED = [(arm, metric) for arm in ARMS for metric in METRICS]
+_PLANNED = [key_of(arm, metric) for arm in ARMS for metric in METRICS]
 Values = dict[tuple[str, str], list[float]]
 """The values of an arm's runs by (arm, metric), one for each seed."""
 
@@ -43,16 +41,8 @@ def drawn(studies: int, seeds: int, effect: float = 0.0) -> Iterator[Values]:
 def rows_at(values: Values, count: int, share: float) -> dict[Key, Comparison]:
     """Compare the arms' first seeds at one look."""
     names = ("baseline", "control", *ARMS)
-    pairs = {}
-    for metric in METRICS:
-        by_seed = {name: dict(enumerate(values[name, metric][:count])) for name in names}
-        groups = Groups(by_seed, {"control": "baseline"})
-        for arm in ARMS:
-            terms = (against(groups, arm, names[:2]),)
-            pairs[arm, metric] = Pair(
-                values[arm, metric][:count], values["baseline", metric][:count], True, True, terms=terms
-            )
-    return compare(pairs, _MEANINGS, METRICS[:1], planned=_PLANNED, share=share)
+    sheets = {metric: cells_of({name: values[name, metric][:count] for name in names}) for metric in METRICS}
+    return rows_of(sheets, METRICS[:1], _PLANNED, share, ARMS)
 
 
 def false_verdicts(counts: Sequence[int], studies: int, paid: bool) -> float:
@@ -60,7 +50,7 @@ def false_verdicts(counts: Sequence[int], studies: int, paid: bool) -> float:
 
     Where a look is not `paid` for, each reads the study as if it were the only one.
     """
-    looks = unplanned_looks(SeedSet(seeds=list(range(count))) for count in counts)
+    looks = unplanned_looks([SeedSet(seeds=list(range(count))) for count in counts])
     shares = [look.share if paid else 1.0 for look in looks]
     found = 0
     for values in drawn(studies, counts[-1]):
@@ -84,7 +74,7 @@ def planned(looks: Sequence[Look], effect: float, studies: int) -> Planned:
         of_looks: list[dict[Key, Comparison]] = []
         for look in looks:
             of_looks.append(rows_at(values, len(look.seeds), look.share))
-            row = replay(of_looks)["arm 0", "primary"]
+            row = replay(of_looks)[key_of("arm 0", "primary")]
             if why_stop([row], most):
                 break
         found += row.verdict in ("better", "worse")
@@ -115,7 +105,7 @@ def split(first: float, studies: int) -> dict[str, float | None]:
 
 
 def _found(rows: Sequence[dict[Key, Comparison]]) -> bool:
-    return replay(rows)["arm 0", "primary"].verdict in ("better", "worse")
+    return replay(rows)[key_of("arm 0", "primary")].verdict in ("better", "worse")
 
 
 def main() -> None:

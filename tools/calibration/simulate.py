@@ -1,6 +1,6 @@
 """Check the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
 
-The studies go through `verdicts.compare` as real ones do: arms that share the baseline's seeds, a control that does
+The studies go through `verdicts.tested_row` as real ones do: arms that share the baseline's seeds, a control that does
 not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, and planted
 changes that are found.
 """
@@ -8,7 +8,7 @@ changes that are found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,14 +18,16 @@ import numpy as np
 
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
-from tintype.study import spread, stats
-from tintype.study.fallen import fallen_runs
-from tintype.study.groups import MetricGroups
-from tintype.study.pairs import Key, Pair
+from tintype.study.analysis import DEFAULT
+from tintype.study.contrasts import Asked
 from tintype.study.results import Comparison, MetricInfo
-from tintype.study.shares import confidence_of, weights_of
-from tintype.study.spread import Groups, against
-from tintype.study.verdicts import compare
+from tintype.study.stats.cells import Cells
+from tintype.study.stats.contrast import Key, against
+from tintype.study.stats.estimate import Array, detectable_in_errors
+from tintype.study.stats.falls import collapsed_runs
+from tintype.study.stats.family import confidence_of, weights_of
+from tintype.study.stats.spread import SHARED_FREEDOM
+from tintype.study.verdicts import Matched, tested_row
 from tools.calibration import figure
 
 Shape = Literal["normal", "skewed", "differing", "skewed and differing", "unequal", "skewed and unequal"]
@@ -36,7 +38,7 @@ _ARMS = 2
 _ALIKE = 0.6
 _SKEW = 0.75
 _WIDER = 3.0
-_SAME_PLAN = {"control": "baseline"}
+SAME_PLAN = {"control": "baseline"}
 _DIFFERING = 0.5
 """Standard deviation over arms of the logarithm of their spread."""
 
@@ -70,11 +72,11 @@ class FalseVerdicts:
 
 
 METRICS = [f"primary {index}" for index in range(PRIMARY)] + [f"other {index}" for index in range(OTHER)]
-_MEANINGS = dict.fromkeys(METRICS, MetricInfo(name="", label="", direction="lower", definition=""))
+_MEANING = MetricInfo(name="", label="", direction="lower", definition="")
 _PRIMARY_METRICS = METRICS[:PRIMARY]
 
 
-def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[list[Groups]]:
+def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[dict[str, Cells]]:
     """Studies as the values of each metric: the baseline's, the control's, then the arms'.
 
     `effect` is added to the first arm's first metric, and nothing else differs.
@@ -93,27 +95,38 @@ def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METR
         if "differing" in cell.shape:
             values[2:] *= np.exp(_DIFFERING * generator.normal(size=(cell.arms, 1, 1)))
         values[2, :, 0] += effect
-        yield [
-            Groups({name: dict(enumerate(values[arm, :, m].tolist())) for arm, name in enumerate(names)}, _SAME_PLAN)
-            for m in range(metrics)
-        ]
-
-
-def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[dict[Key, Pair]]:
-    """Studies as `compare` takes them, without the search for runs that fell off."""
-    for groups in drawn(cell, studies, effect, metrics):
         yield {
-            (arm, metric): replace(pair, terms=(against(of, arm, list(of.values)[: 2 if pair.shared_seeds else 1]),))
-            for metric, of in zip(METRICS, groups, strict=False)
-            for arm, pair in _pairs(of).items()
+            metric: cells_of({name: values[arm, :, m].tolist() for arm, name in enumerate(names)})
+            for m, metric in enumerate(METRICS[:metrics])
         }
 
 
-def _pairs(groups: Groups) -> dict[str, Pair]:
-    """Pair the values of each arm and of the control with the baseline's."""
-    baseline, *others = groups.values
-    old = list(groups.values[baseline].values())
-    return {arm: Pair(list(groups.values[arm].values()), old, arm != "control", True) for arm in others}
+def cells_of(values: Mapping[str, Sequence[float]]) -> Cells:
+    """Return the cells of a simulated study, whose seeds are 0, 1, …"""
+    return Cells({name: dict(enumerate(of)) for name, of in values.items()}, plans=SAME_PLAN)
+
+
+def key_of(arm: str, metric: str) -> Key:
+    return Key(arm, metric, "", "control" if arm == "control" else "arm")
+
+
+def rows_of(
+    sheets: Mapping[str, Cells],
+    primary: Collection[str],
+    family: Sequence[Key] = (),
+    share: float = 1.0,
+    arms: Sequence[str] = (),
+) -> dict[Key, Comparison]:
+    """Compare the arms of a simulated study; by default all, the control too, and all metrics."""
+    names = arms or [arm for arm in next(iter(sheets.values())).values if arm != "baseline"]
+    keys = [key_of(arm, metric) for metric in sheets for arm in names]
+    weights, rows = weights_of(family or keys, primary), dict[Key, Comparison]()
+    for key in keys:
+        cells, asked = sheets[key.metric], Asked(key, against(key.arm, "baseline"), {}, ("baseline", "control"))
+        matched = Matched([], list(cells.values[key.arm].values()), True, "incomplete", "", False)
+        confidence, margin = confidence_of(share * weights[key]), DEFAULT.margin_of(key.metric)
+        rows[key] = tested_row(asked, matched, cells, _MEANING, confidence, margin)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -131,28 +144,25 @@ class Falls:
 
 def falls(cell: Cell, studies: int) -> Falls:
     unstable = wrong = 0
-    for groups in drawn(cell, studies):
-        found: dict[Key, Pair] = {}
-        for metric, of in zip(METRICS, groups, strict=True):
-            fallen = {arm: some for arm in of.values if (some := fallen_runs(of, arm, "lower"))}
-            healthy = MetricGroups(of.without(fallen), False, ("baseline", "control"), fallen)
-            found |= {(arm, metric): healthy.compared(pair, arm) for arm, pair in _pairs(of).items()}
-        rows = compare(found, _MEANINGS, _PRIMARY_METRICS)
+    for sheets in drawn(cell, studies):
+        healthy = {}
+        for metric, cells in sheets.items():
+            collapsed = {arm: some for arm in cells.values if (some := collapsed_runs(cells, arm, "lower"))}
+            healthy[metric] = replace(cells.without(collapsed), collapsed=collapsed)
+        rows = rows_of(healthy, _PRIMARY_METRICS)
         unstable += any(row.verdict == "unstable" for row in rows.values())
         wrong += any(map(_found, rows.values()))
     without = false_verdicts(cell, studies).either
     return Falls(cell.seeds, cell.shape, unstable / studies, wrong / studies, without)
 
 
-def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> stats.Array:
+def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Standard normal values whose last axis, the metrics, is correlated: most metrics look at the same images."""
     common = generator.normal(size=(*shape[:-1], 1))
     return math.sqrt(_ALIKE) * common + math.sqrt(1 - _ALIKE) * generator.normal(size=shape)
 
 
-def _standardised_lognormal(
-    values: stats.Array,
-) -> stats.Array:
+def _standardised_lognormal(values: Array) -> Array:
     """Draw numbers of mean zero, deviation one and skewness 3.3, like a distance that is large now and then."""
     mean = math.exp(_SKEW**2 / 2)
     return (np.exp(_SKEW * values) - mean) / (mean * math.sqrt(math.expm1(_SKEW**2)))
@@ -164,10 +174,10 @@ def _found(row: Comparison) -> bool:
 
 def false_verdicts(cell: Cell, studies: int) -> FalseVerdicts:
     counts = np.zeros(3)
-    for pairs in simulated(cell, studies):
-        rows = compare(pairs, _MEANINGS, _PRIMARY_METRICS)
-        primary = any(_found(row) for (_, metric), row in rows.items() if metric in _PRIMARY_METRICS)
-        other = any(_found(row) for (_, metric), row in rows.items() if metric not in _PRIMARY_METRICS)
+    for sheets in drawn(cell, studies):
+        rows = rows_of(sheets, _PRIMARY_METRICS)
+        primary = any(_found(row) for key, row in rows.items() if key.metric in _PRIMARY_METRICS)
+        other = any(_found(row) for key, row in rows.items() if key.metric not in _PRIMARY_METRICS)
         counts += primary, other, primary or other
     return FalseVerdicts(*(float(count) / studies for count in counts))
 
@@ -175,15 +185,15 @@ def false_verdicts(cell: Cell, studies: int) -> FalseVerdicts:
 def planted_effect(cell: Cell) -> float:
     """The smallest detectable difference that a study states, at the true spread instead of the measured one."""
     arms = ["control", *(f"arm {index}" for index in range(cell.arms))]
-    weights = weights_of([(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
-    confidence = confidence_of(weights["arm 0", METRICS[0]])
-    return stats.detectable_in_errors(_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
+    weights = weights_of([key_of(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
+    confidence = confidence_of(weights[key_of("arm 0", METRICS[0])])
+    return detectable_in_errors(_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
 
 
 def _freedom(cell: Cell) -> float:
     """Degrees of freedom of an arm against the baseline and its control, where all variances are one."""
     arm, both = 1 / cell.seeds, 0.5 / cell.seeds
-    own = cell.seeds - 1 + spread.SHARED_FREEDOM, 2 * (cell.seeds - 1) + spread.SHARED_FREEDOM
+    own = cell.seeds - 1 + SHARED_FREEDOM, 2 * (cell.seeds - 1) + SHARED_FREEDOM
     freedom = (arm + both) ** 2 / (arm**2 / own[0] + both**2 / own[1])
     return min(freedom, (cell.arms + 2) * (cell.seeds - 1))
 
@@ -202,8 +212,8 @@ def five_arms(studies: int) -> Iterator[dict[str, Any]]:
 
 def share_found(cell: Cell, studies: int, effect: float) -> float:
     """Return how many studies find an effect of this size."""
-    rows = (compare(pairs, _MEANINGS, _PRIMARY_METRICS) for pairs in simulated(cell, studies, effect))
-    return fmean(one["arm 0", METRICS[0]].verdict == "worse" for one in rows)
+    rows = (rows_of(sheets, _PRIMARY_METRICS) for sheets in drawn(cell, studies, effect))
+    return fmean(one[key_of("arm 0", METRICS[0])].verdict == "worse" for one in rows)
 
 
 def tolerance(share: float, count: int) -> float:

@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 
 from tintype.data.store import layout
 from tintype.evaluation.results import MISREAD_FILE, PER_IMAGE_FILE
-from tintype.study.compare import COMMANDS_FILE
 from tintype.study.looks import LOOKS_FILE
 from tintype.study.replicate import FOLDER as REPLICATION
 from tintype.study.runner import FAILURES
+from tintype.study.runs import COMMANDS_FILE
 from tintype.study.version import VERSION
 from tintype.train.folder import ABOUT, DIVERGED
 from tools.site.words import code, table

@@ -18,7 +18,7 @@ from tintype.metrics import validation
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
-from tintype.study.fallen import fell_at
+from tintype.study.contrasts import ANOTHER_SPACE
 from tintype.study.results import (
     SPEED,
     Arm,
@@ -32,7 +32,7 @@ from tintype.study.results import (
     TokenizerInfo,
     Trend,
 )
-from tintype.study.trends import ANOTHER_SPACE, NOT_POSITIVE
+from tintype.study.verdicts import NOT_POSITIVE
 
 PIXELS = "pixels"
 NOT_COMPARABLE = "not comparable"
@@ -185,7 +185,7 @@ def _fall_words(run: Run, healthy: list[Run]) -> str:
         curves = [one.curves[name] for one in healthy if name in one.curves]
         if name not in run.curves or not curves or len(run.curves[name].step) < 2:
             continue
-        if (step := fell_at(run.curves[name], curves)) is not None:
+        if (step := run.curves[name].stays_above(curves)) is not None:
             return f"seed {run.seed} from step {step:,} on"
     return f"seed {run.seed}"
 

@@ -18,13 +18,13 @@ from tintype.optim.muon import MuonSettings, newton_schulz_flops
 from tintype.optim.power_function import Profile, fit
 from tintype.page import numerals
 from tintype.settings import ModelSettings
-from tintype.study import stats
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.ledger import ERROR, FLATNESS
 from tintype.study.power import plan_power
 from tintype.study.propose import NOT_WORSE
 from tintype.study.results import Arm, read_results_file
-from tintype.study.spread import SHARED_FREEDOM, STANDS_OUT
+from tintype.study.stats.estimate import CONFIDENCE
+from tintype.study.stats.spread import SHARED_FREEDOM, STANDS_OUT
 from tintype.terminal.answers import EXIT_CODES
 from tintype.terminal.studies import show_power
 from tintype.train.reconstruct import MOST_RESIDUAL
@@ -436,7 +436,7 @@ def agents_page() -> Iterator[Claim]:
     yield Quote(f"5% · {FLATNESS} / (({FLATNESS - 1} + i)({FLATNESS} + i))", holds=ERROR == 0.05)
     percent = f"{100 * ERROR:.0f}%"
     yield Quote(f"each by its interval at {100 * NOT_WORSE:.0f}%")
-    yield Quote(f"their verdicts at their own {100 * (1 - stats.CONFIDENCE):.0f}%")
+    yield Quote(f"their verdicts at their own {100 * (1 - CONFIDENCE):.0f}%")
     yield Quote(f"a new error of {percent}")
     yield Quote(f"These levels sum to {percent}")
     yield Quote(f"is kept is at most {percent}")

@@ -383,11 +383,13 @@ def optimizers_page() -> Iterator[Claim]:
 def repeated_claims(one: Study, again: Study) -> tuple[list[Claimed], list[Claimed]]:
     """Return the verdicts on arms that another study repeats on fresh seeds, and those of them that hold there."""
     claims = [claim for claim in claims_of(one.results) if claim.arm in again.arms]
-    return claims, [claim for claim in claims if replicated(claim, again.compared(*claim.key)).outcome == "holds"]
+    return claims, [
+        claim for claim in claims if replicated(claim, again.compared(claim.arm, claim.metric)).outcome == "holds"
+    ]
 
 
 def muon_on_fresh_seeds() -> Iterator[Claim]:
-    """What ten fresh seeds say of the differences and verdicts of three."""
+    """Compare the differences and verdicts of three seeds with those of ten fresh ones."""
     one, again = optimizers(), muon_replication()
     now, fresh = (each.compared("muon 3e-3", FRECHET) for each in (one, again))
     yield Quote(

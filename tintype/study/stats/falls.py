@@ -13,13 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
+from typing import Literal
 
 from scipy import special
 
-from tintype.seams import Direction
-from tintype.study import stats
-from tintype.study.results import Curve
-from tintype.study.spread import Groups, Variance, pool
+from tintype.study.stats.cells import Cells, rounding_of
+from tintype.study.stats.spread import Variance, pool, variance
 
 LEVEL = 0.01
 """A bound of the chance that a study of arms with one normal spread calls any run fallen, on one metric."""
@@ -41,19 +40,19 @@ _SUSPECT = 3.0
 """Ranges of the better runs. Low runs beyond such a gap are left out of the spread that other arms are held against."""
 
 
-def fallen_runs(groups: Groups, arm: str, direction: Direction, log: bool = False) -> list[int]:
-    """Return the seeds of an arm's runs that fell off, worst first. `log`: the values are logarithms."""
+def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]) -> list[int]:
+    """Return the seeds of an arm's collapsed runs, worst first."""
     sign = 1.0 if direction == "higher" else -1.0
-    runs = sorted((sign * value, seed) for seed, value in groups.values[arm].items())
-    usual = _usual(groups, arm, sign)
+    runs = sorted((sign * value, seed) for seed, value in cells.values[arm].items())
+    usual = _usual(cells, arm, sign)
     if len(runs) < FEWEST or usual is None:
         return []
-    level = LEVEL / sum(map(len, groups.values.values()))
+    level = LEVEL / sum(map(len, cells.values.values()))
     values = [value for value, _ in runs]
     fallen = [
         count
         for count in range(1, len(runs) // 2 + 1)
-        if _is_apart(values[:count], values[count:], usual, level, _least(values[count:], log))
+        if _is_apart(values[:count], values[count:], usual, level, _least(values[count:], cells.scale.kind == "log"))
     ]
     return [seed for _, seed in runs[: max(fallen, default=0)]]
 
@@ -65,10 +64,10 @@ def _least(better: Sequence[float], log: bool) -> float:
 
 def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float, least: float) -> bool:
     """Return whether two sets of an arm's runs, both ascending, lie farther apart than their spread explains."""
-    own = Variance(stats.variance(better), len(better) - 1)
+    own = Variance(variance(better), len(better) - 1)
     most = _limit(pool([own, replace(usual, freedom=min(usual.freedom, OTHERS_FREEDOM))]), level)
     gap = better[0] - worse[-1]
-    if gap <= max(least, stats.rounding_of([*worse, *better])):
+    if gap <= max(least, rounding_of([*worse, *better])):
         return False
     if gap > max(math.sqrt(2) * most, better[-1] - better[0]):
         return True
@@ -81,14 +80,14 @@ def _limit(spread: Variance, level: float) -> float:
     return math.sqrt(spread.value) * float(special.stdtrit(spread.freedom, 1 - level))
 
 
-def _usual(groups: Groups, arm: str, sign: float) -> Variance | None:
+def _usual(cells: Cells, arm: str, sign: float) -> Variance | None:
     """Return the median of the other plans' variances, since another arm may have fallen runs too; None without any.
 
     It is worth two thirds of their mean. Low runs beyond a wide gap are left out: where there is one other plan, its
     falls would hide those of the arm.
     """
-    steady = groups.without({other: _suspects(of, sign) for other, of in groups.values.items()})
-    others = [one for plan, one in steady.own.items() if plan != groups.plan_of(arm)]
+    steady = cells.without({other: _suspects(of, sign) for other, of in cells.values.items()})
+    others = [one for plan, one in steady.own[cells.block_of(arm)].items() if plan != cells.plan_of(arm)]
     if not others:
         return None
     usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others)
@@ -105,27 +104,3 @@ def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
         and runs[count][0] - runs[count - 1][0] > _SUSPECT * (runs[-1][0] - runs[count][0])
     ]
     return [seed for _, seed in runs[: max(counts, default=0)]]
-
-
-def fell_at(fallen: Curve, others: Sequence[Curve]) -> int | None:
-    """Return the logged step from which a run's loss stays above that of all other runs; None where it does not.
-
-    Only steps that others have logged too are compared.
-    """
-    highest = {step: max(values) for step, values in _by_step(others).items()}
-    last = None
-    for step, value in reversed(list(zip(fallen.step, fallen.value, strict=True))):
-        if step not in highest:
-            continue
-        if not value > highest[step]:
-            break
-        last = step
-    return last
-
-
-def _by_step(curves: Sequence[Curve]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for curve in curves:
-        for step, value in zip(curve.step, curve.value, strict=True):
-            found.setdefault(step, []).append(value)
-    return found

@@ -1,0 +1,173 @@
+"""The contrasts of a study: all that it compares, each with a typed key and weights over its arms.
+
+An arm and the control are compared with the baseline of their resolution. With several resolutions, a trend is an
+arm's effect at the most tokens minus that at the fewest. Baselines of several resolutions differ in every metric, so
+these effects are relative, log(arm / baseline). Main effects and interactions are contrasts of factorial arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tintype.evaluation.protocol import definitions
+from tintype.losses.class_token import CLASS_TOKEN
+from tintype.plan import Plan
+from tintype.settings import plain
+from tintype.study.factorial import FactorContrast
+from tintype.study.results import SPEED, Role, arm_label
+from tintype.study.stats.contrast import Contrast, Key, against
+from tintype.study.stats.family import Counts
+from tintype.study.study import ArmPlan, Study
+
+ANOTHER_SPACE = "another space"
+UNPAIRED = "the control has seeds of its own, so it has no pairs"
+_OF_NO_SPACE = ("compute", "sha256")
+"""Settings of a tokenizer that change its latents by rounding, or not at all."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A comparison that a study makes."""
+
+    key: Key
+    contrast: Contrast
+    """Weights by the label of the arm."""
+    names: Mapping[str, str]
+    """What each label is called where its runs are missing; empty for the arm that is asked about."""
+    baselines: Collection[str]
+    """Labels of the baseline and the control."""
+
+
+def own_key(name: str, role: Role, resolution: str, metric: str) -> Key:
+    """Return the key of the comparison of an arm or the control with the baseline."""
+    return Key(name, metric, resolution, "control" if role == "control" else "arm")
+
+
+def trend_key(arm: str, metric: str) -> Key:
+    return Key(arm, metric, "", "trend")
+
+
+def factor_key(one: FactorContrast, resolution: str, metric: str) -> Key:
+    return Key(one.name, metric, resolution, "interaction" if one.is_interaction else "main effect")
+
+
+def is_tested(metric: str) -> bool:
+    """Return whether a difference gets a verdict. The throughput is measured: it does not depend on the seed."""
+    return metric != SPEED
+
+
+def trend_metrics(primary: Sequence[str]) -> list[str]:
+    """Return the metrics that are compared between resolutions: the primary ones and the throughput."""
+    return list(dict.fromkeys([*primary, SPEED]))
+
+
+def count_comparisons(
+    arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: Collection[str], contrasts: int = 0
+) -> Counts:
+    """Count the comparisons of a study. `arms` does not count the control.
+
+    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`; each of the
+    `contrasts` between factorial arms is one for each primary metric, at each resolution.
+    """
+    asked = list(filter(is_tested, primary))
+    other = [metric for metric in metrics if metric not in primary and is_tested(metric)]
+    compared = resolutions * (arms + control)
+    trends = arms if resolutions > 1 else 0
+    return Counts((compared + trends + resolutions * contrasts) * len(asked), compared * len(other))
+
+
+def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
+    """Return every comparison that a study plans. What cannot be compared does not count in the correction."""
+    apart, found = incomparable(study), list[Asked]()
+    for baseline, *others in study.by_resolution():
+        baselines = [baseline.label, *(arm.label for arm in others if arm.role == "control")]
+        for arm in others:
+            names = {arm.label: "", baseline.label: "baseline"}
+            keys = [own_key(arm.name, arm.role, arm.resolution, metric) for metric in metrics]
+            contrast = against(arm.label, baseline.label)
+            found += [Asked(key, contrast, names, baselines) for key in keys if key not in apart]
+    found += [_trend(study, key) for key, reason in trends_of(study).items() if not reason]
+    return {one.key: one for one in [*found, *factors_of(study)]}
+
+
+def trends_of(study: Study) -> dict[Key, str]:
+    """Return the key of each trend; with the reason where an arm cannot have one."""
+    resolutions, apart = study.by_resolution(), incomparable(study)
+    reasons: dict[Key, str] = {}
+    for arm in (arm for arms in resolutions if len(resolutions) > 1 for arm in arms[1:]):
+        for metric in trend_metrics(study.settings.primary):
+            key, own = trend_key(arm.name, metric), own_key(arm.name, arm.role, arm.resolution, metric)
+            reasons[key] = reasons.get(key) or (UNPAIRED if arm.role == "control" else apart.get(own, ""))
+    return reasons
+
+
+def _trend(study: Study, key: Key) -> Asked:
+    fewest, *_, most = study.by_resolution()
+    few, many = (against(arm_label(key.arm, arms[0].resolution), arms[0].label) for arms in (fewest, most))
+    labels = {label: label for one in (few, many) for label in one.weights}
+    baselines = [arm.label for arms in (fewest, most) for arm in arms if arm.role != "arm"]
+    return Asked(key, Contrast({**many.weights, **few.times(-1).weights}, few.weights), labels, baselines)
+
+
+def factors_of(study: Study) -> list[Asked]:
+    """Return the contrasts between factorial arms on the primary metrics that all their arms can be compared in."""
+    apart, found = incomparable(study), list[Asked]()
+    for arms, one in study.contrasts():
+        labels = labels_of(arms)
+        weights = {labels[name]: weight for name, weight in one.weights.items()}
+        names = {labels[name]: name or "baseline" for name in one.weights}
+        baselines = [arm.label for arm in arms if arm.role != "arm"]
+        for metric in filter(is_tested, study.settings.primary):
+            if not any(own_key(name, "arm", arms[0].resolution, metric) in apart for name in one.weights):
+                key = factor_key(one, arms[0].resolution, metric)
+                found.append(Asked(key, Contrast(weights, {labels[""]: 1.0}), names, baselines))
+    return found
+
+
+def labels_of(arms: Sequence[ArmPlan]) -> dict[str, str]:
+    """Return the labels of the arms of a resolution by name; '' is the baseline's."""
+    return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
+
+
+def incomparable(study: Study) -> dict[Key, str]:
+    """Return why arms are not compared with their baseline."""
+    meanings = definitions(study.settings.evaluation)
+    found: dict[Key, str] = {}
+    for arm, baseline in study.compared():
+        if reason := another_space(arm.plans[0], baseline.plans[0]):
+            in_latents = [name for name, meaning in meanings.items() if meaning.metric.in_latents]
+            found |= {own_key(arm.name, arm.role, arm.resolution, name): reason for name in in_latents}
+    return found
+
+
+def _class_token(plan: Plan) -> object:
+    """Return the teacher whose class token of the clean image the denoiser reads, noised; None where it reads none."""
+    return next((plain(loss)["teacher"] for loss in plan.losses if loss.kind == CLASS_TOKEN), None)
+
+
+def another_space(new: Plan, old: Plan) -> str:
+    """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+
+    The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale
+    and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
+    p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise. It
+    is known from the plans alone, so that a study knows before its first run what it will compare.
+    """
+    if _class_token(new) != _class_token(old):
+        return f"{ANOTHER_SPACE}: the denoisers do not read the same class token of the clean image beside the image"
+    scales = [plan.objective.noise_scale for plan in (new, old)]
+    if scales[0] != scales[1]:
+        return (
+            f"{ANOTHER_SPACE}: the velocity is noise - x, and the noise has the deviation {scales[0]:g} here and "
+            f"{scales[1]:g} in the baseline"
+        )
+    own = "measured in the latents of the run's own tokenizer"
+    if new.tuning is not None or old.tuning is not None:
+        return f"{ANOTHER_SPACE}: it is {own}, and a tokenizer that is trained with the run is like no other"
+    here, there = (plain(plan.tokenizer) for plan in (new, old))
+    if all(here.get(key) == there.get(key) for key in {**here, **there} if key not in _OF_NO_SPACE):
+        return ""
+    kinds = new.tokenizer.kind, old.tokenizer.kind
+    which = " here and ".join(kinds if kinds[0] != kinds[1] else (kinds[0], "with other settings or weights"))
+    return f"{ANOTHER_SPACE}: it is {own}, {which} in the baseline"

@@ -1,0 +1,86 @@
+"""How a study was compared, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from markupsafe import Markup
+
+from tintype.evaluation.protocol import definitions
+from tintype.page.template import template
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.contrasts import factors_of, incomparable, is_tested
+from tintype.study.results import arm_label
+from tintype.study.stats.contrast import Key
+from tintype.study.stats.estimate import CONFIDENCE
+from tintype.study.stats.family import PRIMARY_SHARE, Counts, counts_of
+from tintype.study.study import Study
+
+
+def describe_method(study: Study, family: Sequence[Key], planned: Collection[Key]) -> str:
+    """Return how intervals and verdicts were computed, for the report. The `family` shares the study's error."""
+    settings, resolutions = study.settings, study.by_resolution()
+    control = any(arm.role == "control" for arm in study.arms)
+    tested = [key for key in family if is_tested(key.metric)]
+    dropped = sum(key not in planned for key in tested)
+    counts = counts_of(tested, settings.primary)
+    tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
+    most, fewest = len(study.arms[0].plans), min(len(arm.plans) for arm in study.arms if arm.role != "control")
+    text = method_words(most, counts, control, settings.primary, settings.analysis, tokens, fewest)
+    kept = [f"{dropped} of them were dropped after a look, and still count."] if dropped else []
+    return " ".join([text, *kept, *_factor_words(study), *_not_compared(study)])
+
+
+def _factor_words(study: Study) -> list[str]:
+    """Say how main effects and interactions are compared; nothing in a study without factors."""
+    if not (count := len(factors_of(study))):
+        return []
+    return [
+        f"{count} of the comparisons on primary metrics are main effects and interactions of the factors: weighted "
+        "sums of the means of arms, compared with zero by the same method."
+    ]
+
+
+def _not_compared(study: Study) -> list[str]:
+    """Return a sentence for each reason and metric."""
+    meanings = definitions(study.settings.evaluation)
+    arms: dict[tuple[str, str], list[str]] = {}
+    for key, reason in incomparable(study).items():
+        arms.setdefault((key.metric, reason), []).append(arm_label(key.arm, key.resolution))
+    return [
+        f"The {meanings[metric].label} of {', '.join(labels)} is not compared, nor corrected for ({reason})."
+        for (metric, reason), labels in arms.items()
+    ]
+
+
+def method_words(
+    seeds: int,
+    counts: Counts,
+    control: bool,
+    primary: Sequence[str],
+    analysis: AnalysisSettings,
+    tokens: Sequence[int] = (),
+    fewest: int | None = None,
+) -> str:
+    """Return the method's sentences. `tokens` are those of several resolutions.
+
+    Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
+    """
+    level = 1 - CONFIDENCE
+    text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
+        seeds=seeds,
+        fewest=seeds if fewest is None else fewest,
+        counts=counts,
+        control=control,
+        primary=primary,
+        tokens=tokens,
+        margins=", ".join([analysis.margin, *(f"{size} of {name}" for name, size in analysis.margins.items())]),
+        primary_percent=f"{100 * level * PRIMARY_SHARE:.0f}",
+        other_percent=f"{100 * level * (1 - PRIMARY_SHARE):.0f}",
+    )
+    return " ".join(text.split())
+
+
+def _as_it_is(value: object) -> Markup:
+    """Keep plain text, which reports escape."""
+    return Markup(str(value))

@@ -1,0 +1,362 @@
+"""Read the runs of a study from their files: metrics, curves, identities of frozen networks, images that are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.reference import ScoredData, held_out, in_blocks
+from tintype.evaluation.results import (
+    EvaluationResult,
+    WrongWords,
+    read_misread,
+    read_per_image,
+    read_result,
+    result_file,
+)
+from tintype.evaluation.run import PREVIEWS
+from tintype.evaluation.samples import sampling_prompts
+from tintype.metrics import validation
+from tintype.metrics.throughput import images_per_s, seconds_until
+from tintype.plan import Plan
+from tintype.runtime.files import damaged, read_lines, read_sealed, run_of, without_seal
+from tintype.runtime.notes import note_once
+from tintype.sampling.sample import save_png
+from tintype.settings import plain
+from tintype.study import results
+from tintype.study.runner import FAILURES
+from tintype.study.study import Along, ArmPlan, Study, remake_study
+from tintype.study.version import version_events
+from tintype.train.folder import RunFolder
+
+_CURVE_POINTS = 200
+LogLine: TypeAlias = Mapping[str, Any]
+"""A line of a run's metrics.jsonl, or another small record of a run."""
+Runs: TypeAlias = Mapping[str, list[results.Run]]
+"""The runs of each arm, by its label."""
+PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
+"""The numbers of a run's images by metric, by the run's hash."""
+NO_IMAGES: PerImage = MappingProxyType({})
+Metrics: TypeAlias = Mapping[str, results.MetricInfo]
+"""The metrics of a study by name: by the definitions of this version, or of that which scored its runs."""
+COMMANDS_FILE = "commands.jsonl"
+"""File in a study's folder: each command line that worked on it, oldest first."""
+
+
+def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
+    """Describe each metric of a study, by the definitions of this version."""
+    return {
+        name: results.MetricInfo(
+            name=name,
+            label=meaning.label,
+            direction=meaning.direction,
+            definition=meaning.definition,
+            primary=name in study.settings.primary,
+            range=meaning.range,
+            revision=meaning.metric.revision,
+        )
+        for name, meaning in definitions(study.settings.evaluation, study.of_scenes).items()
+    }
+
+
+def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
+    """Read every run as it stands. One whose result is damaged is missing: a worker scores it again."""
+    protocol = study.settings.evaluation
+
+    def read(plan: Plan) -> results.Run:
+        try:
+            return read_run(plan, protocol, out, study.along(plan))
+        except DamagedFileError:
+            return results.Run(seed=plan.seed, hash=plan.hash, folder=f"runs/{plan.hash}", state="missing")
+
+    return {arm.label: [read(plan) for plan in arm.plans] for arm in study.arms}
+
+
+def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
+    """Read every run that the study has or may get, by the arm's label."""
+    protocol = study.settings.evaluation
+    return {arm.label: [read_run(plan, protocol, out, study.along(plan)) for plan in arm.plans] for arm in study.arms}
+
+
+def read_commands(out: Path) -> list[results.Command]:
+    file = out / COMMANDS_FILE
+    try:
+        lines = read_lines(file, remake_study(out), vouched=len(reported_commands(out)))
+        return [results.Command.model_validate(line) for line in lines]
+    except ValidationError as error:
+        raise damaged(file, str(error.errors()[0]["msg"]), remake_study(out)) from None
+
+
+def reported_commands(out: Path) -> list[results.Command]:
+    """Return the command lines of the last report: a copy of those in the study's folder."""
+    return last.commands if (last := last_results(out)) else []
+
+
+def last_results(out: Path) -> results.StudyResults | None:
+    """Return the results of the last report; None where there are none, damaged ones, or those of another version."""
+    file = out / "results.json"
+    try:
+        return results.read_results_file(file)
+    except DamagedFileError as error:
+        note_once(str(file), f"{file} is damaged ({error.reason}); it is written again from the runs")
+    except UserError:
+        pass
+    return None
+
+
+def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write: bool) -> results.Resolution:
+    """Describe a resolution; `write` the real images that its samples are shown beside."""
+    plan = arms[0].plans[0]
+    if plan.data.at_hand:
+        prompts = list(sampling_prompts(ScoredData(plan.data), protocol, protocol.conditions[0])[:PREVIEWS])
+        real_previews = _real_previews(arms[0], protocol, out) if write else _written_previews(arms[0], out)
+    else:
+        prompts, real_previews = _shown_before(arms[0].resolution, out)
+    return results.Resolution(
+        name=arms[0].resolution,
+        plan=plan.to_yaml(),
+        prompts=prompts,
+        real_previews=real_previews,
+        reference=_reference(arms, protocol, out),
+    )
+
+
+def read_run(
+    plan: Plan, protocol: Protocol, out: Path, along: Along | None = None, *, logs: bool = True
+) -> results.Run:
+    """Read a run from its files, with its scores along training where `along` says when they were taken.
+
+    Without `logs` its curves, events and training time are left out, and its speed is that of its scoring.
+    """
+    path = out / "runs" / plan.hash
+    folder = str(path.relative_to(out))
+    stored = result_file(path, protocol, plan.train.steps)
+    if not stored.exists():
+        for state, name in FAILURES.items():
+            if (path / name).exists():
+                text = without_seal(read_sealed(path / name, remake_study(out), run=plan.hash))
+                error = (text.strip().splitlines() or ["no reason is known"])[-1]
+                return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
+        return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
+    if (run_there := run_of(path)) != plan.hash:
+        found = f"it is that of the run {run_there}" if run_there else "it is missing"
+        raise damaged(path / "plan.yaml", found, remake_study(out))
+    result = read_result(stored)
+    if result.protocol_hash != protocol.hash:
+        raise UserError(
+            f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}; "
+            "remove the file to have the run scored again"
+        )
+    try:
+        run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
+        if logs:
+            run.events.extend(version_events(run.environment, out))
+        return _with_along(run, plan, along, RunFolder(path)) if along else run
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of another version
+        raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
+
+
+def _finished_run(
+    plan: Plan, folder: str, result: EvaluationResult, wrong: list[list[WrongWords]], files: RunFolder, logs: bool
+) -> results.Run:
+    lines, environment = files.metrics() if logs else [], files.read_record("environment.json")
+    loaded = files.read_record("loaded.json")
+    metrics = dict(result.metrics)
+    if lines:  # by today's definition, so that runs of several versions can be compared
+        metrics.pop(results.SPEED, None)
+        metrics[results.SPEED] = images_per_s(lines)
+    return results.Run(
+        seed=plan.seed,
+        hash=plan.hash,
+        folder=folder,
+        state="done",
+        metrics=metrics,
+        errors=result.errors,
+        warnings=list(result.warnings),
+        encoders=result.encoders,
+        details=result.details,
+        curves={name: _curve(lines, name) for name in _curves_of(plan, lines) if logs},
+        time_split=result.time_split,
+        parameters=environment["parameters"],
+        train_s=sum(line["seconds"] for line in lines),
+        evaluate_s=result.seconds,
+        events=files.events() if logs else [],
+        environment=environment,
+        tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record("latents.json")),
+        text=_text(plan, loaded.get("text", "")),
+        lineage=files.read_record("lineage.json") or None,
+        previews=[f"{folder}/{name}" for name in result.previews],
+        wrong=wrong,
+        copies={name: one.within(folder) for name, one in result.copies.items()},
+    )
+
+
+def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) -> results.Run:
+    """Return the run with the scores along training that are there, and with the seconds of these.
+
+    Throughput is not of a step, so it is left out. A run whose whole log was lost has no seconds to set scores against,
+    and so no such scores; an event says that the log was lost.
+    """
+    lines, found, seconds = files.metrics(), list[results.ScoreAt](), run.evaluate_s
+    for step in (*along.steps, plan.train.steps):
+        file = result_file(files.path, along.protocol, step)
+        if lines and file.exists():
+            result = read_result(file)
+            seconds += result.seconds
+            found.append(
+                results.ScoreAt(
+                    step=step,
+                    seconds=seconds_until(lines, step),
+                    images=plan.train.images_before(step),
+                    size_px=result.size_px,
+                    metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
+                    errors=result.errors,
+                    previews=[f"{run.folder}/{name}" for name in result.previews],
+                    wrong=read_misread(file),
+                )
+            )
+    return run.model_copy(update={"along": found, "evaluate_s": seconds})
+
+
+def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> results.TokenizerInfo:
+    part = plan.tokenizer
+    return results.TokenizerInfo(
+        kind=part.kind,
+        settings=plain(part),
+        channels=part.compression.channels,
+        stride_px=part.compression.stride_px,
+        identity=identity,
+        tuned=plan.tuning is not None,
+        images=latents.get("images", 0),
+        mean=latents.get("mean", []),
+        std=latents.get("std", []),
+    )
+
+
+def _text(plan: Plan, identity: str) -> results.TextInfo:
+    return results.TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
+
+
+def check_identities(runs: Runs) -> None:
+    """Refuse a study in which one name or one setting stood for several weights: arms would not differ as declared."""
+    found: dict[str, tuple[str, str]] = {}
+    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
+        for part, settings, identity, remedy in _identities(run):
+            who = f"'{arm}', seed {run.seed}"
+            first, by = found.setdefault(f"{part} {settings}", (identity, who))
+            if identity != first:
+                raise UserError(
+                    f"{part} was {first[:12]} for {by} and {identity[:12]} for {who}: its weights or its preprocessing "
+                    f"changed in between. {remedy}, then run the study again"
+                )
+
+
+def _identities(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
+    for name, encoder in run.encoders.items():
+        remedy = f"Remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
+        yield f"the encoder '{name}'", "", encoder.identity + encoder.text, remedy
+    remedy = f"Put the first weights back, remove {run.folder}"
+    if run.tokenizer is not None:  # one that is trained with the run has another normalisation
+        settings = json.dumps([run.tokenizer.settings, run.tokenizer.tuned], sort_keys=True)
+        yield f"the tokenizer '{run.tokenizer.kind}'", settings, run.tokenizer.identity, remedy
+    if run.text is not None:
+        settings = json.dumps(run.text.settings, sort_keys=True)
+        yield f"the text encoder '{run.text.kind}'", settings, run.text.identity, remedy
+
+
+def warnings_of(runs: Runs) -> list[str]:
+    """Return each warning of the evaluations once, with the number of runs that gave it; numbers in it may differ."""
+    counted: dict[str, list[str]] = {}
+    for run in (run for of_arm in runs.values() for run in of_arm):
+        for text in run.warnings:
+            counted.setdefault(re.sub(r"[0-9][0-9.,e+-]*", "#", text), []).append(text)
+    return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
+
+
+def _curves_of(plan: Plan, lines: Sequence[LogLine]) -> list[str]:
+    """Return the names of the curves of a report; validation losses with the images of earlier stages come last."""
+    of_stages = [validation.name_at(stage.size_px) for stage in plan.train.stages]
+    logged = [name for name in of_stages if any(name in line for line in lines)]
+    return ["flow", validation.METRIC.name, "grad_norm", *logged]
+
+
+def _curve(lines: Sequence[LogLine], name: str) -> results.Curve:
+    """Return a logged quantity, averaged into at most 200 points."""
+    known = [line for line in lines if line.get(name) is not None]
+    size = max(1, -(-len(known) // _CURVE_POINTS))
+    bins = [known[start : start + size] for start in range(0, len(known), size)]
+    return results.Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
+
+
+def read_images(study: Study, out: Path) -> PerImage:
+    plans, protocol = [plan for arm in study.arms for plan in arm.plans], study.settings.evaluation
+    return {p.hash: read_per_image(result_file(out / "runs" / p.hash, protocol, p.train.steps)) for p in plans}
+
+
+def describe_arm(arm: ArmPlan, runs: list[results.Run]) -> results.Arm:
+    """Return an arm of the results, without comparisons yet."""
+    papers = [application.technique.paper for application in arm.applications if application.technique.paper]
+    return results.Arm(
+        name=arm.name,
+        role=arm.role,
+        summary=arm.summary,
+        techniques=[application.technique.name for application in arm.applications],
+        papers=papers,
+        changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.decisions.items()],
+        all_changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
+        runs=runs,
+        comparisons={},
+        resolution=arm.resolution,
+        tokens=arm.tokens if arm.resolution else None,
+    )
+
+
+def real_folder(resolution: str) -> str:
+    """Return the folder of a resolution's real images, relative to the study's."""
+    return f"real/{resolution}" if resolution else "real"
+
+
+def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
+    """Return prompts and real images of the last report, for a report where the data are not at hand."""
+    last = last_results(out)
+    for one in last.resolutions if last else ():
+        if one.name == resolution:
+            return one.prompts, [name for name in one.real_previews if (out / name).is_file()]
+    return [], []
+
+
+def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:
+    source = held_out(ScoredData(baseline.plans[0].data), protocol)
+    ids, _ = in_blocks(source, protocol.count)
+    images = [source.images([id_])[0] for id_ in ids[:PREVIEWS]]
+    folder = real_folder(baseline.resolution)
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    names = [f"{folder}/preview-{index}.png" for index in range(len(images))]
+    for name, image in zip(names, images, strict=True):
+        save_png(image, out / name)
+    return names
+
+
+def _written_previews(baseline: ArmPlan, out: Path) -> list[str]:
+    """Return the real images that an earlier report has written."""
+    names = [f"{real_folder(baseline.resolution)}/preview-{index}.png" for index in range(PREVIEWS)]
+    return [name for name in names if (out / name).is_file()]
+
+
+def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of real images: the same for every run of a resolution."""
+    for plan in (plan for arm in arms for plan in arm.plans):
+        stored = result_file(out / "runs" / plan.hash, protocol, plan.train.steps)
+        if stored.exists():
+            return read_result(stored).real
+    return {}

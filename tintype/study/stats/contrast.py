@@ -1,0 +1,60 @@
+"""Contrasts: weighted sums of the means of arms, with a typed key for each that a study makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tintype.study.stats.cells import Cells
+
+Kind = Literal["arm", "control", "trend", "main effect", "interaction"]
+
+
+OF_ARMS: tuple[Kind, ...] = ("arm", "control")
+"""Comparisons of one arm or the control with the baseline of its resolution."""
+
+
+class Key(NamedTuple):
+    """The name of a comparison in a study."""
+
+    arm: str
+    """The arm's name; of a main effect the factor, of an interaction its parts."""
+    metric: str
+    resolution: str = ""
+    """Empty in a study of one resolution, and of a trend, which is over all."""
+    kind: Kind = "arm"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms' means, which is zero where nothing changed, and what it is a change from."""
+
+    weights: Mapping[str, float]
+    """By arm; the arm that is asked about comes first."""
+    reference: Mapping[str, float]
+    """The weighted sum of means that the contrast is added to."""
+
+    def over_plans(self, cells: Cells) -> Contrast:
+        """Return the contrast with each arm's weight shared by all runs of its plan: the control's are the baseline's.
+
+        Arms without runs have no share.
+        """
+
+        def shared(weights: Mapping[str, float]) -> dict[str, float]:
+            found: dict[str, float] = {}
+            for arm, weight in weights.items():
+                alike = [arm, *(one for one, plan in cells.plans.items() if plan == arm and one not in self.weights)]
+                runs = sum(map(cells.seeds, alike))
+                found |= {one: weight * cells.seeds(one) / runs for one in alike if cells.seeds(one)}
+            return found
+
+        return Contrast(shared(self.weights), shared(self.reference))
+
+    def times(self, factor: float) -> Contrast:
+        return Contrast({arm: factor * weight for arm, weight in self.weights.items()}, self.reference)
+
+
+def against(arm: str, baseline: str) -> Contrast:
+    """Return an arm minus the baseline."""
+    return Contrast({arm: 1.0, baseline: -1.0}, {baseline: 1.0})

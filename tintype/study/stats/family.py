@@ -1,0 +1,70 @@
+"""The family of a study's comparisons: the share of its error that each comparison, and each look, may spend.
+
+A study makes many comparisons, and the chance of any false verdict in the whole study is kept to 5%. The comparisons
+on the primary metrics share four fifths of that equally, those on all other metrics one fifth. The shares count the
+comparisons that the study planned, measured or not.
+
+Reading a study, adding seeds and reading it again is a second chance for a false verdict. Each look therefore has its
+own share, and the shares of all looks sum to at most one: by Bonferroni's inequality the level holds whatever the looks
+have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tintype.study.stats.contrast import Key
+from tintype.study.stats.estimate import CONFIDENCE
+
+PRIMARY_SHARE = 0.8
+"""The part of the study's 5% that the comparisons on primary metrics share."""
+FIRST_SHARE = 0.8
+"""Part of the error that the first look at a study with fixed seeds spends."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of comparisons of a study, on its primary metrics and on all others."""
+
+    primary: int
+    others: int
+
+    @property
+    def all(self) -> int:
+        return self.primary + self.others
+
+    def weight(self, primary: bool) -> float:
+        """Return each comparison's share of the study's 5%; the same for all where there is one kind only."""
+        share = PRIMARY_SHARE if primary else 1 - PRIMARY_SHARE
+        return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
+
+
+def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
+    asked = sum(key.metric in primary for key in keys)
+    return Counts(asked, len(keys) - asked)
+
+
+def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
+    """Return each comparison's share of the study's 5%; they sum to one. The keys are all planned comparisons."""
+    counts = counts_of(keys, primary)
+    return {key: counts.weight(key.metric in primary) for key in keys}
+
+
+def confidence_of(weight: float) -> float:
+    """Return one minus the level of a comparison that has this share of the study's 5%."""
+    return round(1 - (1 - CONFIDENCE) * weight, 12)
+
+
+def planned_shares(seeds: Sequence[int]) -> list[float]:
+    """Return the share of each planned look, in proportion to its seeds; they sum to one."""
+    return [count / sum(seeds) for count in seeds]
+
+
+def unplanned_shares(looks: int) -> list[float]:
+    """Return the share of each look that nobody planned: 80% of the error, then half of what is left."""
+    shares, left = list[float](), 1.0
+    for number in range(looks):
+        shares.append(FIRST_SHARE if number == 0 else left / 2)
+        left -= shares[-1]
+    return shares
