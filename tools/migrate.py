@@ -196,7 +196,8 @@ def _typed_family(family: dict[str, list[str]] | list[dict[str, Any]], study: Pa
     """Return the family of a look with typed rows; older versions had labels that no arm could have."""
     if isinstance(family, list):
         return family
-    arms: list[dict[str, Any]] = parse_object((study / "results.json").read_bytes())["arms"]
+    results: dict[str, Any] = parse_object((study / "results.json").read_bytes())
+    arms = results["arms"]
     places = [(arm["name"], arm.get("resolution", "")) for arm in arms]
     known = {f"{name} @ {resolution}" if resolution else name: (name, resolution) for name, resolution in places}
     controls, rows = {arm["name"] for arm in arms if arm["role"] == "control"}, []

@@ -26,8 +26,8 @@ from tintype.evaluation.results import write_result
 from tintype.runtime import fault
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
-from tintype.study.compare import read_run
 from tintype.study.runner import Message, Task, _run
+from tintype.study.runs import read_run
 from tintype.study.study import Along
 from tintype.train.load import drop_kept
 

@@ -19,8 +19,8 @@ from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.transfer import PendingNumbers
 from tintype.settings import SKIP_WINDOW_STEPS
-from tintype.study.compare import read_run
 from tintype.study.runner import Task, _note_failure, _run
+from tintype.study.runs import read_run
 from tintype.train import checkpoint, loop
 from tintype.train.divergence import count_step, too_large
 from tintype.train.folder import RunFolder

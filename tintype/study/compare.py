@@ -473,6 +473,6 @@ def _sampling_error(
     if all(values) and len({len(one) for of_arm in values for one in of_arm}) == 1 and values[0][0]:
         mean_new_N, mean_old_N = (torch.tensor(of_arm, dtype=torch.float64).mean(0) for of_arm in values)
         return mean_error(mean_new_N - mean_old_N)
-    pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=True)]
+    pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=False)]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     return math.sqrt(sum(a * a + b * b for a, b in both)) / len(both) if both else None

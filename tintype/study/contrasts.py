@@ -34,7 +34,7 @@ class Asked:
     contrast: Contrast
     """Weights by the label of the arm."""
     names: Mapping[str, str]
-    """What each label is called where its runs are missing; empty for the arm that is asked about."""
+    """Name of each label where its runs are missing; empty for the arm that is asked about."""
     baselines: Collection[str]
     """Labels of the baseline and the control."""
 

@@ -98,13 +98,14 @@ def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Match
     if asked.key.kind == "trend":
         if not whole and not lost:
             return NO_RUNS
-        if any(value <= 0 for of in values.values() for value in of):
+        done = [run for of in matched.values() for run in of if run.loss(metric) is None]
+        if any(run.metrics[metric] <= 0 for run in done):
             return NOT_POSITIVE
         values = {label: [math.log(value) for value in of] for label, of in values.items()}
 
     def weighed(by: Mapping[str, float]) -> list[float]:
         sets = [[weight * value for value in values[label]] for label, weight in by.items()]
-        return [math.fsum(of_seed) for of_seed in zip(*sets, strict=True)]
+        return [sum(of_seed) for of_seed in zip(*sets, strict=True)]  # fsum would raise on overflow
 
     old, differences = weighed(reference), weighed(weights)
     if asked.key.kind == "control" and whole:

@@ -14,7 +14,7 @@ from tintype.plan import diff, read_plan
 from tintype.sampling.generate import SamplerSettings, first_noise, generate
 from tintype.seams import Draws
 from tintype.settings import shift_factor
-from tintype.study.compare import another_space
+from tintype.study.contrasts import another_space
 from tintype.techniques.apply import apply_techniques
 from tintype.train.session import build_session
 

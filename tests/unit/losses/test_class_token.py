@@ -28,7 +28,7 @@ from tintype.sampling.generate import SamplerSettings, sample_latents
 from tintype.schedule import Schedule
 from tintype.seams import Draws, TextTokens
 from tintype.settings import ModelSettings
-from tintype.study.compare import another_space
+from tintype.study.contrasts import another_space
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import Model, build_model

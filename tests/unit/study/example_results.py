@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
+from tintype.config.strict import read_yaml
 from tintype.study.along import with_along
-from tintype.study.pairs import Pair, pair_runs
+from tintype.study.compare import Reading, compare
+from tintype.study.contrasts import asked_of
 from tintype.study.results import (
     Arm,
     Change,
-    Comparison,
     Curve,
+    LookInfo,
     MetricInfo,
     Resolution,
     Role,
     Run,
     ScoreAt,
     StudyResults,
-    Trend,
 )
-from tintype.study.shares import trend_metrics
-from tintype.study.stats import CONFIDENCE
-from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_pair
-from tintype.study.verdicts import compare
+from tintype.study.stats.estimate import CONFIDENCE
+from tintype.study.study import Study, read_settings, resolve
 
 METRICS = [
     MetricInfo(
@@ -139,7 +140,7 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
         "short_captions": _runs("short_captions", seeds, SHORT_CAPTIONS),
         "uniform_time": _runs("uniform_time", seeds, UNIFORM_TIME),
     }
-    comparisons = _compared(arms)
+    reading = _read(arms)
     return StudyResults(
         name="pocket: captions and times",
         question="Are long captions and logit-normal times worth having in a small model on little compute?",
@@ -149,7 +150,7 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
         method="Each seed gives one difference from the baseline. Their mean gets a 95% Student interval; the p values "
         "of all arms on a metric are corrected together by Holm's method, and the verdict follows the corrected p.",
         metrics=METRICS,
-        arms=[_arm(name, runs, comparisons[name]) for name, runs in arms.items()],
+        arms=[reading.with_verdicts(_arm(name, runs)) for name, runs in arms.items()],
         protocol={
             "images": 2048,
             "sampler": "euler",
@@ -185,6 +186,7 @@ def several(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
     milder = {name: shift / 5 for name, shift in SHORT_CAPTIONS.items()}
     arms = []
     for resolution, tokens in RESOLUTIONS.items():
+        here = {"resolution": resolution, "tokens": tokens}
         shifts = {"short_captions": SHORT_CAPTIONS if resolution == "coarse" else milder, "uniform_time": UNIFORM_TIME}
         runs = {
             arm.name: _scaled(
@@ -194,41 +196,45 @@ def several(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
             )
             for arm in results.arms
         }
-        compared = _compared(runs)
-        here = {"resolution": resolution, "tokens": tokens}
-        arms += [_arm(name, of_arm, compared[name]).model_copy(update=here) for name, of_arm in runs.items()]
+        arms += [_arm(name, of_arm).model_copy(update=here) for name, of_arm in runs.items()]
+    reading = _read({arm.label: arm.runs for arm in arms})
     places = [
         RESOLUTION.model_copy(update={"name": name, "plan": plan, "real_previews": [f"real/{name}/0.png"]})
         for name, plan in ((name, f"{RESOLUTION.plan}patch: {tokens}\n") for name, tokens in RESOLUTIONS.items())
     ]
-    return results.model_copy(update={"arms": arms, "resolutions": places, "trends": _trends(arms)})
+    arms = [reading.with_verdicts(arm) for arm in arms]
+    return results.model_copy(update={"arms": arms, "resolutions": places, "trends": reading.verdicts()["trends"]})
 
 
 def _scaled(runs: list[Run], metric: str, factor: float) -> list[Run]:
     return [run.model_copy(update={"metrics": {**run.metrics, metric: factor * run.metrics[metric]}}) for run in runs]
 
 
-def _trends(arms: list[Arm]) -> list[Trend]:
-    runs = {(arm.name, arm.resolution): arm.runs for arm in arms}
-    primary = [metric.name for metric in METRICS if metric.primary]
-    found = []
-    for name in ("control", "short_captions", "uniform_time"):
-        for metric in trend_metrics(primary):
-            levels = [Level(where, runs[name, where], runs["baseline", where]) for where in RESOLUTIONS]
-            pair = trend_pair(levels[0], levels[-1], metric)
-            assert isinstance(pair, Pair)
-            rows = compare({(name, metric): pair}, {metric.name: metric for metric in METRICS}, primary)
-            effects = [relative_effect(level, metric, name != "control") for level in levels]
-            found.append(
-                Trend(
-                    arm=name,
-                    metric=metric,
-                    effects=[effect for effect in effects if effect is not None],
-                    comparison=None if name == "control" else rows[name, metric],
-                    undefined=UNPAIRED if name == "control" else "",
-                )
-            )
-    return found
+@cache
+def _study(seeds: tuple[int, ...], resolutions: bool) -> Study:
+    """The study that the made-up runs are compared as."""
+    text = f"""
+question: why?
+recipe: pocket
+seeds: {list(seeds)}
+control_seeds: {[seed + 1000 for seed in seeds]}
+arms: [{{name: short_captions, set: [optimizer.lr=0.01]}}, {{name: uniform_time, set: [optimizer.lr=0.02]}}]
+primary: [scene_accuracy, fd_scenes]
+"""
+    several = "resolutions: [{name: coarse, set: [model.patch=8]}, {name: fine, set: [model.patch=2]}]"
+    return resolve("example", read_settings(read_yaml(text + several * resolutions, "study.yaml"), Path()))
+
+
+def _read(runs: Mapping[str, list[Run]]) -> Reading:
+    """Compare runs, which are given by the label of their arm."""
+    resolutions = "baseline" not in runs
+    seeds = tuple(run.seed for run in next(iter(runs.values())))
+    study, metrics = _study(seeds, resolutions), {metric.name: metric for metric in METRICS}
+    asked = asked_of(study, metrics)
+    roles = {arms[0].resolution: {arm.label: arm.role for arm in arms} for arms in study.by_resolution()}
+    rows = compare(roles, runs, metrics, asked, study.settings.primary, asked)
+    look = LookInfo(**study.settings.every_seed.model_dump(), share=1.0, made=True)
+    return Reading(study, runs, [study], metrics, list(asked), rows, [look], False, {})
 
 
 def with_scores_along(results: StudyResults) -> StudyResults:
@@ -288,8 +294,8 @@ def with_diverged_runs() -> StudyResults:
             runs[name][seed] = Run(
                 seed=seed, hash=f"{name}{seed}", folder="runs/x", state="diverged", error="20 steps were not finite"
             )
-    compared = _compared(runs)
-    changed = [arm.model_copy(update={"runs": runs[name], "comparisons": compared[name]}) for name, arm in arms.items()]
+    reading = _read(runs)
+    changed = [reading.with_verdicts(arm.model_copy(update={"runs": runs[name]})) for name, arm in arms.items()]
     return results.model_copy(update={"arms": changed})
 
 
@@ -388,20 +394,6 @@ def _time_split(draw: random.Random, text_share: float) -> dict[str, float]:
     return {part: value + draw.random() for part, value in {**seconds, "optimizer": 13.0, "other": 5.0}.items()}
 
 
-def _compared(arms: dict[str, list[Run]]) -> dict[str, dict[str, Comparison]]:
-    found: dict[str, dict[str, Comparison]] = {name: {} for name in arms}
-    pairs = {
-        (name, metric.name): pair_runs(arms[name], arms["baseline"], metric.name, shared_seeds=name != "control")
-        for name in arms
-        if name != "baseline"
-        for metric in METRICS
-    }
-    primary = {metric.name for metric in METRICS if metric.primary}
-    for (name, metric), row in compare(pairs, {metric.name: metric for metric in METRICS}, primary).items():
-        found[name][metric] = row
-    return found
-
-
 ABOUT: dict[str, dict[str, Any]] = {
     "baseline": {"summary": "The pocket recipe as it is."},
     "control": {"summary": "The baseline's own plan with other seeds."},
@@ -423,7 +415,7 @@ ABOUT: dict[str, dict[str, Any]] = {
 }
 
 
-def _arm(name: str, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
+def _arm(name: str, runs: list[Run]) -> Arm:
     roles: dict[str, Role] = {"baseline": "baseline", "control": "control"}
     about = {"techniques": [], "papers": [], "changes": [], **ABOUT[name]}
-    return Arm(name=name, role=roles.get(name, "arm"), runs=runs, comparisons=comparisons, **about)
+    return Arm(name=name, role=roles.get(name, "arm"), runs=runs, comparisons={}, **about)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.edit_checked import edit_json
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.errors import UserError
@@ -274,28 +273,19 @@ def test_arms_that_are_dropped_after_a_look_still_count(tmp_path: Path) -> None:
     assert level == pytest.approx(1 - 0.05 * 0.1 * 0.8 / len(ARMS)), "four arms share the tenth of the second look"
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["no families", "no looks"])
-def test_looks_of_an_older_version_give_no_error_back(tmp_path: Path, recorded: bool) -> None:
-    """Without their families, dropped arms would no longer count, and arms that are added would have been paid for."""
+def test_looks_that_are_not_recorded_give_no_error_back(tmp_path: Path) -> None:
+    """Without the family of the last report, dropped arms would not count, and added ones would have been paid for."""
     out, writer = tmp_path / "out", Writer({"weak": -2.2})
     before = row_of(results_of(run(arms_only(tmp_path, "weak", "nothing"), out, writer)), "weak")
-    _without_families(out, recorded)
+    (out / "looks.json").unlink()
     alone = row_of(results_of(run(arms_only(tmp_path, "weak"), out, writer)), "weak")
     assert (alone.level, alone.look) == (before.level, 1)
-    _without_families(out, recorded)  # the last report has one arm
+    (out / "looks.json").unlink()  # the last report has one arm
     added = row_of(results_of(run(arms_only(tmp_path, "weak", "strong"), out, writer)), "strong")
     assert added.look == 2 and added.level == pytest.approx(1 - 0.05 * 0.1 * 0.8)
-    _without_families(out, recorded)
+    (out / "looks.json").unlink()
     with pytest.raises(UserError, match="was looked at with other settings of weak"):
         run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", "arms=[{name: weak, set: [optimizer.lr=0.5]}]"), out, writer)
-
-
-def _without_families(out: Path, recorded: bool) -> None:
-    """Write the looks as older versions did, or not at all."""
-    if recorded:
-        edit_json(out / "looks.json", lambda content: [look.pop("family") for look in content["looks"]])
-    else:
-        (out / "looks.json").unlink()
 
 
 def test_arms_that_are_added_after_a_look_are_another_look_and_change_no_verdict(tmp_path: Path) -> None:

@@ -10,13 +10,16 @@ from functools import cached_property
 import numpy as np
 import pytest
 
+from tests.unit.study.plain_rows import asked_arm, rows_of, runs_of
 from tintype.study.analysis import AnalysisSettings
-from tintype.study.pairs import Pair, pair_runs
 from tintype.study.results import Comparison, MetricInfo, Run
-from tintype.study.stats import CONFIDENCE
-from tintype.study.verdicts import compare
+from tintype.study.stats.contrast import Key
+from tintype.study.stats.estimate import CONFIDENCE
+from tintype.study.verdicts import Matched, match
 
-LOWER = MetricInfo(name="m", label="distance", direction="lower", definition="")
+LOWER, HIGHER = (
+    MetricInfo(name="m", label="anything", direction=direction, definition="") for direction in ("lower", "higher")
+)
 OTHER_WAY = {"better": "worse", "worse": "better"}
 ANALYSIS = AnalysisSettings(margin="1e-9%")
 
@@ -68,14 +71,15 @@ KINDS = (
 class Case:
     new: list[float]
     old: list[float]
-    shared: bool
+    name: str
+    """An arm, whose runs share the baseline's seeds, or the control."""
 
     @cached_property
     def row(self) -> Comparison:
-        return row_of(self.new, self.old, self.shared)
+        return row_of(self.new, self.old, self.name)
 
-    def row_of(self, new: list[float], old: list[float]) -> Comparison:
-        return row_of(new, old, self.shared)
+    def row_of(self, new: list[float], old: list[float], meaning: MetricInfo = LOWER) -> Comparison:
+        return row_of(new, old, self.name, meaning)
 
 
 def _cases() -> Iterator[Case]:
@@ -83,18 +87,19 @@ def _cases() -> Iterator[Case]:
     for kind in KINDS:
         for seeds in range(1, 11):
             new, old = drawn(kind, seeds, generator)
-            for shared in (True, False):
-                yield Case(new, old, shared)
+            for name in NAMES:
+                yield Case(new, old, name)
 
 
+NAMES = ("arm", "control")
 CASES = list(_cases())
 
 
-def row_of(new: list[float], old: list[float], shared: bool) -> Comparison:
+def row_of(new: list[float], old: list[float], name: str, meaning: MetricInfo = LOWER) -> Comparison:
     """One of three comparisons of a study; the other two have not been run."""
-    planned = [("a", "m"), ("b", "m"), ("c", "m")]
-    pair = Pair(new, old, shared, True)
-    return compare({("a", "m"): pair}, {"m": LOWER}, ["m"], ANALYSIS, planned)["a", "m"]
+    runs = {"baseline": runs_of(old), name: runs_of(new, 0 if name == "arm" else 100)}
+    family = [asked_arm(name).key, Key("b", "m"), Key("c", "m")]
+    return rows_of(runs, meaning, family=family, analysis=ANALYSIS)[name]
 
 
 def check(row: Comparison) -> None:
@@ -119,8 +124,8 @@ def check(row: Comparison) -> None:
         assert row.low > 0 or row.high < 0
 
 
-def same(first: Comparison, second: Comparison, factor: float = 1.0) -> None:
-    """The second is the first times a factor; a negative one mirrors the interval and turns the verdict round."""
+def same(first: Comparison, second: Comparison, factor: float = 1.0, turned: bool = False) -> None:
+    """The second is the first times a factor; a negative one mirrors the interval. `turned`: better is worse then."""
     ends = (first.low, first.high) if factor > 0 else (first.high, first.low)
     size = max(abs(value) for value in (first.mean, first.baseline_mean, first.difference, 1e-300))
     for value, expected in zip((second.low, second.high, second.difference), (*ends, first.difference), strict=True):
@@ -128,8 +133,7 @@ def same(first: Comparison, second: Comparison, factor: float = 1.0) -> None:
         if value is not None and expected is not None:
             assert value / factor == pytest.approx(expected, rel=1e-7, abs=1e-9 * size)
     assert second.p == pytest.approx(first.p, rel=1e-6, abs=1e-12) if first.p is not None else second.p is None
-    turned = OTHER_WAY.get(first.verdict, first.verdict)
-    assert second.verdict == (first.verdict if factor > 0 else turned)
+    assert second.verdict == (OTHER_WAY.get(first.verdict, first.verdict) if turned else first.verdict)
 
 
 def test_interval_p_and_verdict_agree_whatever_the_values() -> None:
@@ -142,14 +146,21 @@ def test_the_order_of_the_seeds_does_not_matter() -> None:
     generator = np.random.default_rng(1)
     for case in CASES:
         first = generator.permutation(len(case.new))
-        second = first if case.shared else generator.permutation(len(case.new))
+        second = first if case.name == "arm" else generator.permutation(len(case.new))
         same(case.row, case.row_of([case.new[i] for i in first], [case.old[i] for i in second]))
 
 
-def test_swapping_the_sets_or_the_sign_turns_everything_round() -> None:
+def test_swapping_the_sets_turns_everything_round() -> None:
     for case in CASES:
-        same(case.row, case.row_of(case.old, case.new), -1.0)
-        same(case.row, case.row_of([-value for value in case.new], [-value for value in case.old]), -1.0)
+        same(case.row, case.row_of(case.old, case.new), -1.0, turned=True)
+
+
+def test_values_of_the_other_sign_and_direction_mirror_the_interval() -> None:
+    """Collapsed runs are the same ones: a collapse is towards the worse side."""
+    for case in CASES:
+        row = case.row_of([-value for value in case.new], [-value for value in case.old], HIGHER)
+        same(case.row, row, -1.0)
+        assert (row.fallen, row.baseline_fallen) == (case.row.fallen, case.row.baseline_fallen)
 
 
 @pytest.mark.parametrize("factor", [1e-300, 1e-170, 3.0, 1e200, 1e300])
@@ -161,22 +172,13 @@ def test_the_unit_of_a_metric_does_not_matter(factor: float) -> None:
             same(case.row, row, factor)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_without_a_spread_there_is_no_interval_and_no_verdict(shared: bool) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_spread_there_is_no_interval_and_no_verdict(name: str) -> None:
     """It was an interval of [0.25, 0.25] beside p = 1, and a smallest detectable difference of zero."""
     for new, verdict in (([0.5] * 8, "no spread"), ([0.25] * 8, "identical")):
-        row = row_of(new, [0.25] * 8, shared)
+        row = row_of(new, [0.25] * 8, name)
         assert (row.verdict, row.difference) == (verdict, new[0] - 0.25)
         assert row.low is row.high is row.p is row.p_adjusted is row.detectable is None
-
-
-def test_what_has_no_spread_costs_no_power_and_gives_none() -> None:
-    """It counts among the comparisons with a p of one, as one that is missing does."""
-    clear = Pair([9.0, 9.4, 8.8], [10.0, 10.2, 9.9], True, True)
-    flat = Pair([0.5] * 3, [0.25] * 3, True, True)
-    alone = compare({("a", "m"): clear}, {"m": LOWER}, (), ANALYSIS, [("a", "m"), ("b", "m")])
-    both = compare({("a", "m"): clear, ("b", "m"): flat}, {"m": LOWER}, (), ANALYSIS)
-    assert both["a", "m"] == alone["a", "m"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
@@ -185,24 +187,18 @@ def test_a_value_that_is_not_finite_or_missing_leaves_no_verdict(bad: float | No
     """`None`: the run has no such metric."""
     generator = np.random.default_rng(2)
     for seeds in range(1, 11):
-        new, old = (
-            [
-                Run(seed=seed, hash="h", folder="f", state="done", metrics={"m": value})
-                for seed, value in enumerate(generator.normal(size=seeds))
-            ]
-            for _ in range(2)
-        )
-        lost = Run(seed=0, hash="h", folder="f", state="done", metrics={} if bad is None else {"m": bad})
-        (new if side == "arm" else old)[0] = lost
-        for shared in (True, False):
-            pair = pair_runs(new, old, "m", shared)
-            assert len(pair.new) == len(pair.old) == seeds - 1
-            assert not pair.complete and pair.loss == ("incomplete" if bad is None else "diverged")
-            if pair.new:
-                row = compare({("a", "m"): pair}, {"m": LOWER})["a", "m"]
-                assert row.verdict == pair.loss and row.p_adjusted is None
+        for name in NAMES:
+            new, old = (runs_of(generator.normal(size=seeds).tolist()) for _ in range(2))
+            lost = Run(seed=0, hash="h", folder="f", state="done", metrics={} if bad is None else {"m": bad})
+            (new if side == "arm" else old)[0] = lost
+            found = match(asked_arm(name), {name: new, "baseline": old}, "m")
+            assert isinstance(found, Matched) and len(found.old) == len(found.differences) == seeds - 1
+            assert not found.complete and found.loss == ("incomplete" if bad is None else "diverged")
+            if found.differences:
+                row = rows_of({name: new, "baseline": old}, LOWER)[name]
+                assert row.verdict == found.loss and row.p_adjusted is None
 
 
 def test_values_at_the_end_of_the_range_of_floats_do_not_stop_a_report() -> None:
     for new in ([1e308, -1e308, 1.7e308], [1e308] * 3, [5e-324, 0.0, 5e-324]):
-        assert row_of(new, [0.0, 1.0, -1e308], True).verdict == "undecided"
+        assert row_of(new, [0.0, 1.0, -1e308], "arm").verdict == "undecided"

@@ -10,19 +10,20 @@ from scipy import special
 
 from tests.studies import run_study
 from tests.tiny import TINY
+from tests.unit.study.plain_rows import roles_of, rows_of, runs_of
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
 from tintype.metrics.metric import NOT_NEGATIVE, SHARE
 from tintype.study.analysis import AnalysisSettings
-from tintype.study.compare import planned_comparisons
-from tintype.study.factorial import Contrast, contrasts
-from tintype.study.groups import MetricGroups, metric_groups
-from tintype.study.interactions import expected_mean, factor_key, factor_pair, factor_verdict, means_of
-from tintype.study.pairs import Key
-from tintype.study.results import Comparison, MetricInfo, Role, Run, Verdict, read_results_file
-from tintype.study.shares import count_comparisons, counts_of
+from tintype.study.contrasts import Asked, asked_of, count_comparisons, factor_key
+from tintype.study.factorial import FactorContrast, contrasts
+from tintype.study.interactions import expected_mean, factor_verdict
+from tintype.study.results import Comparison, MetricInfo, Run, Verdict, read_results_file
+from tintype.study.stats.cells import Cells
+from tintype.study.stats.contrast import Contrast
+from tintype.study.stats.family import counts_of
 from tintype.study.study import choose_arms, load_study, read_settings, resolve
-from tintype.study.verdicts import compare
+from tintype.study.verdicts import cells_of
 
 LABELS = {"": "baseline", "a": "a", "b": "b", "a + b": "a + b"}
 A, B, BOTH = contrasts(["a", "b"])
@@ -35,28 +36,38 @@ def info(range_: tuple[float | None, float | None] = SHARE, direction: str = "hi
     return MetricInfo(name="m", label="m", direction=direction, definition="", primary=True, range=range_)
 
 
-def runs_of(values: list[float]) -> list[Run]:
-    return [Run(seed=seed, hash="", folder="", state="done", metrics={"m": value}) for seed, value in enumerate(values)]
+def asked(one: FactorContrast) -> Asked:
+    weights = {LABELS[name]: weight for name, weight in one.weights.items()}
+    names = {LABELS[name]: name or "baseline" for name in one.weights}
+    contrast = Contrast(weights, {"baseline": 1.0})
+    return Asked(factor_key(one, "", "m"), contrast, names, ["baseline", "control"])
 
 
-def grouped(values: dict[str, list[float]], metric: MetricInfo) -> tuple[dict[str, list[Run]], MetricGroups]:
-    runs = {name: runs_of(of) for name, of in values.items()}
-    roles: dict[str, Role] = {LABELS[name]: "arm" if name else "baseline" for name in values}
-    return runs, metric_groups(roles, {LABELS[name]: of for name, of in runs.items()}, "m", metric)
+def runs_by_label(values: dict[str, list[float]]) -> dict[str, list[Run]]:
+    return {LABELS.get(name, name): runs_of(of, 100 if name == "control" else 0) for name, of in values.items()}
 
 
-def compared(values: dict[str, list[float]], metric: MetricInfo, margin: str = "3%") -> dict[Contrast, Comparison]:
-    runs, groups = grouped(values, metric)
-    found = (A, B, BOTH)
-    keys: dict[Key, Contrast] = {factor_key(one, "", "m"): one for one in found}
-    pairs = {key: factor_pair(one, runs, "m", groups, LABELS) for key, one in keys.items()}
-    rows = compare(pairs, {"m": metric}, ["m"], AnalysisSettings(margin=margin))
-    return {keys[key].parts: row for key, row in rows.items()}  # type: ignore[misc]
+def cells_by_label(values: dict[str, list[float]], metric: MetricInfo) -> Cells:
+    runs = runs_by_label(values)
+    return cells_of(roles_of(runs), runs, "m", metric)
+
+
+def compared(values: dict[str, list[float]], metric: MetricInfo, margin: str = "3%") -> dict[str, Comparison]:
+    return compared_runs(runs_by_label(values), metric, margin)
+
+
+def compared_runs(runs: dict[str, list[Run]], metric: MetricInfo, margin: str = "3%") -> dict[str, Comparison]:
+    """Compare both factors and their interaction, `a × b`."""
+    return rows_of(runs, metric, [asked(one) for one in (A, B, BOTH)], analysis=AnalysisSettings(margin=margin))
+
+
+def means_of(cells: Cells) -> dict[str, float]:
+    return {name: cells.scale.value(cells.mean_of_plan(LABELS[name])) for name in BOTH.weights}
 
 
 def test_an_interaction_is_a_contrast_of_four_means() -> None:
     """0.63 - 0.62 - 0.57 + 0.52, with the error of four means of three runs, and the eight degrees of all of them."""
-    row = compared(SHARES, info())[("a", "b")]  # type: ignore[index]
+    row = compared(SHARES, info())["a × b"]
     error = math.sqrt(4 * 0.0004 / 3)
     assert row.difference == pytest.approx(-0.04, abs=1e-12)
     assert row.p == pytest.approx(2 * special.stdtr(8, -0.04 / error), rel=1e-9)
@@ -68,32 +79,27 @@ def test_an_interaction_is_a_contrast_of_four_means() -> None:
 
 def test_a_main_effect_is_the_mean_effect_without_and_with_the_other_factor() -> None:
     rows = compared(SHARES, info())
-    assert rows[("a",)].difference == pytest.approx((0.10 + 0.06) / 2, abs=1e-12)  # type: ignore[index]
-    assert rows[("b",)].difference == pytest.approx((0.05 + 0.01) / 2, abs=1e-12)  # type: ignore[index]
+    assert rows["a"].difference == pytest.approx((0.10 + 0.06) / 2, abs=1e-12)
+    assert rows["b"].difference == pytest.approx((0.05 + 0.01) / 2, abs=1e-12)
     error = math.sqrt(4 * 0.25 * 0.0004 / 3)
-    assert rows[("a",)].p == pytest.approx(2 * special.stdtr(8, -0.08 / error), rel=1e-9)  # type: ignore[index]
+    assert rows["a"].p == pytest.approx(2 * special.stdtr(8, -0.08 / error), rel=1e-9)
 
 
 def test_distances_add_up_as_ratios() -> None:
     """Half and four fifths together are two fifths: 4 of 10."""
-    _, groups = grouped(DISTANCES, info(NOT_NEGATIVE, "lower"))
-    means = means_of(BOTH, groups, LABELS)
-    assert groups.log and means == pytest.approx({"a + b": 4.0, "a": 5.0, "b": 8.0, "": 10.0})
-    assert expected_mean(BOTH, means, groups.log) == pytest.approx(4.0)
+    cells = cells_by_label(DISTANCES, info(NOT_NEGATIVE, "lower"))
+    means = means_of(cells)
+    assert cells.scale.kind == "log" and means == pytest.approx({"a + b": 4.0, "a": 5.0, "b": 8.0, "": 10.0})
+    assert expected_mean(BOTH, means, log=True) == pytest.approx(4.0)
     assert expected_mean(BOTH, means, log=False) == pytest.approx(3.0)
     assert expected_mean(A, means, log=True) is None
 
 
 def test_the_means_of_a_contrast_are_those_that_are_compared() -> None:
-    """With the control the baseline has six runs, so that its arms and its interaction give one number."""
-    metric, labels = info(NOT_NEGATIVE, "lower"), {**LABELS, "control": "control"}
-    spread = {name: [0.9 * value, 1.2 * value] for name, (value, _) in DISTANCES.items()}
-    values = {**spread, "control": [12.0, 16.0]}
-    runs = {name: runs_of(of) for name, of in values.items()}
-    roles: dict[str, Role] = {"baseline": "baseline", "a": "arm", "b": "arm", "a + b": "arm", "control": "control"}
-    groups = metric_groups(roles, {labels[name]: of for name, of in runs.items()}, "m", metric)
-    row = compare({("x", "m"): factor_pair(BOTH, runs, "m", groups, labels)}, {"m": metric}, ["m"])["x", "m"]
-    means = means_of(BOTH, groups, labels)
+    """With the control the baseline has four runs, so that its arms and its interaction give one number."""
+    metric = info(NOT_NEGATIVE, "lower")
+    values = {name: [0.9 * value, 1.2 * value] for name, (value, _) in DISTANCES.items()} | {"control": [12.0, 16.0]}
+    row, means = compared(values, metric)["a × b"], means_of(cells_by_label(values, metric))
     assert means[""] == pytest.approx(row.baseline_mean)
     together, expected = means["a + b"], expected_mean(BOTH, means, log=True)
     assert expected is not None and together / expected == pytest.approx(row.mean / row.baseline_mean)
@@ -102,8 +108,8 @@ def test_the_means_of_a_contrast_are_those_that_are_compared() -> None:
 def test_parts_add_up_where_the_interval_lies_within_the_margin() -> None:
     noise = {"": 0.0, "a": 0.1, "b": 0.05, "a + b": 0.15}
     values = {name: [0.5 + gain + shift for shift in (-1e-4, 0.0, 1e-4)] for name, gain in noise.items()}
-    assert compared(values, info())[("a", "b")].verdict == "same"  # type: ignore[index]
-    assert compared(values, info(), margin="0.000001")[("a", "b")].verdict == "undecided"  # type: ignore[index]
+    assert compared(values, info())["a × b"].verdict == "same"
+    assert compared(values, info(), margin="0.000001")["a × b"].verdict == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -131,19 +137,18 @@ def test_verdicts_on_interactions(verdict: Verdict, means: dict[str, float], dir
 
 
 def test_a_lost_run_of_any_arm_leaves_no_verdict() -> None:
-    runs, groups = grouped(SHARES, info())
+    runs = runs_by_label(SHARES)
     runs["b"][1] = Run(seed=1, hash="", folder="", state="diverged")
-    pair = factor_pair(BOTH, runs, "m", groups, LABELS)
-    (row,) = compare({("a × b", "m"): pair}, {"m": info()}, ["m"]).values()
+    row = compared_runs(runs, info())["a × b"]
     assert row.verdict == "diverged" and row.lost == "b diverged 1 of 3" and len(row.differences) == 2
 
 
-def test_fallen_runs_of_any_arm_make_the_interaction_unstable() -> None:
-    """A mean over fallen and healthy runs is no verdict on how parts combine."""
+def test_collapsed_runs_of_any_arm_make_the_interaction_unstable() -> None:
+    """A mean over collapsed and healthy runs is no verdict on how parts combine."""
     values = {name: [*of, of[1] + 0.01, of[1] - 0.01] for name, of in SHARES.items()}
-    assert compared(values, info())[("a", "b")].verdict == "worse"  # type: ignore[index]
+    assert compared(values, info())["a × b"].verdict == "worse"
     values["b"][0] = 0.05
-    assert compared(values, info())[("a", "b")].verdict == "unstable"  # type: ignore[index]
+    assert compared(values, info())["a × b"].verdict == "unstable"
 
 
 FACTORIAL = """
@@ -163,7 +168,7 @@ def test_contrasts_count_among_the_planned_comparisons(factors: str) -> None:
     metrics, settings = definitions(study.settings.evaluation), study.settings
     arms, between = len(study.arms) - 1, len(study.contrasts())
     assert (arms, between) in ((3, 3), (7, 9))
-    planned = [key for key in planned_comparisons(study, metrics) if key[1] != "images_per_s"]
+    planned = [key for key in asked_of(study, metrics) if key.metric != "images_per_s"]
     counted = count_comparisons(arms, False, 1, settings.primary, list(metrics), between)
     assert counts_of(planned, settings.primary) == counted and counted.primary == arms + between
     chosen = choose_arms(study, ["muon"])

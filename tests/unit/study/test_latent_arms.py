@@ -22,20 +22,14 @@ from tintype.evaluation.protocol import definitions
 from tintype.losses.repa_e.settings import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import read_json
-from tintype.study.compare import (
-    _check_identities,
-    _compared,
-    _trend_pairs,
-    another_space,
-    incomparable,
-    metric_infos,
-    planned_comparisons,
-)
+from tintype.study.compare import read_at_looks
+from tintype.study.contrasts import another_space, asked_of, incomparable, trend_key
 from tintype.study.lab import _check_latents_folder, report_study
-from tintype.study.results import Run, read_results_file
-from tintype.study.shares import counts_of
+from tintype.study.results import Run, Trend, read_results_file
+from tintype.study.runs import check_identities, metric_infos
+from tintype.study.stats.contrast import Key
+from tintype.study.stats.family import counts_of
 from tintype.study.study import Study, load_study
-from tintype.study.trends import trend_key
 
 STUDY = """
 question: Are latents better?
@@ -158,10 +152,10 @@ def test_a_tuned_tokenizer_has_a_space_of_its_own() -> None:
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
     baseline, latents = (arm.runs[0] for arm in read_results_file(study / "results.json").arms)
-    _check_identities({"baseline": [baseline], "one": [latents], "two": [latents]})
+    check_identities({"baseline": [baseline], "one": [latents], "two": [latents]})
     runs = {"one": [latents], "two": [latents.model_copy(update={"tokenizer": _other_weights(latents)})]}
     with pytest.raises(UserError, match=r"the tokenizer 'flux1' was .* for 'one', seed 0 and cdcdcdcdcdcd for 'two'"):
-        _check_identities(runs)
+        check_identities(runs)
 
 
 def _other_weights(run: Run) -> Any:
@@ -226,8 +220,8 @@ def _made_up(study: Study) -> dict[str, list[Run]]:
 
 def test_what_cannot_be_compared_is_not_corrected_for(several: Study) -> None:
     meanings = definitions(several.settings.evaluation)
-    planned = planned_comparisons(several, meanings)
-    apart = {(f"latents @ {where}", "validation_loss") for where in ("coarse", "fine")}
+    planned = asked_of(several, meanings)
+    apart = {Key("latents", "validation_loss", where) for where in ("coarse", "fine")}
     assert set(incomparable(several)) == apart
     assert not apart & set(planned)
     assert trend_key("latents", "validation_loss") not in planned
@@ -238,9 +232,10 @@ def test_what_cannot_be_compared_is_not_corrected_for(several: Study) -> None:
 
 
 def test_no_verdict_comes_of_another_space_however_clear_it_looks(several: Study) -> None:
-    runs, meanings = _made_up(several), metric_infos(several)
-    trends = _trend_pairs(several, runs)
-    rows = _compared(several, runs, meanings, trends, planned_comparisons(several, meanings))
-    assert not [key for key in rows if key[0].startswith("latents") and key[1] == "validation_loss"]
-    assert ("x @ fine", "validation_loss") in rows and ("control @ fine", "validation_loss") in rows
-    assert str(trends["latents", "validation_loss"]).startswith("another space")
+    reading = read_at_looks(several, _made_up(several), metric_infos(several), [])
+    assert not [key for key in reading.rows if (key.arm, key.metric) == ("latents", "validation_loss")]
+    for name, kind in (("x", "arm"), ("control", "control")):
+        assert Key(name, "validation_loss", "fine", kind) in reading.rows  # type: ignore[arg-type]
+    trends: list[Trend] = reading.verdicts()["trends"]
+    (trend,) = (one for one in trends if (one.arm, one.metric) == ("latents", "validation_loss"))
+    assert trend.undefined.startswith("another space") and not trend.effects and trend.comparison is None

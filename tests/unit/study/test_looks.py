@@ -20,13 +20,14 @@ from tintype.study.looks import (
     with_look,
 )
 from tintype.study.results import Comparison, SeedSet, Verdict
+from tintype.study.stats.contrast import Key
 from tintype.study.study import load_study
 from tools.calibration.looks import false_verdicts
 
 
 def seeds(count: int, *arms: str) -> MadeLook:
     found = SeedSet(seeds=list(range(count)), control_seeds=list(range(100, 100 + count)))
-    return MadeLook.of(found, [(arm, "m") for arm in arms])
+    return MadeLook.of(found, [Key(arm, "m") for arm in arms])
 
 
 def row(verdict: Verdict, difference: float = 0.0) -> Comparison:
@@ -92,7 +93,7 @@ def test_looks_that_nobody_planned_never_spend_more_than_the_whole_error() -> No
 
 
 def test_the_same_seeds_again_are_the_same_look() -> None:
-    planned = [("a", "m"), ("b", "m")]
+    planned = [Key("a", "m"), Key("b", "m")]
     read = with_look(with_look([], seeds(3), planned), seeds(5), planned)
     assert with_look(read, seeds(3), planned) == read == [seeds(3, "a", "b"), seeds(5, "a", "b")]
 
@@ -100,23 +101,32 @@ def test_the_same_seeds_again_are_the_same_look() -> None:
 def test_the_family_of_a_look_never_shrinks() -> None:
     """Fewer arms at the same seeds are the same look; at other seeds, all that were read before still count."""
     read = [seeds(3, "a", "b", "c")]
-    assert with_look(read, seeds(3), [("a", "m")]) == read
-    assert with_look(read, seeds(5), [("a", "m"), ("d", "m")])[1:] == [seeds(5, "a", "d", "b", "c")]
+    assert with_look(read, seeds(3), [Key("a", "m")]) == read
+    assert with_look(read, seeds(5), [Key("a", "m"), Key("d", "m")])[1:] == [seeds(5, "a", "d", "b", "c")]
 
 
 def test_arms_that_are_added_to_seeds_that_were_read_are_a_look_of_their_own() -> None:
     read = [seeds(3, "a", "b"), seeds(5, "a", "b")]
-    more = with_look(read, seeds(5), [("a", "m"), ("c", "m"), ("d", "m")])
+    more = with_look(read, seeds(5), [Key("a", "m"), Key("c", "m"), Key("d", "m")])
     assert more == [*read, seeds(5, "c", "d")]
-    assert with_look(more, seeds(5), [("a", "m"), ("d", "m")]) == more
+    assert with_look(more, seeds(5), [Key("a", "m"), Key("d", "m")]) == more
 
 
-def test_a_look_of_an_older_file_has_the_family_of_today() -> None:
-    assert with_look([seeds(3)], seeds(3), [("a", "m")]) == [seeds(3, "a")]
+def test_a_family_is_recorded_by_arm_and_keeps_its_order() -> None:
+    keys = [
+        Key("a", "m"),
+        Key("a", "n", "few"),
+        Key("a", "n"),
+        Key("a", "m", "", "trend"),
+        Key("a × b", "m", "", "interaction"),
+    ]
+    look = MadeLook.of(seeds(3), keys)
+    assert look.keys == [keys[0], keys[2], keys[1], *keys[3:]]
+    assert MadeLook.model_validate(look.model_dump(mode="json")).keys == look.keys
 
 
 def test_the_first_decided_verdict_stands() -> None:
-    key, other, late = ("arm", "a"), ("arm", "b"), ("arm", "c")
+    key, other, late = Key("arm", "a"), Key("arm", "b"), Key("arm", "c")
     found = replay(
         [
             {key: row("undecided"), other: row("better", 1.0)},
@@ -133,7 +143,7 @@ def test_the_first_decided_verdict_stands() -> None:
 
 def test_a_decided_row_knows_the_runs_that_fell_after_its_look() -> None:
     """The last look counts: a run that an earlier one held for fallen may be none with more seeds."""
-    key, other = ("arm", "a"), ("arm", "b")
+    key, other = Key("arm", "a"), Key("arm", "b")
     rows = [
         row("unstable").model_copy(update={"fallen": falls, "baseline_fallen": of_baseline})
         for falls, of_baseline in (([1], []), ([6, 1], [4]), ([5, 6, 1], []))

@@ -21,7 +21,9 @@ from tintype.study import power
 from tintype.study.effect import Effect
 from tintype.study.power import plan_power
 from tintype.study.results import StudyResults
-from tintype.study.spread import Groups, against, difference
+from tintype.study.stats.cells import Cells
+from tintype.study.stats.contrast import against
+from tintype.study.stats.estimate import estimate
 from tintype.terminal.studies import _reach, show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
@@ -127,8 +129,8 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
     effect = plan.detectable(1.0, confidence, seeds)
     for _ in range(studies):
         values = {arm: dict(enumerate(draw.normal(size=seeds) + effect * (arm == "a"))) for arm in arms}
-        groups = Groups(values, {"control": "baseline"} if control else {})
-        low, _ = difference([against(groups, "a", arms[: 1 + control])]).interval(confidence) or (0.0, 0.0)
+        cells = Cells(values, plans={"control": "baseline"} if control else {})
+        low, _ = estimate(cells, against("a", "baseline").over_plans(cells), confidence).interval or (0.0, 0.0)
         found += low > 0
     assert 0.7 < found / studies < 0.84
 

@@ -16,6 +16,7 @@ from tintype.study.lab import StudyOutcome, replicate_study, report_study, run_s
 from tintype.study.replicate import Claim, Claimed, claims_of, fresh_seeds, judge, read_replication
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Outcome, Run, StudyResults, Verdict, read_results_file
+from tintype.study.stats.contrast import Key
 from tintype.study.study import load_study
 
 STUDY = """
@@ -176,7 +177,7 @@ def fresh(low: float | None, high: float | None, verdict: Verdict = "better") ->
     ],
 )
 def test_holds_weaker_and_fails(verdict: Claimed, estimate: float, row: Comparison | None, outcome: Outcome) -> None:
-    assert judge(Claim("arm", "metric", verdict, estimate, 0.1), row) == outcome
+    assert judge(Claim(Key("arm", "metric"), verdict, estimate, 0.1), row) == outcome
 
 
 def test_the_corrected_estimate_is_what_has_to_be_reached(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_the_corrected_estimate_is_what_has_to_be_reached(tmp_path: Path) -> Non
     arm = results.arms[2].model_copy(update={"comparisons": {METRIC: corrected}})
     (shrunk,) = claims_of(results.model_copy(update={"arms": [*results.arms[:2], arm]}))
     assert shrunk.estimate == pytest.approx(row.difference / 2)
-    assert claim.key == shrunk.key == ("strong", METRIC)
+    assert claim.key == shrunk.key == Key("strong", METRIC)
 
 
 def test_arms_of_a_factorial_study_are_replicated_without_their_contrasts(tmp_path: Path) -> None:

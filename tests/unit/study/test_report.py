@@ -52,7 +52,7 @@ from tintype.study.results import (
     TokenizerInfo,
     read_results_file,
 )
-from tintype.study.trends import NO_RUNS, NOT_POSITIVE
+from tintype.study.verdicts import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}

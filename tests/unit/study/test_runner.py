@@ -18,9 +18,9 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult, result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
-from tintype.study.compare import read_run
 from tintype.study.lab import run_study
 from tintype.study.runner import Message, Task, _headline, _note_failure, _run, tasks_of
+from tintype.study.runs import read_run
 from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train import checkpoint

@@ -7,8 +7,8 @@ import pytest
 from tests.tiny import tiny_plan
 from tests.tiny_text import option
 from tintype.errors import UserError
-from tintype.study.compare import _check_identities, _text
 from tintype.study.results import Run
+from tintype.study.runs import _text, check_identities
 
 
 def run_of(identity: str, *techniques: str) -> Run:
@@ -29,7 +29,7 @@ def test_an_encoder_that_changed_between_runs_is_refused() -> None:
         run_of("ab" * 32, option()),
     )
     elsewhere = run_of("ef" * 32, option() + ",to.clean=true")
-    _check_identities({"baseline": [words], "one": [one], "two": [two], "elsewhere": [elsewhere]})
+    check_identities({"baseline": [words], "one": [one], "two": [two], "elsewhere": [elsewhere]})
     changed = run_of("cd" * 32, option())
     with pytest.raises(UserError, match=r"the text encoder 'minilm' was abab.* for 'one', seed 0 and cdcdcdcdcdcd for"):
-        _check_identities({"one": [one], "two": [changed]})
+        check_identities({"one": [one], "two": [changed]})

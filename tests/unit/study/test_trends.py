@@ -1,9 +1,9 @@
-"""Trends with the number of tokens: the numbers against scipy, and one correction for the whole study."""
+"""Trends with the number of tokens: the numbers against numpy, and one correction for the whole study."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +12,17 @@ import pytest
 from tests.unit.study.example_results import METRICS, example, several
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
-from tintype.study.compare import _compared, _trend, _trend_pairs, metric_infos, planned_comparisons
-from tintype.study.pairs import Key, Pair
+from tintype.study.compare import Reading, read_at_looks
+from tintype.study.contrasts import UNPAIRED, asked_of, count_comparisons, is_tested, own_key, trend_key
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
-from tintype.study.shares import count_comparisons, counts_of, is_tested, weights_of
-from tintype.study.spread import Groups, against, difference
+from tintype.study.runs import metric_infos
+from tintype.study.stats.cells import LOG, Cells
+from tintype.study.stats.contrast import OF_ARMS, against
+from tintype.study.stats.estimate import estimate
+from tintype.study.stats.family import counts_of, weights_of
 from tintype.study.study import Study, read_settings, resolve
-from tintype.study.trends import NO_RUNS, NOT_POSITIVE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
-from tintype.study.verdicts import compare
+from tintype.study.verdicts import NO_RUNS, NOT_POSITIVE, Matched, match
 
 STUDY = """
 question: why?
@@ -35,77 +37,12 @@ arms: [{techniques: [x-prediction]}, {techniques: [ema]}]
 """
 
 
+METRIC = "fd_scenes"
+EMA = trend_key("ema", METRIC)
+
+
 def study(text: str = STUDY) -> Study:
     return resolve("test", read_settings(read_yaml(text, "study.yaml"), Path()))
-
-
-def runs_of(values: list[float], metric: str = "m") -> list[Run]:
-    return [
-        Run(seed=seed, hash=str(seed), folder="", state="done", metrics={metric: value})
-        for seed, value in enumerate(values)
-    ]
-
-
-def level(new: list[float], old: list[float], resolution: str = "r") -> Level:
-    return Level(resolution, runs_of(new), runs_of(old))
-
-
-FEW = level([2.0, 2.4, 2.1], [1.9, 2.2, 2.2], "coarse")
-MOST = level([9.0, 12.0, 10.5], [6.0, 7.0, 8.0], "fine")
-
-
-def test_a_trend_pairs_the_logarithms_of_the_ratios() -> None:
-    pair = trend_pair(FEW, MOST, "m")
-    assert isinstance(pair, Pair) and pair.complete and pair.shared_seeds
-    fewest = np.log([2.0 / 1.9, 2.4 / 2.2, 2.1 / 2.2])
-    most = np.log([9.0 / 6.0, 12.0 / 7.0, 10.5 / 8.0])
-    assert pair.new == pytest.approx(most.tolist()) and pair.old == pytest.approx(fewest.tolist())
-
-
-def test_a_relative_effect_has_the_interval_of_the_logarithms() -> None:
-    effect = relative_effect(MOST, "m", True)
-    assert effect is not None and effect.resolution == "fine"
-    sets = {"arm": dict(enumerate(np.log([9.0, 12.0, 10.5]))), "baseline": dict(enumerate(np.log([6.0, 7.0, 8.0])))}
-    expected = difference([against(Groups(sets, {}), "arm", ["baseline"])])
-    low, high = expected.interval(0.95) or (0.0, 0.0)
-    assert (effect.value, effect.low, effect.high) == pytest.approx((expected.value, low, high))
-
-
-def test_a_relative_effect_leaves_out_runs_that_fell_off() -> None:
-    new, old = [0.74, 0.73, 0.72, 0.75, 0.30], [0.71, 0.73, 0.72, 0.75, 0.74, 0.20]
-    effect = relative_effect(replace(level(new, old), fallen=[4], baseline_fallen=[5]), "m", True)
-    assert effect is not None and effect.low is not None and effect.high is not None
-    assert effect.value == pytest.approx(float(np.mean(np.log(new[:4])) - np.mean(np.log(old[:5]))))
-    assert -0.1 < effect.low < effect.value < effect.high < 0.1
-
-
-@pytest.mark.parametrize("bad", [0.0, -0.1])
-def test_where_a_value_is_not_positive_there_is_no_relative_effect(bad: float) -> None:
-    assert trend_pair(FEW, level([9.0, bad, 10.5], [6.0, 7.0, 8.0]), "m") == NOT_POSITIVE
-    assert trend_pair(level([1.0, 1.0, 1.0], [1.0, 1.0, bad]), MOST, "m") == NOT_POSITIVE
-    assert relative_effect(level([1.0, 2.0], [1.0, bad]), "m", True) is None
-
-
-def test_a_seed_that_lost_a_run_leaves_the_trend_incomplete() -> None:
-    pair = trend_pair(FEW, level([9.0, math.nan, 10.5], [6.0, 7.0, 8.0]), "m")
-    assert isinstance(pair, Pair) and not pair.complete and len(pair.new) == len(pair.old) == 2
-    assert trend_pair(FEW, MOST, "another metric") == NO_RUNS
-
-
-def test_a_trend_says_how_many_seeds_diverged() -> None:
-    def lost(*seeds: int) -> Level:
-        runs = list(MOST.new)
-        for seed in seeds:
-            runs[seed] = Run(seed=seed, hash="", folder="", state="diverged")
-        return Level("fine", runs, MOST.old)
-
-    partly, wholly = trend_pair(FEW, lost(1), "m"), trend_pair(FEW, lost(0, 1, 2), "m")
-    assert isinstance(partly, Pair) and isinstance(wholly, Pair)
-    assert len(partly.new) == 2 and partly.lost == "diverged at 1 of 3 seeds"
-    assert wholly.new == [] and wholly.lost == "diverged at 3 of 3 seeds"
-    (row,) = compare({("a", "m"): wholly}, {"m": METRICS[0]}).values()
-    trend = Trend(arm="a", metric="m", effects=[], comparison=row)
-    assert findings.trend_words(trend, METRICS[0]) == "diverged at 3 of 3 seeds"
 
 
 def made_up(one: Study) -> dict[str, list[Run]]:
@@ -127,28 +64,111 @@ def made_up(one: Study) -> dict[str, list[Run]]:
     }
 
 
-def all_rows(one: Study, runs: dict[str, list[Run]]) -> dict[Key, Comparison]:
-    meanings = metric_infos(one)
-    return _compared(one, runs, meanings, _trend_pairs(one, runs), planned_comparisons(one, meanings))
+def with_values(runs: dict[str, list[Run]], **values: Sequence[float | None]) -> dict[str, list[Run]]:
+    """Return the runs with other values of the metric, as `ema_fine`. None: the run diverged."""
+    changed = dict(runs)
+    for name, of_arm in values.items():
+        label = name.replace("_", " @ ")
+        changed[label] = [
+            run.model_copy(update={"state": "diverged", "metrics": {}})
+            if value is None
+            else run.model_copy(update={"metrics": {**run.metrics, METRIC: value}})
+            for run, value in zip(runs[label], of_arm, strict=True)
+        ]
+    return changed
+
+
+def read(one: Study, runs: dict[str, list[Run]]) -> Reading:
+    return read_at_looks(one, runs, metric_infos(one), [])
+
+
+def trends_of(reading: Reading) -> dict[tuple[str, str], Trend]:
+    return {(trend.arm, trend.metric): trend for trend in reading.verdicts()["trends"]}
+
+
+def matched(runs: dict[str, list[Run]], one: Study | None = None) -> Matched | str:
+    return match(asked_of(one or study(), [METRIC])[EMA], runs, METRIC)
+
+
+FEW = {"ema_coarse": [2.0, 2.4, 2.1], "baseline_coarse": [1.9, 2.2, 2.2]}
+MOST = {"ema_fine": [9.0, 12.0, 10.5], "baseline_fine": [6.0, 7.0, 8.0]}
+
+
+def test_a_trend_is_between_the_logarithms_of_the_ratios_at_the_fewest_and_the_most_tokens() -> None:
+    one = study()
+    runs = with_values(made_up(one), **FEW, **MOST)
+    found = matched(runs)
+    fewest = np.log([2.0 / 1.9, 2.4 / 2.2, 2.1 / 2.2])
+    most = np.log([9.0 / 6.0, 12.0 / 7.0, 10.5 / 8.0])
+    assert isinstance(found, Matched) and found.complete
+    assert found.old == pytest.approx(fewest.tolist()) and found.differences == pytest.approx((most - fewest).tolist())
+
+
+def test_the_effects_of_a_trend_are_in_the_middle_of_its_difference() -> None:
+    one = study(STUDY.replace("control_seeds: [7, 8, 9]\n", ""))
+    runs = with_values(made_up(one), **FEW, **MOST)
+    trend = trends_of(read(one, runs))["ema", METRIC]
+    assert [effect.resolution for effect in trend.effects] == ["coarse", "middle", "fine"] and trend.comparison
+    assert trend.comparison.scale == "ratio" and trend.comparison.baseline_mean == pytest.approx(trend.effects[0].value)
+    assert trend.comparison.mean == pytest.approx(trend.effects[-1].value)
+    assert trend.comparison.difference == pytest.approx(trend.effects[-1].value - trend.effects[0].value)
+    sets = {"arm": np.log([9.0, 12.0, 10.5]), "baseline": np.log([6.0, 7.0, 8.0])}
+    expected = estimate(Cells({n: dict(enumerate(of)) for n, of in sets.items()}, LOG), against("arm", "baseline"))
+    effect = trend.effects[-1]
+    assert (effect.low, effect.high) == pytest.approx(expected.interval)
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.1])
+def test_where_a_value_is_not_positive_there_is_no_relative_effect(bad: float) -> None:
+    one = study()
+    for where in ("ema_fine", "baseline_coarse"):
+        runs = with_values(made_up(one), **{where: [9.0, bad, 10.5]})
+        assert matched(runs) == NOT_POSITIVE
+        reading = read(one, runs)
+        trend = trends_of(reading)["ema", METRIC]
+        assert trend.undefined == NOT_POSITIVE and trend.comparison is None and EMA not in reading.rows
+        assert where.split("_")[1] not in [effect.resolution for effect in trend.effects]
+
+
+@pytest.mark.parametrize("bad", ["ema_fine", "baseline_fine"])
+def test_a_value_that_is_not_positive_beside_a_lost_run_leaves_the_trend_undefined(bad: str) -> None:
+    one = study(STUDY.replace("control_seeds: [7, 8, 9]\n", ""))
+    runs = with_values(made_up(one), **FEW, **MOST)
+    lost = {name: 0.0 if name == bad else None for name in MOST}
+    changed = with_values(runs, **{name: [of[0], lost[name], of[2]] for name, of in MOST.items()})
+    reading = read(one, changed)
+    assert EMA not in reading.rows and trends_of(reading)["ema", METRIC].undefined == NOT_POSITIVE
+
+
+def test_a_seed_that_lost_a_run_leaves_the_trend_without_a_verdict() -> None:
+    one = study()
+    runs = with_values(made_up(one), **FEW, ema_fine=[9.0, None, 10.5])
+    found = matched(runs)
+    assert isinstance(found, Matched) and not found.complete and len(found.old) == len(found.differences) == 2
+    assert found.lost == "ema @ fine diverged 1 of 3" and read(one, runs).rows[EMA].verdict == "diverged"
+    wholly = with_values(runs, ema_fine=[None] * 3)
+    trend = trends_of(read(one, wholly))["ema", METRIC]
+    assert findings.trend_words(trend, metric_infos(one)[METRIC]) == "ema @ fine diverged 3 of 3"
+    missing = [run.model_copy(update={"state": "missing", "metrics": {}}) for run in runs["ema @ fine"]]
+    assert matched({**runs, "ema @ fine": missing}) == NO_RUNS
 
 
 def test_every_arm_is_compared_with_the_baseline_of_its_resolution_and_all_are_corrected_together() -> None:
     one = study()
-    runs, meanings = made_up(one), definitions(one.settings.evaluation)
-    trends, rows = _trend_pairs(one, runs), all_rows(one, runs)
-    primary = one.settings.primary
-    between = [(arm, metric) for arm in ("x-prediction", "ema") for metric in (*primary, "images_per_s")]
-    assert {trend_key(*key) for key in between} <= set(rows)
+    reading, meanings = read(one, made_up(one)), definitions(one.settings.evaluation)
+    rows, primary = reading.rows, one.settings.primary
+    between = [trend_key(arm, metric) for arm in ("x-prediction", "ema") for metric in (*primary, "images_per_s")]
+    assert set(between) <= set(rows)
     assert len(rows) == 3 * 3 * len(meanings) + len(between)
-    assert all(trends["control", metric] == UNPAIRED for metric in primary)
-    for (label, _), row in rows.items():
-        if label.endswith(("coarse", "middle", "fine")):
-            assert abs(row.difference / row.baseline_mean) < 0.1
-    tested = {key: row for key, row in rows.items() if key[1] != "images_per_s"}
+    assert all(trends_of(reading)["control", metric].undefined == UNPAIRED for metric in primary)
+    for row in (row for key, row in rows.items() if key.kind in OF_ARMS):
+        assert abs(row.difference / row.baseline_mean) < 0.1
+    tested = {key: row for key, row in rows.items() if key.metric != "images_per_s"}
     assert all(row.verdict == "measured" and row.p is None for key, row in rows.items() if key not in tested)
+    first_look = 0.8
     for key, weight in weights_of(tested, primary).items():
         p, corrected = tested[key].p, tested[key].p_adjusted
-        assert p is not None and corrected == pytest.approx(min(1.0, p / weight))
+        assert p is not None and corrected == pytest.approx(min(1.0, p / weight / first_look))
 
 
 ALONE = STUDY[: STUDY.index("resolutions")] + STUDY[STUDY.index("seeds") :]
@@ -162,39 +182,27 @@ def test_what_is_planned_is_what_is_counted() -> None:
         control, primary = bool(one.settings.control_seeds), one.settings.primary
         meanings = definitions(one.settings.evaluation)
         expected = count_comparisons(2, control, resolutions, primary, list(meanings))
-        planned = [key for key in planned_comparisons(one, meanings) if is_tested(key[1])]
+        planned = [key for key in asked_of(one, meanings) if is_tested(key.metric)]
         assert counts_of(planned, primary) == expected
+        assert (resolutions > 1) == any(key.kind == "trend" for key in asked_of(one, meanings))
 
 
-def test_the_trend_is_between_the_fewest_and_the_most_tokens() -> None:
-    one = study()
-    runs = made_up(one)
-    pair = _trend_pairs(one, runs)["ema", "fd_scenes"]
-    assert isinstance(pair, Pair)
-    for effects, where in ((pair.new, "fine"), (pair.old, "coarse")):
-        arm, baseline = (
-            [run.metrics["fd_scenes"] for run in runs[f"{name} @ {where}"]] for name in ("ema", "baseline")
-        )
-        assert effects == pytest.approx(np.log(np.array(arm) / np.array(baseline)))
-
-
-def test_a_run_that_fell_off_makes_the_trend_unstable() -> None:
+def test_a_collapsed_run_makes_the_trend_unstable() -> None:
     """Without this the trend would be better or worse by the runs that are left, at one of its ends."""
     one = study(STUDY.replace("seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]").replace("[7, 8, 9]", "[6, 7, 8, 9]"))
-    runs, key = made_up(one), trend_key("ema", "fd_scenes")
-    assert all_rows(one, runs)[key].verdict in ("undecided", "same")
+    runs = made_up(one)
+    assert read(one, runs).rows[EMA].verdict in ("undecided", "same")
     for arm, words in (
         ("ema", "unstable: 1 of 4 runs fell off"),
         ("baseline", "unstable: runs of the baseline fell off"),
     ):
-        fallen = {label: list(of_arm) for label, of_arm in runs.items()}
         label = f"{arm} @ coarse"
-        run = fallen[label][2]
-        fallen[label][2] = run.model_copy(update={"metrics": {name: 50 * value for name, value in run.metrics.items()}})
-        rows = all_rows(one, fallen)
-        assert rows[key].verdict == "unstable" and rows[key].words == words
-        trend = _trend(("ema", "fd_scenes"), one, fallen, _trend_pairs(one, fallen)["ema", "fd_scenes"], rows)
-        assert all(abs(effect.value) < 0.05 for effect in trend.effects), "no mean over fallen and healthy runs"
+        values = [run.metrics[METRIC] * (50 if index == 2 else 1) for index, run in enumerate(runs[label])]
+        reading = read(one, with_values(runs, **{f"{arm}_coarse": list(values)}))
+        assert reading.rows[EMA].verdict == "unstable" and reading.rows[EMA].words == words
+        effects = trends_of(reading)["ema", METRIC].effects
+        assert len(effects) == 3
+        assert all(abs(effect.value) < 0.05 for effect in effects), "no mean over collapsed and healthy runs"
 
 
 def test_a_margin_in_the_metrics_unit_is_a_ratio_to_the_baseline() -> None:
@@ -202,14 +210,10 @@ def test_a_margin_in_the_metrics_unit_is_a_ratio_to_the_baseline() -> None:
     margins = []
     for margin in ("2", "2%"):
         one = study(STUDY + f"analysis: {{margin: '{margin}'}}\n")
-        row = all_rows(one, made_up(one))[trend_key("ema", "fd_scenes")]
+        row = read(one, made_up(one)).rows[EMA]
         assert row.margin is not None
         margins.append(row.margin)
     assert margins[0] == pytest.approx(margins[1], rel=0.05)
-
-
-def test_without_resolutions_there_is_no_trend() -> None:
-    assert _trend_pairs(study(ALONE), {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -242,15 +246,15 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
 
 
 def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
-    few, three_times = level([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]), level([0.3, 0.6, 0.9], [0.1, 0.2, 0.3])
-    pair = trend_pair(few, three_times, "m")
-    assert isinstance(pair, Pair)
-    row = compare({("a", "m"): pair}, {"m": METRICS[0]})["a", "m"]
-    assert row.difference > 1 and row.verdict == "no spread"
-    close = [1 + 1e-15, 1 + 3e-15, 1 + 2e-15]
-    nearly = trend_pair(few, level(close, [1.0] * 3), "m")  # the logarithms are as small as their rounding
-    assert isinstance(nearly, Pair)
-    assert compare({("a", "m"): nearly}, {"m": METRICS[0]})["a", "m"].verdict == "identical"
+    """Of three times the baseline everywhere, and of logarithms that are as small as their rounding."""
+    one = study(STUDY.replace("control_seeds: [7, 8, 9]\n", ""))
+    close, ones = [1 + 1e-15, 1 + 3e-15, 1 + 2e-15], [1.0] * 3
+    for fine, verdict in (([3.0] * 3, "no spread"), (close, "identical")):
+        values = {"ema_coarse": ones, "baseline_coarse": ones, "ema_fine": fine, "baseline_fine": ones}
+        values |= {f"x-prediction_{where}": ones for where in ("coarse", "fine")}
+        row = read(one, with_values(made_up(one), **values)).rows[EMA]
+        assert row.verdict == verdict and row.p is row.low is None
+        assert row.difference == pytest.approx(math.log(fine[0]), abs=1e-12)
 
 
 def test_the_made_up_study_finds_its_trend() -> None:
@@ -262,20 +266,19 @@ def test_the_made_up_study_finds_its_trend() -> None:
 
 def test_an_arm_that_diverged_at_every_seed_is_no_incomplete_one() -> None:
     one = study()
-    runs = made_up(one)
-    arm, half, waiting = (f"{name} @ middle" for name in ("x-prediction", "ema", "control"))
-    runs[arm] = [run.model_copy(update={"state": "diverged", "metrics": {}}) for run in runs[arm]]
-    runs[half][1] = runs[half][1].model_copy(update={"state": "failed", "metrics": {}})
-    runs[waiting][0] = runs[waiting][0].model_copy(update={"state": "missing", "metrics": {}})
-    rows = all_rows(one, runs)
-    found = {name: (rows[name, "fd_scenes"].verdict, rows[name, "fd_scenes"].words) for name in (arm, half, waiting)}
-    assert found == {
-        arm: ("diverged", "diverged 3 of 3"),
-        half: ("failed", "failed 1 of 3"),
-        waiting: ("incomplete", "incomplete"),
+    keys = {name: own_key(name, "control" if name == "control" else "arm", "middle", METRIC) for name in ROLES}
+    runs = with_values(made_up(one), **{"x-prediction_middle": [None] * 3})
+    for name, seed, state in (("ema", 1, "failed"), ("control", 0, "missing")):
+        of_arm = runs[f"{name} @ middle"]
+        of_arm[seed] = of_arm[seed].model_copy(update={"state": state, "metrics": {}})
+    rows = read(one, runs).rows
+    assert {name: (rows[key].verdict, rows[key].words) for name, key in keys.items()} == {
+        "x-prediction": ("diverged", "diverged 3 of 3"),
+        "ema": ("failed", "failed 1 of 3"),
+        "control": ("incomplete", "incomplete"),
     }
-    baseline = "baseline @ middle"
-    runs = made_up(one) | {
-        baseline: [run.model_copy(update={"state": "diverged", "metrics": {}}) for run in runs[baseline]]
-    }
-    assert all_rows(one, runs)[half, "fd_scenes"].words == "baseline diverged 3 of 3"
+    runs = with_values(made_up(one), baseline_middle=[None] * 3)
+    assert read(one, runs).rows[keys["ema"]].words == "baseline diverged 3 of 3"
+
+
+ROLES = ("x-prediction", "ema", "control")

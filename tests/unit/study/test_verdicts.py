@@ -1,51 +1,154 @@
-"""The number of comparisons of a study, and the description of the method in the report."""
+"""Verdicts: the runs of a contrast seed by seed, and what an interval says in the metric's own unit."""
 
 from __future__ import annotations
 
-from tintype.study.analysis import DEFAULT
-from tintype.study.shares import Counts, count_comparisons
-from tintype.study.verdicts import describe_method
+import math
 
-METRICS = ["accuracy", *map(str, range(7)), "images_per_s"]
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.study.plain_rows import asked_arm, rows_of, runs_of
+from tintype.study.analysis import AnalysisSettings
+from tintype.study.results import Comparison, MetricInfo, Run
+from tintype.study.verdicts import Matched, match
+
+DISTANCE = MetricInfo(name="m", label="distance", direction="lower", definition="", range=(0.0, None))
+SHARE = MetricInfo(name="m", label="accuracy", direction="higher", definition="", range=(0.0, 1.0))
+LOWER, HIGHER = (
+    MetricInfo(name="m", label="anything", direction=direction, definition="") for direction in ("lower", "higher")
+)
+SPREAD = [0.0, 0.01, -0.01, 0.005, -0.005]
 
 
-def test_comparisons_between_resolutions_are_counted() -> None:
-    """Two arms and a control, one of nine metrics is primary: at three resolutions, and then the trend of each arm.
+def row_of(arm: list[Run], baseline: list[Run], meaning: MetricInfo, **analysis: object) -> Comparison:
+    """Compare an arm in a study with another arm that is like the baseline."""
+    runs = {"baseline": baseline, "arm": arm, "other": baseline[: len(SPREAD)]}
+    settings = AnalysisSettings.model_validate(analysis)
+    return rows_of(runs, meaning, [asked_arm("arm")], analysis=settings)["arm"]
 
-    The throughput is not tested.
-    """
-    assert count_comparisons(2, True, 1, METRICS[:1], METRICS) == Counts(3, 21)
-    assert count_comparisons(2, True, 3, METRICS[:1], METRICS) == Counts(9 + 2, 63)
-    assert count_comparisons(2, False, 3, ["images_per_s"], METRICS) == Counts(0, 48)
-    text = describe_method(3, Counts(11, 63), True, ["accuracy"], DEFAULT, [64, 256, 1024])
-    for words in (
-        "baseline of that resolution",
-        "at 1,024 tokens minus log(arm / baseline) at 64",
-        "All 74 intervals",
-        "the 11 on primary metrics",
+
+def around(mean: float, times: float = 1.0) -> list[Run]:
+    return runs_of([mean * (1 + times * one) for one in SPREAD])
+
+
+@pytest.mark.parametrize(
+    ("mean", "times", "verdict"),
+    [(0.5, 1, "worse"), (0.62, 1, "better"), (0.552, 1, "same"), (0.56, 5, "undecided")],
+)
+def test_the_interval_says_what_is_shown(mean: float, times: float, verdict: str) -> None:
+    row = row_of(around(mean, times), around(0.55, times), SHARE)
+    assert row.verdict == verdict and row.low is not None and row.high is not None and row.margin is not None
+    inside = -row.margin <= row.low and row.high <= row.margin
+    assert inside == (verdict == "same")
+    assert (not inside and not row.low <= 0 <= row.high) == (verdict in ("better", "worse"))
+    assert (row.seeds_needed is not None and row.seeds_needed > 5) == (verdict == "undecided")
+
+
+def test_margins_are_of_the_metric_or_of_all_relative_or_in_its_unit() -> None:
+    for analysis in (
+        {"margin": "20%"},
+        {"margins": {"m": 0.11}},
+        {"margin": 0.11},
+        {"margin": "1%", "margins": {"m": "20%"}},
     ):
-        assert words in text
-    assert "those between resolutions included" in text
-    assert "The control has no such comparison" in text
-    without = describe_method(3, Counts(8, 42), False, ["accuracy"], DEFAULT, [64, 256, 1024])
-    assert "at 1,024 tokens" in without and "control" not in without
-    assert "tokens" not in describe_method(3, Counts(3, 21), True, ["accuracy"], DEFAULT)
+        row = row_of(around(0.56), around(0.55), SHARE, **analysis)
+        assert row.verdict == "same" and row.margin == pytest.approx(0.11, rel=0.01)
+    with pytest.raises(ValidationError, match=r"margin three: write it as 5%"):
+        AnalysisSettings(margin="three")
 
 
-def test_the_method_says_that_planned_looks_stopped_an_arm_early() -> None:
-    said = [describe_method(12, Counts(3, 24), False, ["accuracy"], DEFAULT, (), n) for n in (4, 12)]
-    assert said[0].startswith("Arms were trained with 4 to 12 seeds.")
-    assert said[1].startswith("Each arm was trained with 12 seeds.")
+def test_distances_are_compared_as_logarithms_and_written_in_their_unit() -> None:
+    row = row_of(around(2.0), around(4.0), DISTANCE)
+    assert row.scale == "log" and row.verdict == "better" and row.low is not None and row.high is not None
+    geometric = math.exp(sum(math.log(1 + one) for one in SPREAD) / len(SPREAD))
+    assert (row.mean, row.baseline_mean) == pytest.approx((2 * geometric, 4 * geometric))
+    assert row.difference == pytest.approx(row.mean - row.baseline_mean)
+    low, high = (math.log1p(end / row.baseline_mean) for end in (row.low, row.high))
+    assert (low + high) / 2 == pytest.approx(math.log(0.5))
+    larger = row_of(around(20.0), around(40.0), DISTANCE)
+    assert larger.low == pytest.approx(10 * row.low) and larger.p == pytest.approx(row.p)
 
 
-def test_the_method_says_what_was_done() -> None:
-    usual = describe_method(3, Counts(3, 24), True, ["accuracy"], DEFAULT)
-    for words in (
-        "All 27 intervals",
-        "the 3 on primary metrics (accuracy) share 4% of error",
-        "metrics 1%",
-        "same plan",
-    ):
-        assert words in usual
-    assert "sketch" in describe_method(1, Counts(3, 24), True, ["accuracy"], DEFAULT)
-    assert "share 4%" not in describe_method(3, Counts(2, 0), False, ["accuracy"], DEFAULT)
+def test_values_that_are_not_positive_are_compared_as_they_are() -> None:
+    row = row_of(runs_of([0.0, 1.0, 2.0]), runs_of([4.0, 5.0, 6.0]), DISTANCE)
+    assert row.scale == "raw" and row.difference == pytest.approx(-4)
+
+
+def test_the_estimate_of_a_verdict_is_corrected_for_selection() -> None:
+    near, far = (row_of(around(mean), around(0.55), SHARE, margin="0.1%") for mean in (0.558, 0.8))
+    assert near.verdict == far.verdict == "better" and near.corrected is not None and far.corrected is not None
+    assert 0 < near.corrected < 0.9 * near.difference
+    assert far.corrected == pytest.approx(far.difference, rel=0.01)
+
+
+def test_an_arm_with_a_collapsed_run_is_unstable_and_its_numbers_are_of_the_others() -> None:
+    arm = [*around(0.6), *runs_of([0.2], first_seed=5)]
+    baseline = runs_of([0.55 * (1 + one) for one in [*SPREAD, 0.002]])
+    row = row_of(arm, baseline, SHARE)
+    assert row.verdict == "unstable" and row.fallen == [5] and row.words == "unstable: 1 of 6 runs fell off"
+    assert row.mean == pytest.approx(0.6) and len(row.differences) == 6
+    turned = row_of(baseline, arm, SHARE)
+    assert turned.verdict == "unstable" and turned.note == "runs of the baseline fell off (seed 5)"
+    assert turned.baseline_fallen == [5] and turned.words == "unstable: runs of the baseline fell off"
+
+
+def verdicts(meaning: MetricInfo = LOWER, /, **values: list[float]) -> dict[str, str]:
+    rows = rows_of({name: runs_of(of) for name, of in values.items()}, meaning)
+    return {name: row.verdict for name, row in rows.items()}
+
+
+BASELINE = [10.0, 10.2, 9.9]
+
+
+def test_a_clear_effect_is_called_by_its_direction() -> None:
+    values = {"baseline": BASELINE, "low": [5.0, 5.25, 4.85], "high": [15.0, 15.1, 14.9]}
+    assert verdicts(**values) == {"low": "better", "high": "worse"}
+    assert verdicts(HIGHER, **values) == {"low": "worse", "high": "better"}
+
+
+def test_one_seed_is_a_sketch() -> None:
+    row = rows_of({"baseline": runs_of([10.0]), "arm": runs_of([5.0])}, LOWER)["arm"]
+    assert row.verdict == "sketch" and row.difference == -5
+    assert row.low is row.high is row.p is row.p_adjusted is row.detectable is None
+
+
+def lost(*seeds: int, state: str = "diverged") -> list[Run]:
+    """Three runs, of which some have no value."""
+    return [
+        Run.model_validate({"seed": run.seed, "hash": "", "folder": "", "state": state}) if run.seed in seeds else run
+        for run in runs_of([2.0, 2.2, 2.1])
+    ]
+
+
+def matched(arm: list[Run], baseline: list[Run], name: str = "arm") -> Matched:
+    found = match(asked_arm(name), {name: arm, "baseline": baseline}, "m")
+    assert isinstance(found, Matched)
+    return found
+
+
+def test_runs_that_failed_or_diverged_leave_the_comparison_with_their_partners() -> None:
+    arm = [*runs_of([2.0, math.inf]), *lost(2, state="failed")[2:]]
+    found = matched(arm, runs_of([1.0] * 3))
+    assert (found.old, found.differences, found.complete, found.loss) == ([1.0], [1.0], False, "diverged")
+    assert found.lost == "diverged 1 of 3, failed 1 of 3"
+    assert matched(runs_of([1.0] * 3), lost(0)).lost == "baseline diverged 1 of 3"
+
+
+def test_an_arm_may_have_fewer_seeds_and_the_control_has_its_own() -> None:
+    """Its runs differ from the baseline's mean, whichever run each is beside."""
+    fewer = matched(runs_of([3.0, 4.0]), runs_of([1.0, 2.0, 9.0]))
+    assert fewer.complete and fewer.differences == [2.0, 2.0]
+    control = matched(runs_of([3.0, 4.0], first_seed=7), runs_of([1.0, 2.0]), "control")
+    assert control.complete and control.differences == [1.5, 2.5]
+
+
+def test_an_arm_that_lost_runs_has_numbers_and_no_verdict() -> None:
+    for state, verdict in (("diverged", "diverged"), ("failed", "failed"), ("missing", "incomplete")):
+        rows = rows_of({"baseline": runs_of(BASELINE), "arm": lost(1, state=state)}, LOWER)
+        row = rows["arm"]
+        assert row.verdict == verdict and len(row.differences) == 2
+        assert row.p is not None and row.p_adjusted is None
+    none_left = rows_of({"baseline": runs_of(BASELINE), "arm": lost(0, 1, 2)}, LOWER)["arm"]
+    assert none_left.verdict == "diverged" and none_left.differences == [] and math.isnan(none_left.difference)
+    waiting = lost(0, 1, 2, state="missing")
+    assert rows_of({"baseline": runs_of(BASELINE), "arm": waiting}, LOWER) == {}

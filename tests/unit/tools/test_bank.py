@@ -60,7 +60,7 @@ def test_few_studies_of_one_plan_have_verdicts_and_large_changes_are_found(bank:
 
 
 def test_a_method_without_correction_would_be_caught(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.study.verdicts.confidence_of", lambda share: 0.8)
+    monkeypatch.setattr("tintype.study.compare.confidence_of", lambda share: 0.8)
     assert null(bank, 5, 30).false_verdicts > 0.5
 
 

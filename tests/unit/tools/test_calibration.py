@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tintype.study import spread
+from tintype.study.stats import spread
 from tools.calibration import figure, simulate
 from tools.calibration.simulate import Cell, calibrate, false_verdicts, planted_effect, share_found, tolerance
 
@@ -31,7 +31,7 @@ def test_false_verdicts_stay_under_five_percent_of_studies(seeds: int, shape: si
 
 
 def test_without_the_correction_many_studies_would_have_a_false_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.study.verdicts.confidence_of", lambda weight: 0.95)
+    monkeypatch.setattr("tools.calibration.simulate.confidence_of", lambda weight: 0.95)
     assert false_verdicts(Cell(5), 60).either > 0.3
 
 
@@ -46,12 +46,12 @@ def test_without_its_own_spread_an_arm_would_get_false_verdicts(monkeypatch: pyt
 
 
 def test_simulated_runs_are_paired_as_asked_and_metrics_correlated() -> None:
-    pairs = list(simulate.simulated(Cell(8, pairing=0.8), STUDIES))
-    new, old, control = (
-        np.concatenate([getattr(one[arm, "primary 0"], side) for one in pairs])
-        for arm, side in (("arm 0", "new"), ("arm 0", "old"), ("control", "new"))
-    )
-    other = np.concatenate([one["arm 0", "primary 1"].new for one in pairs])
+    studies = list(simulate.drawn(Cell(8, pairing=0.8), STUDIES))
+
+    def values(arm: str, metric: str = "primary 0") -> list[float]:
+        return [value for one in studies for value in one[metric].values[arm].values()]
+
+    new, old, control, other = values("arm 0"), values("baseline"), values("control"), values("arm 0", "primary 1")
     assert np.corrcoef(new, old)[0, 1] == pytest.approx(0.8, abs=0.05)
     assert np.corrcoef(control, old)[0, 1] == pytest.approx(0.0, abs=0.08)
     assert np.corrcoef(new, other)[0, 1] == pytest.approx(0.6, abs=0.07)
@@ -59,8 +59,8 @@ def test_simulated_runs_are_paired_as_asked_and_metrics_correlated() -> None:
 
 @pytest.mark.parametrize("shape", simulate.SHAPES)
 def test_every_shape_has_no_true_difference(shape: simulate.Shape) -> None:
-    pairs = list(simulate.simulated(Cell(8, shape), 400))
-    differences = np.asarray([np.mean(one["arm 0", "primary 0"].per_seed) for one in pairs])
+    studies = [one["primary 0"] for one in simulate.drawn(Cell(8, shape), 400)]
+    differences = np.asarray([one.mean("arm 0") - one.mean("baseline") for one in studies])
     assert abs(differences.mean()) < 4 * differences.std() / 20
 
 

@@ -1,0 +1,175 @@
+"""Estimates: against scipy at both ends of sharing, by hand between them, and what holds whatever the values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from tests.unit.study.stats.named_cells import cells
+from tintype.study.stats import spread
+from tintype.study.stats.cells import LOG, Cells
+from tintype.study.stats.contrast import Contrast, against
+from tintype.study.stats.estimate import (
+    Estimate,
+    corrected_for_selection,
+    detectable_in_errors,
+    deviation_range,
+    estimate,
+    t_power,
+)
+
+ARM, BASELINE, CONTROL = [1.0, 2.5, 3.1, 4.0], [0.7, 1.9, 3.3, 3.0], [0.9, 2.2, 2.6, 3.5]
+PAIR = against("arm", "baseline")
+
+
+def not_measured(found: Estimate) -> bool:
+    return [found.interval, found.p, found.detectable, found.corrected] == [None] * 4
+
+
+def test_without_sharing_it_is_welchs_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "SHARED_FREEDOM", 0.0)
+    oracle = scipy_stats.ttest_ind(ARM, BASELINE, equal_var=False)
+    found = estimate(cells(arm=ARM, baseline=BASELINE), PAIR)
+    assert found.p == pytest.approx(oracle.pvalue)
+    assert found.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)))
+
+
+def test_with_sharing_alone_it_is_students_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Degrees of freedom are at most those of all runs, however much the shared variance counts."""
+    monkeypatch.setattr(spread, "SHARED_FREEDOM", 1e12)
+    oracle = scipy_stats.ttest_ind(ARM, BASELINE, equal_var=True)
+    found = estimate(cells(arm=ARM, baseline=BASELINE), PAIR)
+    assert found.p == pytest.approx(oracle.pvalue, rel=1e-6) and found.freedom == 6
+
+
+def test_the_controls_runs_count_as_the_baselines() -> None:
+    values = cells(arm=ARM, baseline=BASELINE, control=CONTROL)
+    found = estimate(values, PAIR.over_plans(values))
+    assert found.value == pytest.approx(np.mean(ARM) - np.mean(BASELINE + CONTROL))
+    parts = values.variances["arm"].value / 4 + values.variances["baseline"].value / 8
+    assert found.error == pytest.approx(math.sqrt(parts)) and found.seeds == 4
+
+
+def test_arms_whose_spread_stands_out_are_named() -> None:
+    values = cells(arm=[0.0, 30.0, 60.0], quiet=[0.0, 1.0, 2.0], baseline=[0.0, 1.1, 2.0])
+    assert estimate(values, PAIR).stands_out == ("arm",)
+    assert estimate(values, against("quiet", "baseline")).stands_out == ()
+
+
+def test_a_trend_is_the_difference_of_two_differences() -> None:
+    """Blocks do not share their spread, so the two errors add up as those of independent differences."""
+    values = {"few": {"arm": CONTROL, "baseline": BASELINE}, "many": {"arm": ARM, "baseline": BASELINE}}
+    joined = Cells(
+        {f"{arm} @ {block}": dict(enumerate(of)) for block, arms in values.items() for arm, of in arms.items()},
+        blocks={f"{arm} @ {block}": block for block, arms in values.items() for arm in arms},
+    )
+    few, many = (against(f"arm @ {block}", f"baseline @ {block}") for block in values)
+    found = estimate(joined, Contrast({**many.weights, **few.times(-1).weights}, few.weights))
+    apart = [estimate(cells(**values[block]), PAIR) for block in ("many", "few")]
+    assert found.value == pytest.approx(apart[0].value - apart[1].value)
+    assert found.error == pytest.approx(math.hypot(*(one.error or 0.0 for one in apart)))
+
+
+def test_one_run_has_no_error() -> None:
+    found = estimate(cells(arm=[1.0], baseline=BASELINE), PAIR)
+    assert found.error is found.freedom is None and not_measured(found)
+    assert found.value == pytest.approx(1 - np.mean(BASELINE)) and found.seeds_needed(0.1) is None
+
+
+def test_a_control_with_one_run_left_takes_no_verdict_from_the_arms() -> None:
+    values = cells(arm=ARM, baseline=BASELINE, control=CONTROL[:1])
+    found = estimate(values, PAIR.over_plans(values))
+    assert found.error is not None and found.value == pytest.approx(np.mean(ARM) - np.mean(BASELINE + CONTROL[:1]))
+    sketch = cells(arm=ARM[:1], baseline=BASELINE[:1], control=CONTROL[:1])
+    assert estimate(sketch, PAIR.over_plans(sketch)).error is None
+
+
+@pytest.mark.parametrize(
+    ("arm", "baseline"),
+    [
+        ([0.5] * 4, [0.25] * 4),
+        ([0.1 + 0.2, 0.3, 0.3], [0.3] * 3),
+        ([1e20, 1e20 + 2e4], [1.0, 1.0]),
+        ([0.0] * 3, [0.0] * 3),
+    ],
+)
+def test_an_error_that_rounding_alone_could_have_made_is_none(arm: list[float], baseline: list[float]) -> None:
+    found = estimate(cells(arm=arm, baseline=baseline), PAIR)
+    assert found.error == 0 and not_measured(found)
+
+
+def test_logarithms_near_zero_are_as_wrong_as_their_ratios() -> None:
+    close = {"arm": [1e-15, 3e-15, 2e-15], "baseline": [0.0] * 3}
+    assert estimate(cells(LOG, **close), PAIR).error == 0
+    assert estimate(cells(**close), PAIR).error != 0
+
+
+def test_the_order_of_arms_and_seeds_does_not_matter() -> None:
+    found = estimate(cells(arm=ARM, other=CONTROL, baseline=BASELINE), PAIR)
+    turned = estimate(cells(baseline=BASELINE[::-1], other=CONTROL[1:] + CONTROL[:1], arm=ARM[::-1]), PAIR)
+    assert (turned.value, turned.error, turned.freedom) == pytest.approx((found.value, found.error, found.freedom))
+
+
+def test_swapping_the_arms_mirrors_the_interval() -> None:
+    values = cells(arm=ARM, baseline=BASELINE)
+    one, two = estimate(values, PAIR), estimate(values, against("baseline", "arm"))
+    assert one.interval is not None and two.interval is not None
+    assert (two.value, *two.interval) == pytest.approx((-one.value, -one.interval[1], -one.interval[0]))
+    assert one.p == pytest.approx(two.p)
+
+
+def test_collapsed_runs_of_the_contrasts_arms_are_named() -> None:
+    values = cells(arm=ARM, other=CONTROL, baseline=BASELINE)
+    marked = Cells(values.values, collapsed={"arm": [7], "other": [8]})
+    assert estimate(marked, PAIR).left_out == {"arm": [7]}
+
+
+def test_the_detectable_difference_is_found_at_the_stated_power() -> None:
+    """Simulated: a true difference of that size is found in 80% of studies of three seeds."""
+    effect = detectable_in_errors(2, 0.95) / 3**0.5
+    drawn = np.random.default_rng(0).normal(effect, 1.0, (20_000, 3))
+    found = scipy_stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_power_against_scipys_noncentral_t() -> None:
+    for shift, freedom, confidence in ((2.0, 4, 0.95), (3.5, 9, 0.99), (1.0, 2, 0.9)):
+        critical = scipy_stats.t.ppf((1 + confidence) / 2, freedom)
+        oracle = scipy_stats.nct.sf(critical, freedom, shift) + scipy_stats.nct.cdf(-critical, freedom, shift)
+        assert t_power(shift, freedom, confidence) == pytest.approx(oracle, abs=5e-4)
+
+
+@pytest.mark.parametrize("freedom", [2.13, 3.997, 11.4])
+def test_the_interpolated_detectable_difference_has_its_power(freedom: float) -> None:
+    reach = detectable_in_errors(freedom, 0.99)
+    assert t_power(reach, freedom, 0.99) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_the_range_of_a_deviation_holds_the_truth_as_often_as_it_says() -> None:
+    drawn = np.random.default_rng(2).normal(0, 2.0, (4_000, 5)).std(axis=1, ddof=1)
+    held = [low <= 2.0 <= high for low, high in (deviation_range(one, 4) for one in drawn)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_difference_that_just_passes_is_corrected_for_selection_and_a_far_one_is_not() -> None:
+    near, far = corrected_for_selection(2.1, 1.0, 2.0), corrected_for_selection(8.0, 1.0, 2.0)
+    assert 0 < near < 0.9 * 2.1 and far == pytest.approx(8.0, rel=0.01)
+    assert corrected_for_selection(-5.0, 1.0, 2.0) == pytest.approx(-corrected_for_selection(5.0, 1.0, 2.0))
+
+
+def test_the_seeds_that_would_decide_are_the_fewest_that_do() -> None:
+    one = Estimate(0.5, 0.95, 0.4, 8.0, seeds=4)
+    needed = one.seeds_needed(0.0)
+    assert needed is not None and needed > 4
+
+    def decided(seeds: int) -> bool:
+        grown = Estimate(0.5, 0.95, 0.4 / math.sqrt(seeds / 4), 8.0 * seeds / 4, seeds=seeds)
+        return grown.interval is not None and grown.interval[0] > 0
+
+    assert decided(needed) and not decided(needed - 1)
+    assert one.seeds_needed(0.501) == Estimate(-0.5, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.501) == needed
+    assert Estimate(0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.0) is None, "no thousand seeds decide"
+    assert Estimate(0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(2.0) == 4, "within the margin already"
