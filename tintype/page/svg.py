@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 from markupsafe import Markup, escape
 
-from tintype.seams import ANY_VALUE, Range
+if TYPE_CHECKING:  # it imports torch, and a page can be made without
+    from tintype.seams import Range
 
+Point: TypeAlias = tuple[float, float]
 CHARACTER_PX = 6.3
 """Estimated width of a character of chart text; the true one depends on the reader's font."""
 
@@ -75,7 +78,7 @@ class Scale:
         return log_ticks(self.low, self.high, about) if self.log else linear_ticks(self.low, self.high, about)
 
 
-def padded(values: Iterable[float], share: float = 0.06, possible: Range = ANY_VALUE) -> tuple[float, float]:
+def padded(values: Iterable[float], share: float = 0.06, possible: Range = (None, None)) -> tuple[float, float]:
     """Return the range of the values with some air at both ends, never empty.
 
     The air ends at the bounds of what is `possible`; a value outside of them still has its place.
@@ -114,6 +117,34 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     largest = max((abs(tick) for tick in ticks), default=0)
     size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if largest >= 10 * s), (1.0, ""))
     return [(f"{tick / size:.6g}".replace("-", "−") + unit) if tick else "0" for tick in ticks]
+
+
+def ticks_of(scale: Scale) -> list[tuple[float, str]]:
+    """Return (coordinate, label), sorted by coordinate."""
+    low, high = sorted((scale.low, scale.high))
+    ticks = Scale(low, high, 0, 1, scale.log).ticks(5)
+    return sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True))
+
+
+def x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    for at, label in apart(ticks_of(scale)):
+        yield line(at, top, at, bottom, "grid")
+        yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+
+
+def apart(labelled: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
+    """Leave out labels that would touch the one before."""
+    end = -math.inf
+    for at, label in labelled:
+        half = CHARACTER_PX * max(map(len, label.split("\n"))) / 2
+        if at - half >= end:
+            yield at, label
+            end = at + half + CHARACTER_PX
+
+
+def written(points: Sequence[Point]) -> str:
+    """Return points as an attribute of a polyline or a polygon."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -18,6 +18,7 @@ from jinja2 import Template
 from tintype.errors import DamagedFileError
 from tintype.evaluation.results import WrongWords, read_misread, result_file
 from tintype.page import numerals
+from tintype.page.forest import verdict_class
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.runtime.files import finite
@@ -54,7 +55,7 @@ def page(name: str) -> Template:
     filters = {
         "plain": findings.plain,
         "glyph": findings.glyph,
-        "verdict_class": charts.verdict_class,
+        "verdict_class": verdict_class,
         "url": url_quote,
     }
     return template("tintype.serve", name, **filters)

@@ -21,7 +21,7 @@ from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.contrasts import Asked
 from tintype.study.effect import Effect
 from tintype.study.results import Comparison, Loss, MetricInfo, Role, Run, Verdict, lost_words, worst_loss
-from tintype.study.stats.cells import LOG, Cells, raw_scale, rounding_of
+from tintype.study.stats.cells import LOG, Cells, rounding_of, scale_for
 from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
 from tintype.study.stats.falls import collapsed_runs
 
@@ -44,9 +44,8 @@ def cells_of(
     values = {label: _finite(runs[label], metric) for label in arms}
     if ratios:
         values = {label: of for label, of in values.items() if all(value > 0 for value in of.values())}
-    known = [value for by_seed in values.values() for value in by_seed.values()]
-    log = ratios or (meaning.range == NOT_NEGATIVE and all(value > 0 for value in known))
-    scale = LOG if log else raw_scale(known)
+    sets = [list(of.values()) for of in values.values()]
+    scale = LOG if ratios else scale_for("log" if meaning.range == NOT_NEGATIVE else "raw", sets)
     placed = {label: {seed: scale.place(value) for seed, value in of.items()} for label, of in values.items()}
     baseline, *controls = (label for label, role in arms.items() if role != "arm")
     cells = Cells(placed, scale, dict.fromkeys(controls, baseline))
@@ -198,14 +197,12 @@ def _verdict(found: Estimate, matched: Matched, reach: float, meaning: Definitio
         return "sketch"
     if found.interval is None:
         return "identical" if matched.same else "no spread"
-    low, high = found.interval
     if found.left_out:
         return "unstable"
-    if -reach <= low and high <= reach:
-        return "same"
-    if low <= 0 <= high:
-        return "undecided"
-    return "better" if (found.value < 0) == (meaning.direction == "lower") else "worse"
+    said = found.says(reach)
+    if said in ("same", "undecided"):
+        return "same" if said == "same" else "undecided"
+    return "better" if (said == "above") == (meaning.direction == "higher") else "worse"
 
 
 def _note(found: Estimate, baseline_collapsed: Sequence[int]) -> str:

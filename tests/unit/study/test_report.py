@@ -32,6 +32,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
+from tintype.page.forest import effect_scale, forest
 from tintype.study import report
 from tintype.study.report import charts, findings, to_csv, write_report
 from tintype.study.report.html import HtmlView
@@ -729,7 +730,7 @@ def _effect(
 
 def test_better_is_right_whichever_way_the_metric_points() -> None:
     gain = _effect(2.0, 1.0, 3.0, 0.5, [1.5, 2.5])
-    higher, lower = (charts.effect_scale(_metric(direction), [gain]) for direction in ("higher", "lower"))
+    higher, lower = (effect_scale(_metric(direction), [gain]) for direction in ("higher", "lower"))
     assert higher(2.0) > higher(0.0) and lower(2.0) < lower(0.0)
 
 
@@ -742,9 +743,9 @@ def _bands(drawn: str) -> list[list[float]]:
 def test_the_data_set_the_axis_and_not_the_band() -> None:
     """A share of 0.6 with seeds within 0.02, and a band of ±5: it ends in points at both edges of the axis."""
     effect = _effect(0.01, -0.4, 0.42, 5.0, [0.0, 0.02])
-    scale = charts.effect_scale(_metric(), [effect])
+    scale = effect_scale(_metric(), [effect])
     assert -0.03 < scale.low < 0.0 and 0.02 < scale.high < 0.05
-    drawn = charts.forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect}, 2)
     (band,) = _bands(drawn)
     assert min(band) >= 0 and max(band) <= 360 and len(band) == 6
     assert drawn.count('class="interval beyond"') == 2 and 'class="undetectable beyond"' in drawn
@@ -752,7 +753,7 @@ def test_the_data_set_the_axis_and_not_the_band() -> None:
 
 def test_a_band_and_an_interval_within_the_axis_are_drawn_whole() -> None:
     effect = _effect(0.1, 0.05, 0.15, 0.12, [0.08, 0.12])
-    drawn = charts.forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect}, 2)
     (band,) = _bands(drawn)
     assert len(band) == 4 and "beyond" not in drawn and drawn.count('class="interval"') == 3
 
@@ -761,7 +762,7 @@ def test_a_band_and_an_interval_within_the_axis_are_drawn_whole() -> None:
 def test_the_axis_ends_at_the_metrics_range(direction: Literal["lower", "higher"]) -> None:
     """Seeds that spread widely would give the interval room to −0.9; the share is 0.4, so it cannot fall by more."""
     effect = _effect(0.0, -3.0, 3.0, 3.0, [-0.3, 0.3])
-    scale = charts.effect_scale(_metric(direction, range=(0.0, 1.0)), [effect])
+    scale = effect_scale(_metric(direction, range=(0.0, 1.0)), [effect])
     assert sorted((scale.low, scale.high)) == pytest.approx([-0.46, 0.66])  # and 6% of air
     assert svg.padded([0.5, 0.99], 0.5, (0.0, 1.0)) == (0.255, 1.0)
     assert svg.padded([1.0, 1.0], possible=(0.0, 1.0)) == (0.94, 1.0)
@@ -770,13 +771,13 @@ def test_the_axis_ends_at_the_metrics_range(direction: Literal["lower", "higher"
 
 def test_equal_values_still_have_an_axis() -> None:
     effect = _effect(0.0, 0.0, 0.0, 0.0, [0.0, 0.0])
-    scale = charts.effect_scale(_metric(), [effect])
+    scale = effect_scale(_metric(), [effect])
     assert scale.low < 0 < scale.high
 
 
 def test_an_unknown_interval_is_not_drawn() -> None:
     effect = _effect(0.1, None, None, None, [0.1])
-    drawn = charts.forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect}, 2)
     assert 'class="interval"' not in drawn and 'class="mean"' in drawn
 
 

@@ -7,9 +7,8 @@ differences right is better, and every colour is doubled by a word, a shape or a
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -18,25 +17,37 @@ from typing import Generic, TypeAlias, TypeVar
 
 from markupsafe import Markup
 
-from tintype.page.numerals import fixed, interval, percent, share, significant
-from tintype.page.svg import CHARACTER_PX, Box, Scale, circle, drawing, kept_apart, line, padded, tag, text, tick_labels
+from tintype.page.numerals import percent, share, significant
+from tintype.page.svg import (
+    CHARACTER_PX,
+    Box,
+    Point,
+    Scale,
+    apart,
+    circle,
+    drawing,
+    kept_apart,
+    line,
+    padded,
+    tag,
+    text,
+    ticks_of,
+    written,
+    x_axis,
+)
 from tintype.seams import ANY_VALUE, Range
-from tintype.study.results import Comparison, Curve, MetricInfo, RelativeEffect, interval_ends
+from tintype.study.results import Curve, MetricInfo, RelativeEffect, interval_ends
 
 PART_COLOURS = 9
 """Number of colours that the style sheet has for the parts of a step."""
-_PANEL_PX = 360
 _FIGURE_PX = 430
 _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
 _CUT = 3.0
 """Factor by which a panel reaches beyond all ratios for the ends of their intervals."""
-_TIP_PX = 6.0
-"""Length of the point at the end of a band or an interval that continues beyond the axis."""
 _LARGEST_LOG = 50.0
 """Bound of the logarithm of a ratio: an interval of two seeds can reach beyond what a float holds."""
 
-Point: TypeAlias = tuple[float, float]
 Data = TypeVar("Data")
 
 
@@ -47,92 +58,6 @@ class Series(Generic[Data]):
     name: str
     css: str
     data: Data
-
-
-def effect_scale(metric: MetricInfo, effects: Collection[Comparison]) -> Scale:
-    """Return one scale for all effects on a metric, with better to the right.
-
-    The data set it: zero, the means and the seeds. Intervals and bands get at most as much room again on each side, and
-    none beyond the differences that the metric's range allows.
-    """
-    data = [value for one in effects for value in (one.difference, *one.differences) if math.isfinite(value)]
-    low, high = min([0.0, *data]), max([0.0, *data])
-    room = high - low or math.inf
-    ends = [end for one in effects for end in (*interval_ends(one), *_band(one)) if math.isfinite(end)]
-    means, (least, most) = [one.baseline_mean for one in effects], metric.range
-    start = max(low - room, min(ends, default=low), -math.inf if least is None else least - max(means))
-    stop = min(high + room, max(ends, default=high), math.inf if most is None else most - min(means))
-    low, high = padded([min(low, start), max(high, stop)])
-    return Scale(*((high, low) if metric.direction == "lower" else (low, high)), 8, _PANEL_PX - 8)
-
-
-def _band(effect: Comparison) -> tuple[float, ...]:
-    """Return the range of differences that are too small to be detected; empty where it is not known."""
-    return () if effect.detectable is None else (-effect.detectable, effect.detectable)
-
-
-def forest(metric: MetricInfo, effects: Mapping[str, Comparison], decimals: int) -> Markup:
-    """Draw differences with intervals, one row for each arm, over the band of differences too small to be detected."""
-    row_px, top = 44, 22
-    bottom = top + row_px * len(effects)
-    scale = effect_scale(metric, effects.values())
-    parts = [
-        text(_PANEL_PX - 8, 11, "better →", anchor="end", class_="quiet"),
-        text(8, 11, "← worse", class_="quiet"),
-        *_x_axis(scale, top, bottom),
-        line(scale(0), top, scale(0), bottom, "zero"),
-        *(_forest_row(*named, scale, top + row_px * index, decimals) for index, named in enumerate(effects.items())),
-    ]
-    return drawing(_PANEL_PX, bottom + 20, f"{metric.label}: differences from the baseline", parts)
-
-
-def _forest_row(name: str, effect: Comparison, scale: Scale, top: float, decimals: int) -> Markup:
-    written = f"{fixed(effect.difference, decimals, signed=True)} {interval(effect.low, effect.high, decimals)}".strip()
-    y = top + 30
-    marks = [
-        text(8, top + 14, name, class_="name", room_px=_PANEL_PX - 24 - CHARACTER_PX * len(written)),
-        text(_PANEL_PX - 8, top + 14, written, anchor="end", class_="value halo"),
-    ]
-    if band := _band(effect):
-        marks.append(_band_mark(band, scale, y))
-    if ends := interval_ends(effect):
-        marks += _interval_marks(ends, scale, y)
-    marks += [circle(scale(seed), y, 2.2, "seed") for seed in effect.differences if math.isfinite(seed)]
-    if math.isfinite(effect.difference):
-        marks.append(circle(scale(effect.difference), y, 4.6, "mean"))
-    return tag("g", *marks, class_=verdict_class(effect.verdict))
-
-
-def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
-    """Draw a band within the axis; an end that continues beyond is a point."""
-    (left, cut_left), (right, cut_right) = _ends_px(band, scale)
-    top, bottom = y - 7, y + 7
-    tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
-    corners = [(left, top), (right, top), *tip_right, (right, bottom), (left, bottom), *tip_left]
-    return tag("polygon", points=_written(corners), class_="undetectable" + " beyond" * (cut_left or cut_right))
-
-
-def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterator[Markup]:
-    """Draw a whisker with bars at its ends; an arrow where an end lies beyond the axis."""
-    ends = _ends_px(low_high, scale)
-    yield line(ends[0][0], y, ends[1][0], y, "interval")
-    for (at, cut), inward in zip(ends, (1, -1), strict=True):
-        if cut:
-            arrow = [(at + inward * 5, y - 4), (at - inward * 2, y), (at + inward * 5, y + 4)]
-            yield tag("polyline", points=_written(arrow), class_="interval beyond")
-        else:
-            yield line(at, y - 3.5, at, y + 3.5, "interval")
-
-
-def _ends_px(ends: Sequence[float], scale: Scale) -> list[tuple[float, bool]]:
-    """Return (coordinate, whether it is cut) of both ends within the axis, the left one first."""
-    first, last = sorted((scale.low, scale.high))
-    return sorted((scale(min(max(end, first), last)), not first <= end <= last) for end in ends)
-
-
-def verdict_class(verdict: str) -> str:
-    """Return the style sheet's class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
-    return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")
 
 
 def scatter(
@@ -159,8 +84,8 @@ def scatter(
     placed = [Series(cloud.name, cloud.css, [(x(a), y(b)) for a, b in cloud.data]) for cloud in clouds]
     means = [(x(fmean(a for a, _ in cloud.data)), y(fmean(b for _, b in cloud.data))) for cloud in clouds]
     parts = [
-        *_x_axis(x, top, bottom),
-        *_y_axis(_ticks(y), left, right),
+        *x_axis(x, top, bottom),
+        *_y_axis(ticks_of(y), left, right),
         text(left, 13, f"{y_label}, up is better", class_="quiet"),
         text(right, height - 6, x_label + (", right is better" if same_across else " →"), anchor="end", class_="quiet"),
         *(_cloud_marks(cloud, mean) for cloud, mean in zip(placed, means, strict=True)),
@@ -224,8 +149,8 @@ def curves(label: str, traces: Sequence[Series[list[Curve]]], *, tail: bool = Fa
     y = _value_scale([value for band in bands for point in band.data for value in point[2:]], bottom, top)
     ends = [Series(band.name, band.css, (x(band.data[-1][0]) + 2, y(band.data[-1][1]))) for band in bands]
     parts = [
-        *_x_axis(x, top, bottom),
-        *_y_axis(_ticks(y), left, right),
+        *x_axis(x, top, bottom),
+        *_y_axis(ticks_of(y), left, right),
         text(right, height - 6, "step →", anchor="end", class_="quiet"),
         *(_band_marks(band, x, y) for band in bands),
         *_end_names(ends, right + 16, top, bottom),
@@ -244,8 +169,8 @@ def quality(label: str, arms: Sequence[Series[Band]], x_label: str) -> Markup:
         tag("g", *(circle(x(at), y(mean), 3, "mean") for at, mean, *_ in band.data), class_=band.css) for band in arms
     ]
     parts = [
-        *_x_axis(x, top, bottom),
-        *_y_axis(_ticks(y), left, right),
+        *x_axis(x, top, bottom),
+        *_y_axis(ticks_of(y), left, right),
         text(right, height - 6, f"{x_label} →", anchor="end", class_="quiet"),
         *(_band_marks(band, x, y) for band in arms),
         *dots,
@@ -292,16 +217,12 @@ def _band_marks(band: Series[Band], x: Scale, y: Scale) -> Markup:
     middle, lower, upper = ([(x(point[0]), y(point[at])) for point in band.data] for at in (1, 2, 3))
     return tag(
         "g",
-        tag("polygon", points=_written([*upper, *reversed(lower)]), class_="band"),
-        tag("polyline", points=_written(middle), class_="curve"),
+        tag("polygon", points=written([*upper, *reversed(lower)]), class_="band"),
+        tag("polyline", points=written(middle), class_="curve"),
         class_=band.css,
         data_name=band.name,
         data_points=" ".join(",".join(f"{value:.4g}" for value in point) for point in band.data),
     )
-
-
-def _written(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _end_names(ends: Sequence[Series[Point]], name_x: float, top: float, bottom: float) -> Iterator[Markup]:
@@ -360,7 +281,7 @@ def _token_marks(
 ) -> Markup:
     """Draw a line; `aside` keeps the intervals of several arms apart."""
     places = [(x(tokens[effect.resolution]) + aside, y(_ratio(effect.value))) for effect in each.data]
-    marks = [tag("polyline", points=_written(places), class_="curve")]
+    marks = [tag("polyline", points=written(places), class_="curve")]
     for effect, (at, height) in zip(each.data, places, strict=True):
         if ends := [_ratio(end) for end in interval_ends(effect)]:
             reached = [min(max(end, y.low), y.high) for end in ends]
@@ -406,7 +327,7 @@ def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Comb
     expected = line(ends[0], y(data.means_with[0]), ends[1], y(data.expected), "expected")
     marks = [
         text(left, 11, f"{metric.label}, up is better", class_="quiet"),
-        *_y_axis(_ticks(y), left, right),
+        *_y_axis(ticks_of(y), left, right),
         *(
             text(at, bottom + 17, words, anchor="middle", class_="tick", room_px=0.66 * (right - left))
             for at, words in zip(ends, ("without", f"with {parts[1]}"), strict=True)
@@ -424,7 +345,7 @@ def _effect_line(
     dots = [circle(at, y(value), 2.2, "seed") for at, of in zip(ends, seeds, strict=True) for value in of]
     places = [(at, y(mean)) for at, mean in zip(ends, means, strict=True)]
     middle = [circle(*place, 4.6, "mean") for place in places]
-    return tag("g", tag("polyline", points=_written(places), class_="curve"), *dots, *middle, class_=css)
+    return tag("g", tag("polyline", points=written(places), class_="curve"), *dots, *middle, class_=css)
 
 
 @dataclass(frozen=True)
@@ -447,11 +368,11 @@ def sweep(metric: MetricInfo, key: str, lines: Sequence[Series[Swept]]) -> Marku
     ends = [Series(each.name, each.css, (x(each.data.points[-1][0]) + 8, y(each.data.points[-1][1]))) for each in lines]
     marks = [
         text(left, 11, f"{metric.label}, up is better", class_="quiet"),
-        *_y_axis(_ticks(y), left, right),
+        *_y_axis(ticks_of(y), left, right),
         *(line(x(value), top, x(value), bottom, "grid") for value in values),
         *(
             text(at, bottom + 15, name, anchor="middle", class_="tick")
-            for at, name in _apart([(x(value), significant(value)) for value in values])
+            for at, name in apart([(x(value), significant(value)) for value in values])
         ),
         text(right, height - 6, f"{key} →", anchor="end", class_="quiet"),
         *(_sweep_marks(each, x, y) for each in lines),
@@ -461,7 +382,7 @@ def sweep(metric: MetricInfo, key: str, lines: Sequence[Series[Swept]]) -> Marku
 
 
 def _sweep_marks(each: Series[Swept], x: Scale, y: Scale) -> Markup:
-    marks = [tag("polyline", points=_written([(x(a), y(b)) for a, b in each.data.points]), class_="curve")]
+    marks = [tag("polyline", points=written([(x(a), y(b)) for a, b in each.data.points]), class_="curve")]
     for value, score in each.data.points:
         title = tag("title", f"{each.name}: {significant(score)} at {significant(value)}")
         radius = 6.0 if value == each.data.chosen else 2.8
@@ -479,7 +400,7 @@ def parts(
     shown = [value for arm in arms for value in arm.data.values()] + [ceiling[n] for n in names if n in ceiling]
     x = Scale(*padded(shown, possible=possible), left, width - 12)
     rows = [_part_row(name, arms, ceiling.get(name), x, top + row_px * (i + 0.5)) for i, name in enumerate(names)]
-    marks = [*_x_axis(x, top, bottom), *(mark for row in rows for mark in row)]
+    marks = [*x_axis(x, top, bottom), *(mark for row in rows for mark in row)]
     return drawing(width, bottom + 20, f"{label} by part", marks)
 
 
@@ -522,38 +443,15 @@ def _bar_marks(
     return tag("g", *marks)
 
 
-def _x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
-    for at, label in _apart(_ticks(scale)):
-        yield line(at, top, at, bottom, "grid")
-        yield text(at, bottom + 15, label, anchor="middle", class_="tick")
-
-
 def _token_axis(scale: Scale, tokens: dict[str, int], top: float, bottom: float) -> Iterator[Markup]:
     yield from (line(scale(count), top, scale(count), bottom, "grid") for count in tokens.values())
-    for at, label in _apart([(scale(count), f"{count:,}\n{name}") for name, count in tokens.items()]):
+    for at, label in apart([(scale(count), f"{count:,}\n{name}") for name, count in tokens.items()]):
         count, name = label.split("\n")
         yield text(at, bottom + 15, count, anchor="middle", class_="tick")
         yield text(at, bottom + 29, name, anchor="middle", class_="quiet")
-
-
-def _apart(labelled: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
-    """Leave out labels that would touch the one before."""
-    end = -math.inf
-    for at, label in labelled:
-        half = CHARACTER_PX * max(map(len, label.split("\n"))) / 2
-        if at - half >= end:
-            yield at, label
-            end = at + half + CHARACTER_PX
 
 
 def _y_axis(ticks: Sequence[tuple[float, str]], left: float, right: float) -> Iterator[Markup]:
     for at, label in ticks:
         yield line(left, at, right, at, "grid")
         yield text(left - 7, at + 4, label, anchor="end", class_="tick")
-
-
-def _ticks(scale: Scale) -> list[tuple[float, str]]:
-    """Return (coordinate, label), sorted by coordinate."""
-    low, high = sorted((scale.low, scale.high))
-    ticks = Scale(low, high, 0, 1, scale.log).ticks(5)
-    return sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True))

@@ -25,6 +25,8 @@ from markupsafe import Markup
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.evaluation.results import WrongWords
 from tintype.page import numerals
+from tintype.page.forest import forest, verdict_class
+from tintype.page.svg import Point
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
@@ -48,7 +50,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
     """Return the page. `folder` is where the paths of the samples start; `kept` has those whose files are gone."""
     colours = arm_colours(results)
     script, policy = inline_script(*SCRIPTS)
-    filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": charts.verdict_class}
+    filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": verdict_class}
     return template("tintype.study.report", "report.html.j2", **filters).render(
         results=results,
         findings=findings,
@@ -121,7 +123,7 @@ class HtmlView(View):
         """Draw the differences of all arms on a metric."""
         compared = [arm for arm in self.arms if arm.name in column.cells]
         effects = {findings.titled(arm): column.cells[arm.name] for arm in compared}
-        return charts.forest(column.info, effects, column.decimals)
+        return forest(column.info, effects, column.decimals)
 
     def interaction_figures(self) -> Iterator[tuple[str, Markup]]:
         """Yield (pair, figure) of each interaction."""
@@ -158,7 +160,7 @@ class HtmlView(View):
         lower = x.direction == "lower"
         return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, fallen=fallen)
 
-    def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[charts.Point]]]:
+    def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[Point]]]:
         """Return the runs of each arm without those that fell off."""
         compared = [arm for arm in self.results.arms if not {x.name, y.name} & set(arm.incomparable)]
         known = [_points(arm, x, y, {run.seed for run in arm.runs} - self._fallen(arm, x, y)) for arm in compared]
@@ -167,7 +169,7 @@ class HtmlView(View):
     def _fallen(self, arm: Arm, x: MetricInfo, y: MetricInfo) -> set[int]:
         return findings.fallen_in(self.results, arm, x.name, y.name)
 
-    def _fallen_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[charts.Point]]:
+    def _fallen_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[Point]]:
         return {arm.name: _points(arm, x, y, self._fallen(arm, x, y)) for arm in self.results.arms}
 
     def _series(self, arm: Arm, data: charts.Data) -> Series[charts.Data]:
@@ -282,7 +284,7 @@ class HtmlView(View):
         return any(image.uri for _, images in self.samples.values() for image in images)
 
 
-def _points(arm: Arm, x: MetricInfo, y: MetricInfo, seeds: Collection[int]) -> list[charts.Point]:
+def _points(arm: Arm, x: MetricInfo, y: MetricInfo, seeds: Collection[int]) -> list[Point]:
     """Return both values of each run of these seeds that has them."""
     runs = [run.metrics for run in arm.runs if run.seed in seeds]
     points = [(metrics.get(x.name, math.nan), metrics.get(y.name, math.nan)) for metrics in runs]

@@ -53,6 +53,15 @@ def raw_scale(values: Iterable[float]) -> Scale:
     return Scale("raw", 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0)
 
 
+def scale_for(kind: Literal["raw", "log", "logit"], sets: Iterable[Sequence[float]]) -> Scale:
+    """Return the scale of a metric for these sets of values, one for each arm.
+
+    A logarithm needs positive values. Others, and shares, are compared raw.
+    """
+    every = [value for values in sets for value in values]
+    return LOG if kind == "log" and all(value > 0 for value in every) else raw_scale(every)
+
+
 @dataclass(frozen=True)
 class Cells:
     """The values of one metric, by arm and seed, on a scale."""

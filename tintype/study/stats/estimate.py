@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,16 @@ class Estimate:
         if not self.error or self.interval is None:
             return None
         return corrected_for_selection(self.value, self.error, self.interval[1] - self.value)
+
+    def says(self, margin: float) -> Literal["above", "below", "same", "undecided"]:
+        """Return what the interval says of the contrast. Changes up to the margin are none worth having."""
+        assert self.interval is not None
+        low, high = self.interval
+        if -margin <= low and high <= margin:
+            return "same"
+        if low <= 0 <= high:
+            return "undecided"
+        return "above" if self.value > 0 else "below"
 
     def seeds_needed(self, margin: float) -> int | None:
         """Return the seeds that would decide if nothing but their number changed; None where a thousand would not."""

@@ -1,0 +1,145 @@
+"""Differences from the baseline as SVG: a row for each arm with its interval, its runs, and the least that is found.
+
+Right is better. Every colour is doubled by a word, a shape or a label.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from markupsafe import Markup
+
+from tintype.page.numerals import fixed, interval
+from tintype.page.svg import CHARACTER_PX, Scale, circle, drawing, line, padded, tag, text, written, x_axis
+
+if TYPE_CHECKING:  # it imports torch, and a page can be made without
+    from tintype.seams import Range
+
+_PANEL_PX = 360
+_TIP_PX = 6.0
+"""Length of the point at the end of a band or an interval that continues beyond the axis."""
+
+
+class Measured(Protocol):
+    """A metric."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def direction(self) -> str: ...
+    @property
+    def range(self) -> Range: ...
+
+
+class Effect(Protocol):
+    """One metric of one arm against the baseline."""
+
+    @property
+    def baseline_mean(self) -> float: ...
+    @property
+    def difference(self) -> float: ...
+    @property
+    def differences(self) -> Sequence[float]:
+        """One difference for each run of the arm."""
+
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def detectable(self) -> float | None: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
+    """Return one scale for all effects on a metric, with better to the right.
+
+    The data set it: zero, the means and the seeds. Intervals and bands get at most as much room again on each side, and
+    none beyond the differences that the metric's range allows.
+    """
+    data = [value for one in effects for value in (one.difference, *one.differences) if math.isfinite(value)]
+    low, high = min([0.0, *data]), max([0.0, *data])
+    room = high - low or math.inf
+    ends = [end for one in effects for end in (*_interval_ends(one), *_band(one)) if math.isfinite(end)]
+    means, (least, most) = [one.baseline_mean for one in effects], metric.range
+    start = max(low - room, min(ends, default=low), -math.inf if least is None else least - max(means))
+    stop = min(high + room, max(ends, default=high), math.inf if most is None else most - min(means))
+    low, high = padded([min(low, start), max(high, stop)])
+    return Scale(*((high, low) if metric.direction == "lower" else (low, high)), 8, _PANEL_PX - 8)
+
+
+def _interval_ends(effect: Effect) -> list[float]:
+    return [] if effect.low is None or effect.high is None else [effect.low, effect.high]
+
+
+def _band(effect: Effect) -> tuple[float, ...]:
+    """Return the range of differences that are too small to be detected; empty where it is not known."""
+    return () if effect.detectable is None else (-effect.detectable, effect.detectable)
+
+
+def forest(metric: Measured, effects: Mapping[str, Effect], decimals: int) -> Markup:
+    """Draw differences with intervals, one row for each arm, over the band of differences too small to be detected."""
+    row_px, top = 44, 22
+    bottom = top + row_px * len(effects)
+    scale = effect_scale(metric, effects.values())
+    parts = [
+        text(_PANEL_PX - 8, 11, "better →", anchor="end", class_="quiet"),
+        text(8, 11, "← worse", class_="quiet"),
+        *x_axis(scale, top, bottom),
+        line(scale(0), top, scale(0), bottom, "zero"),
+        *(_forest_row(*named, scale, top + row_px * index, decimals) for index, named in enumerate(effects.items())),
+    ]
+    return drawing(_PANEL_PX, bottom + 20, f"{metric.label}: differences from the baseline", parts)
+
+
+def _forest_row(name: str, effect: Effect, scale: Scale, top: float, decimals: int) -> Markup:
+    words = f"{fixed(effect.difference, decimals, signed=True)} {interval(effect.low, effect.high, decimals)}".strip()
+    y = top + 30
+    marks = [
+        text(8, top + 14, name, class_="name", room_px=_PANEL_PX - 24 - CHARACTER_PX * len(words)),
+        text(_PANEL_PX - 8, top + 14, words, anchor="end", class_="value halo"),
+    ]
+    if band := _band(effect):
+        marks.append(_band_mark(band, scale, y))
+    if ends := _interval_ends(effect):
+        marks += _interval_marks(ends, scale, y)
+    marks += [circle(scale(seed), y, 2.2, "seed") for seed in effect.differences if math.isfinite(seed)]
+    if math.isfinite(effect.difference):
+        marks.append(circle(scale(effect.difference), y, 4.6, "mean"))
+    return tag("g", *marks, class_=verdict_class(effect.verdict))
+
+
+def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
+    """Draw a band within the axis; an end that continues beyond is a point."""
+    (left, cut_left), (right, cut_right) = _ends_px(band, scale)
+    top, bottom = y - 7, y + 7
+    tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
+    corners = [(left, top), (right, top), *tip_right, (right, bottom), (left, bottom), *tip_left]
+    return tag("polygon", points=written(corners), class_="undetectable" + " beyond" * (cut_left or cut_right))
+
+
+def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterator[Markup]:
+    """Draw a whisker with bars at its ends; an arrow where an end lies beyond the axis."""
+    ends = _ends_px(low_high, scale)
+    yield line(ends[0][0], y, ends[1][0], y, "interval")
+    for (at, cut), inward in zip(ends, (1, -1), strict=True):
+        if cut:
+            arrow = [(at + inward * 5, y - 4), (at - inward * 2, y), (at + inward * 5, y + 4)]
+            yield tag("polyline", points=written(arrow), class_="interval beyond")
+        else:
+            yield line(at, y - 3.5, at, y + 3.5, "interval")
+
+
+def _ends_px(ends: Sequence[float], scale: Scale) -> list[tuple[float, bool]]:
+    """Return (coordinate, whether it is cut) of both ends within the axis, the left one first."""
+    first, last = sorted((scale.low, scale.high))
+    return sorted((scale(min(max(end, first), last)), not first <= end <= last) for end in ends)
+
+
+def verdict_class(verdict: str) -> str:
+    """Return the style sheet's class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
+    return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")
