@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tintype.errors import DivergedError, UserError
     from tintype.evaluation.results import EvaluationResult
+    from tintype.judge.verdicts import Judgement
+    from tintype.library.judge import estimate, judge
     from tintype.library.plans import apply, load_plan
     from tintype.library.plugins import load_plugins
     from tintype.library.runs import Run, evaluate, load_run, train
@@ -26,6 +28,7 @@ NUMERICS = 1
 __all__ = [
     "DivergedError",
     "EvaluationResult",
+    "Judgement",
     "Plan",
     "Results",
     "Run",
@@ -34,7 +37,9 @@ __all__ = [
     "UserError",
     "apply",
     "compare",
+    "estimate",
     "evaluate",
+    "judge",
     "load_plan",
     "load_plugins",
     "load_results",
@@ -47,6 +52,8 @@ __all__ = [
 _MODULES = {
     "errors": ("DivergedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
+    "judge.verdicts": ("Judgement",),
+    "library.judge": ("estimate", "judge"),
     "library.plans": ("apply", "load_plan"),
     "library.plugins": ("load_plugins",),
     "library.runs": ("Run", "evaluate", "load_run", "train"),

@@ -178,6 +178,8 @@ READ: dict[str, tuple[str, Callable[[Path], list[object]]]] = {
     "a reference": ("ref.safetensors", lambda path: ["evaluate", "--images", "IMAGES", "--reference", path]),
     "images to score": ("set.parquet", lambda path: ["evaluate", "--images", path, "--reference", "IMAGES"]),
     "results of studies": ("results.json", lambda path: ["power", path]),
+    "a table to judge": ("runs.csv", lambda path: ["judge", path, "--baseline", "a"]),
+    "lines to judge": ("runs.jsonl", lambda path: ["judge", path, "--baseline", "a"]),
     "a skip list": ("skip.txt", lambda path: ["data", "show", "STORE", "--skip", path]),
 }
 

@@ -75,6 +75,34 @@ class Reported(Usual):
     """With --dry-run: runs and seconds."""
 
 
+class JudgedRow(VerdictRow):
+    better: str
+    """lower or higher."""
+    words: str
+    """The verdict; where runs diverged, collapsed or are missing, how many."""
+    mean: float | None
+    baseline_mean: float | None
+    p: float | None
+    level: float
+    """The confidence of the interval."""
+    margin: float | None
+    seeds: int
+    seeds_needed: int | None
+
+
+class Judged(_Open):
+    source: str
+    baseline: str
+    margin: str
+    sketch: bool
+    metrics: list[dict[str, Any]]
+    arms: list[dict[str, Any]]
+    verdicts: list[JudgedRow]
+    notes: list[str]
+    report: str | None
+    """Path of the report; None without `--out`."""
+
+
 class PlanShown(Usual):
     hash: str
     plan: dict[str, Any]
@@ -230,6 +258,7 @@ TYPES: dict[str, Callable[[], Any]] = {
     "ablate": _of(Reported),
     "report": _of(Reported),
     "replicate": _of(Reported),
+    "judge": _of(Judged),
     "propose": _propose,
     "status": _status,
     "power": _power,

@@ -14,6 +14,14 @@ from tintype.runtime.notes import LOGGER
 from tintype.runtime.printable import visible
 from tintype.runtime.streams import PLAIN_LETTERS, prepare_streams
 
+VERDICT_STYLE = {
+    **dict.fromkeys(("better", "reinforces"), "green"),
+    **dict.fromkeys(("worse", "cancels"), "red"),
+    **dict.fromkeys(("undecided", "identical"), "dim"),
+    "unstable": "magenta",
+}
+"""Colours of verdicts; all others are yellow."""
+
 
 class EncodedConsole(Console):
     """A console that replaces control characters, and what its encoding lacks, before it measures text.

@@ -52,16 +52,8 @@ from tintype.study.stats.family import FIRST_SHARE
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import number, progress_console, say, say_note
+from tintype.terminal.lines import VERDICT_STYLE, number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
-
-_VERDICT_STYLE = {
-    **dict.fromkeys(("better", "reinforces"), "green"),
-    **dict.fromkeys(("worse", "cancels"), "red"),
-    **dict.fromkeys(("undecided", "identical"), "dim"),
-    "unstable": "magenta",
-}
-"""All other verdicts are yellow."""
 
 
 def run_with_progress(
@@ -420,7 +412,7 @@ def _show_factors(results: StudyResults, console: Console) -> None:
         row = one.comparison
         interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
         name = " @ ".join(filter(None, [one.name, one.resolution]))
-        style = _VERDICT_STYLE.get(one.verdict, "yellow")
+        style = VERDICT_STYLE.get(one.verdict, "yellow")
         table.add_row(
             escape(name), labels[one.metric], f"[{style}]{one.words}[/]", escape(f"{row.difference:+.3g}{interval}")
         )
@@ -428,7 +420,7 @@ def _show_factors(results: StudyResults, console: Console) -> None:
 
 
 def _trend_text(trend: Trend, metric: MetricInfo) -> str:
-    style = _VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
+    style = VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
     effects = f" {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else ""
     return f"[{style}]{findings.trend_words(trend, metric)}[/]{effects}"
 
@@ -441,7 +433,7 @@ def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
         return "[yellow]no runs to compare[/]"
     interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
     difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
-    verdict = f"[{_VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
+    verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
     known = row.corrected is not None and row.verdict in ("better", "worse")
     corrected = f"corrected for selection {row.corrected:+.3g}" if known else ""
     return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, arm, metric.name)]))
@@ -452,7 +444,7 @@ def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo
     verdicts = {metric.label: comparisons[metric.name].verdict for metric in metrics if metric.name in comparisons}
     return (
         "\n".join(
-            f"{label}: [{_VERDICT_STYLE.get(verdict, 'yellow')}]{verdict}[/]"
+            f"{label}: [{VERDICT_STYLE.get(verdict, 'yellow')}]{verdict}[/]"
             for label, verdict in verdicts.items()
             if verdict in DECIDED
         )

@@ -9,7 +9,7 @@ from tintype.page.svg import tag, text
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "rooms.svg"
 FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("what people see", ("library", "terminal", "cli")),
-    ("what is done with runs", ("export", "audit", "bench", "tokenizer_lab", "serve")),
+    ("what is done with runs", ("judge", "export", "audit", "bench", "tokenizer_lab", "serve")),
     ("arms, seeds, verdicts, report", ("study",)),
     ("scores", ("metrics", "evaluation")),
     ("captions to images, and the contract", ("sampling", "contract")),

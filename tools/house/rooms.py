@@ -39,6 +39,7 @@ ORDER = (
     "metrics",
     "evaluation",
     "study",
+    "judge",
     "export",
     "audit",
     "bench",

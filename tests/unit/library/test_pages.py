@@ -25,6 +25,7 @@ ORDER = [
     "run_study",
     "results",
     "compare",
+    "judge",
     "load_plugins",
 ]
 OPTIONAL = ("pandas", "polars")

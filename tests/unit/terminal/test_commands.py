@@ -51,6 +51,7 @@ AT_ONCE = {
     "compare",
     "data presets",
     "data shapes",
+    "judge",
     "launch",
     "new technique",
     "plan cost",

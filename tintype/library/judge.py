@@ -1,0 +1,136 @@
+"""Verdicts on runs of any trainer, from a file or from values: the statistics of a study without its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tintype.errors import UserError
+from tintype.judge.metrics import DIRECTIONS, KINDS, Direction, Kind, Metric, metric_of
+from tintype.judge.page import write_page
+from tintype.judge.table import Runs, checked, read_table, runs_of
+from tintype.judge.verdicts import BASELINE, Judgement, choose_baseline, judge_runs
+from tintype.study.effect import parse_effect
+
+OfSeeds: TypeAlias = Mapping[int, float] | Sequence[float]
+"""Values by seed, or a list of the values of seeds 0, 1, 2 and so on."""
+MARGIN = "3%"
+_ONE = "value"
+"""Name of the metric where the values have none."""
+_PLACE = "estimate"
+
+
+def judge(
+    path: str | PathLike[str],
+    *,
+    baseline: str | None = None,
+    metric: str | Sequence[str] = (),
+    primary: str | Sequence[str] = (),
+    margin: str | float = MARGIN,
+    arm_column: str = "arm",
+    seed_column: str = "seed",
+    out: str | PathLike[str] | None = None,
+) -> Judgement:
+    """Return the verdicts on a table of runs, as `tintype judge` does.
+
+    Args:
+        path: a CSV, TSV or JSON lines file with one row for each run: its arm, its seed and its metrics.
+        baseline: the arm that the others are compared with; by default the one called "baseline".
+        metric: the columns to judge by, each "NAME", "NAME:lower" or "NAME:higher:share"; by default all numbers.
+        primary: the metrics of your question. Their comparisons get four fifths of the error.
+        margin: differences up to this size are none worth having: "3%" of the baseline's mean, or 0.02.
+        arm_column: name of the column that has the arm.
+        seed_column: name of the column that has the seed.
+        out: a folder for a report, with the verdicts as JSON and CSV beside it; by default nothing is written.
+
+    Raises:
+        UserError: a column or the baseline is missing, a cell is not a number, a run is there twice, or nothing says
+            whether lower or higher values of a metric are better.
+    """
+    table = read_table(Path(path))
+    runs = runs_of(table, _texts(metric), _texts(primary), arm_column, seed_column)
+    chosen = choose_baseline(list(runs.values), baseline, table.name)
+    found = judge_runs(runs, chosen, parse_effect(str(margin), "--margin"), table.name)
+    if out is not None:
+        write_page(found, Path(out))
+    return found
+
+
+def estimate(
+    values: Mapping[str, OfSeeds | Mapping[str, OfSeeds]],
+    baseline: str = BASELINE,
+    *,
+    direction: Direction | Mapping[str, Direction] | None = None,
+    kind: Kind | Mapping[str, Kind] | None = None,
+    primary: str | Sequence[str] = (),
+    margin: str | float = MARGIN,
+) -> Judgement:
+    """Return the verdicts on values of runs: each arm against the baseline, with an interval over seeds.
+
+    Args:
+        values: by arm, the values of its runs: by seed, as {0: 0.52, 1: 0.55}, or as a list; for several metrics, these
+            by the name of the metric. A value that is not finite is that of a run that diverged.
+        baseline: the arm that the others are compared with.
+        direction: "lower" or "higher", whichever is better, or that by metric. Known names such as "fid" need none.
+        kind: "share", "distance", "loss" or "raw", or that by metric: the scale on which runs are compared.
+        primary: the metrics of your question. Their comparisons get four fifths of the error.
+        margin: differences up to this size are none worth having: "3%" of the baseline's mean, or 0.02.
+
+    Raises:
+        UserError: the baseline is missing, a value is not a number, or nothing says which direction is better.
+    """
+    if not isinstance(values, Mapping) or not values:
+        raise UserError(f'{_PLACE}: give values by arm, as {{"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}}')
+    parsed = {str(arm): _by_seed(str(arm), given) for arm, given in values.items()}
+    chosen = choose_baseline(list(parsed), baseline, _PLACE)
+    names = dict.fromkeys(name for by_seed in parsed.values() for of_run in by_seed.values() for name in of_run)
+    asked = _texts(primary)
+    if missing := [name for name in asked if name not in names]:
+        raise UserError(f"{_PLACE}: --primary {missing[0]}: no such metric; there are {', '.join(names)}")
+    metrics = [_metric(name, direction, kind, name in asked) for name in names]
+    runs = Runs(parsed, [checked(metric, parsed, _PLACE) for metric in metrics])
+    return judge_runs(runs, chosen, parse_effect(str(margin), "--margin"))
+
+
+def _texts(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _metric(name: str, direction: Any, kind: Any, primary: bool) -> Metric:
+    way = direction.get(name) if isinstance(direction, Mapping) else direction
+    scale = kind.get(name) if isinstance(kind, Mapping) else kind
+    for what, one, valid in (("direction", way, DIRECTIONS), ("kind", scale, KINDS)):
+        if one is not None and one not in valid:
+            raise UserError(f"{_PLACE}: {what} {one!r} of '{name}': use one of {', '.join(valid)}")
+    found = metric_of(name, way, scale, primary)
+    if found is None:
+        raise UserError(f"{_PLACE}: say whether lower or higher is better in '{name}', as direction=\"higher\"")
+    return found
+
+
+def _by_seed(arm: str, given: object) -> dict[str, dict[str, float | None]]:
+    """Return the values of an arm by seed and metric."""
+    nested = isinstance(given, Mapping) and any(isinstance(of, Mapping | Sequence) for of in given.values())
+    found: dict[str, dict[str, float | None]] = {}
+    for name, of_seeds in given.items() if nested and isinstance(given, Mapping) else [(_ONE, given)]:
+        if isinstance(of_seeds, str) or not isinstance(of_seeds, Mapping | Sequence):
+            raise UserError(f"{_PLACE}: arm '{arm}': {of_seeds!r} is neither a list of values nor values by seed")
+        pairs = of_seeds.items() if isinstance(of_seeds, Mapping) else enumerate(of_seeds)
+        for seed, value in pairs:
+            found.setdefault(str(seed), {})[str(name)] = _number(arm, seed, value)
+    if not found:
+        raise UserError(f"{_PLACE}: arm '{arm}' has no runs; leave it out, or give its values")
+    return found
+
+
+def _number(arm: str, seed: object, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]  # also a number of numpy
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{_PLACE}: arm '{arm}', seed {seed}: {value!r} is not a number") from None
+    return number if math.isfinite(number) else math.nan

@@ -1,0 +1,57 @@
+"""Verdicts on the runs of any trainer, as a table like that of a study."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tintype.judge.metrics import Metric
+from tintype.judge.verdicts import DECIDED, Judgement, Row, difference_words
+from tintype.terminal.lines import VERDICT_STYLE, number, say, say_note
+
+_MOST_COLUMNS = 3
+"""Metrics with a column of their own where none is primary."""
+
+
+def show_judgement(found: Judgement, console: Console, page: Path | None = None) -> None:
+    """Show the verdicts, what to know about them, and where the report is."""
+    shown = [one for one in found.metrics if one.primary] or list(found.metrics[:_MOST_COLUMNS])
+    others = [one for one in found.metrics if one not in shown]
+    heads = [f"{escape(one.name)} ({one.direction} is better)" for one in shown]
+    title = "Sketch: one run for each arm, no verdicts" if found.sketch else "Verdicts"
+    table = Table("arm", *heads, *(["other verdicts"] if others else []), title=title)
+    means = [found.baseline_mean(one.name) for one in shown]
+    written = [number(mean) if math.isfinite(mean) else "–" for mean in means]
+    table.add_row(escape(found.baseline), *written, *([""] if others else []))
+    for arm in found.arms:
+        cells = [_cell(found[arm, one.name]) for one in shown]
+        table.add_row(escape(arm), *cells, *([_decided(found, arm, others)] if others else []))
+    console.print(table)
+    for note in found.notes:
+        say_note(console, note)
+    if page is not None:
+        say(console, f"report: {page.resolve()}")
+
+
+def _cell(row: Row) -> str:
+    verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{escape(row.words)}[/]"
+    if not math.isfinite(row.difference):
+        return verdict
+    corrected = "" if row.corrected is None else f"\ncorrected for selection {row.corrected:+.3g}"
+    return f"{verdict} {escape(difference_words(row))}{corrected}"
+
+
+def _decided(found: Judgement, arm: str, metrics: list[Metric]) -> str:
+    rows = [found[arm, one.name] for one in metrics]
+    return (
+        "\n".join(
+            f"{escape(row.metric)}: [{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.verdict}[/]"
+            for row in rows
+            if row.verdict in DECIDED
+        )
+        or "none"
+    )
