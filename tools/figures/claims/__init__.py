@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tools.figures.claims import docs, readme, studies
+from tools.figures.claims import docs, judge, readme, studies
 from tools.figures.pages import Claim
 
-PAGES: dict[str, Callable[[], Iterable[Claim]]] = {**readme.PAGES, **docs.PAGES, **studies.PAGES}
+PAGES: dict[str, Callable[[], Iterable[Claim]]] = {**readme.PAGES, **docs.PAGES, **judge.PAGES, **studies.PAGES}
 
 
 def of(page: str) -> list[Claim]:
