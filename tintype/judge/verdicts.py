@@ -282,23 +282,25 @@ def judge_runs(runs: Runs, baseline: str, margin: Effect, source: str = "") -> J
     arms = [arm for arm in runs.values if arm != baseline]
     primary = [metric.name for metric in runs.metrics if metric.primary]
     weights = weights_of([Key(arm, metric.name) for metric in runs.metrics for arm in arms], primary)
+    numbers = _seed_numbers(runs.values)
+    sheets = {metric.name: cells_of(runs.values, numbers, metric, baseline) for metric in runs.metrics}
     rows: list[Row] = []
     for metric in runs.metrics:
-        cells, seeds = cells_of(runs.values, metric, baseline)
         for arm in arms:
             level = confidence_of(weights[Key(arm, metric.name)])
-            rows.append(_row(runs.values, cells, seeds, metric, arm, baseline, level, margin))
+            rows.append(_row(runs.values, sheets, numbers, metric, arm, baseline, level, margin))
     return Judgement(baseline, runs, tuple(rows), str(margin), source)
 
 
-def cells_of(values: Values, metric: Metric, baseline: str) -> tuple[Cells, Mapping[int, str]]:
-    """Return the cells of a metric without collapsed runs, the baseline first, and the seeds by their numbers.
-
-    Seeds that are no whole numbers are counted, the same in every arm.
-    """
+def _seed_numbers(values: Values) -> dict[str, int]:
+    """Return a number for each seed. Seeds that are no whole numbers are counted, the same in every arm."""
     labels = dict.fromkeys(seed for by_seed in values.values() for seed in by_seed)
     whole = all(label.removeprefix("-").isdecimal() for label in labels)
-    numbers = {label: int(label) if whole else place for place, label in enumerate(labels)}
+    return {label: int(label) if whole else place for place, label in enumerate(labels)}
+
+
+def cells_of(values: Values, numbers: Mapping[str, int], metric: Metric, baseline: str) -> Cells:
+    """Return the cells of a metric without collapsed runs, the baseline first."""
     known = {
         arm: {numbers[seed]: one for seed, of in values[arm].items() if math.isfinite(one := _value(of, metric.name))}
         for arm in dict.fromkeys([baseline, *values])
@@ -306,7 +308,12 @@ def cells_of(values: Values, metric: Metric, baseline: str) -> tuple[Cells, Mapp
     scale = scale_for(_SCALES[metric.kind], [list(of.values()) for of in known.values()])
     cells = Cells({arm: {seed: scale.place(one) for seed, one in of.items()} for arm, of in known.items() if of}, scale)
     collapsed = {arm: some for arm in cells.values if (some := collapsed_runs(cells, arm, metric.direction))}
-    return replace(cells.without(collapsed), collapsed=collapsed), {number: label for label, number in numbers.items()}
+    return replace(cells.without(collapsed), collapsed=collapsed)
+
+
+def estimate_arm(sheets: Mapping[str, Cells], metric: str, arm: str, baseline: str, level: float) -> Estimate:
+    """Estimate an arm against the baseline on one of the metrics: all of the method of a study meets the table here."""
+    return estimate(sheets[metric], against(arm, baseline), level)
 
 
 def _value(of_run: Mapping[str, float | None], metric: str) -> float:
@@ -316,18 +323,20 @@ def _value(of_run: Mapping[str, float | None], metric: str) -> float:
 
 def _row(
     values: Values,
-    cells: Cells,
-    seeds: Mapping[int, str],
+    sheets: Mapping[str, Cells],
+    numbers: Mapping[str, int],
     metric: Metric,
     arm: str,
     baseline: str,
     level: float,
     margin: Effect,
 ) -> Row:
+    cells, seeds = sheets[metric.name], {number: seed for seed, number in numbers.items()}
     lost, loss = _lost({"": values[arm], baseline: values[baseline]}, metric.name)
     if arm not in cells.values or baseline not in cells.values:
         return Row(arm, metric.name, loss or "incomplete", level=level, lost=lost)
-    found, scale, old = estimate(cells, against(arm, baseline), level), cells.scale, cells.mean(baseline)
+    found, scale = estimate_arm(sheets, metric.name, arm, baseline, level), cells.scale
+    old = cells.mean(baseline)
     reach = scale.change(old, margin.on(scale.value(old)))
     verdict = loss or _verdict(found, reach, metric, cells.rounding([arm, baseline]))
 
