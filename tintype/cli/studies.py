@@ -172,7 +172,7 @@ def replicate(
         bool, Option("--dry-run", help="Show the verdicts, the number of fresh runs and their time, and stop")
     ] = False,
 ) -> None:
-    """Hold each verdict of a study against fresh seeds: holds, weaker or fails."""
+    """Hold each verdict of a study against fresh seeds: it holds, is open, or is contradicted."""
     from tintype.terminal.studies import replicate_with_progress, show_replication
 
     if dry_run:

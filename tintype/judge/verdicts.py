@@ -13,11 +13,12 @@ from tintype.errors import UserError
 from tintype.judge.metrics import Kind, Metric
 from tintype.judge.table import Runs, Values
 from tintype.study.effect import Effect
-from tintype.study.stats.cells import Cells, scale_for
-from tintype.study.stats.contrast import Key, against
-from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
-from tintype.study.stats.falls import collapsed_runs
-from tintype.study.stats.family import confidence_of, weights_of
+from tintype.study.stats.cells import Cells, scale_for, with_alike
+from tintype.study.stats.contrast import Key
+from tintype.study.stats.estimate import CONFIDENCE, Estimate
+from tintype.study.stats.falls import collapse_p, collapsed_runs
+from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
+from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
 
 Verdict = Literal[
     "better",
@@ -85,10 +86,8 @@ class Row:
     @property
     def words(self) -> str:
         """Return the verdict; where runs diverged, collapsed or are missing, how many."""
-        if self.verdict == "unstable" and self.collapsed:
-            return f"unstable: {len(self.collapsed)} of {len(self.differences)} runs collapsed"
         if self.verdict == "unstable":
-            return "unstable: runs of the baseline collapsed"
+            return f"unstable: {len(self.collapsed)} of {len(self.differences)} runs collapsed"
         return self.lost or self.verdict
 
 
@@ -283,12 +282,14 @@ def judge_runs(runs: Runs, baseline: str, margin: Effect, source: str = "") -> J
     primary = [metric.name for metric in runs.metrics if metric.primary]
     weights = weights_of([Key(arm, metric.name) for metric in runs.metrics for arm in arms], primary)
     numbers = _seed_numbers(runs.values)
-    sheets = {metric.name: cells_of(runs.values, numbers, metric, baseline) for metric in runs.metrics}
-    rows: list[Row] = []
+    made = {metric.name: cells_of(runs.values, numbers, metric, baseline) for metric in runs.metrics}
+    sheets, rows = with_alike(made), list[Row]()
+    pairs = {arm: correlations(sheets, arm, baseline) for arm in arms}
+    unstable = _unstable(sheets, primary or list(sheets), arms, baseline)
     for metric in runs.metrics:
         for arm in arms:
-            level = confidence_of(weights[Key(arm, metric.name)])
-            rows.append(_row(runs.values, sheets, numbers, metric, arm, baseline, level, margin))
+            level, pair = confidence_of(weights[Key(arm, metric.name)]), pairs[arm].get(metric.name)
+            rows.append(_row(runs.values, sheets, numbers, metric, arm, baseline, level, margin, pair, arm in unstable))
     return Judgement(baseline, runs, tuple(rows), str(margin), source)
 
 
@@ -311,9 +312,16 @@ def cells_of(values: Values, numbers: Mapping[str, int], metric: Metric, baselin
     return replace(cells.without(collapsed), collapsed=collapsed)
 
 
-def estimate_arm(sheets: Mapping[str, Cells], metric: str, arm: str, baseline: str, level: float) -> Estimate:
-    """Estimate an arm against the baseline on one of the metrics: all of the method of a study meets the table here."""
-    return estimate(sheets[metric], against(arm, baseline), level)
+def _unstable(sheets: Mapping[str, Cells], primary: Collection[str], arms: Sequence[str], baseline: str) -> set[str]:
+    """Return the arms whose runs collapse more often than the baseline's, on any primary metric."""
+
+    def counts(arm: str) -> tuple[int, int]:
+        fallen = {seed for metric in primary for seed in sheets[metric].collapsed.get(arm, ())}
+        runs = fallen | {seed for metric in primary for seed in sheets[metric].values.get(arm, ())}
+        return len(fallen), len(runs)
+
+    of_baseline = counts(baseline)
+    return {arm for arm in arms if collapse_p(*counts(arm), *of_baseline) < UNSTABLE / len(arms)}
 
 
 def _value(of_run: Mapping[str, float | None], metric: str) -> float:
@@ -330,15 +338,19 @@ def _row(
     baseline: str,
     level: float,
     margin: Effect,
+    pair: Correlation | None,
+    unstable: bool,
 ) -> Row:
     cells, seeds = sheets[metric.name], {number: seed for seed, number in numbers.items()}
     lost, loss = _lost({"": values[arm], baseline: values[baseline]}, metric.name)
     if arm not in cells.values or baseline not in cells.values:
         return Row(arm, metric.name, loss or "incomplete", level=level, lost=lost)
-    found, scale = estimate_arm(sheets, metric.name, arm, baseline, level), cells.scale
-    old = cells.mean(baseline)
-    reach = scale.change(old, margin.on(scale.value(old)))
+    found, scale = estimate_arm(cells, arm, baseline, level, pair), cells.scale
+    old = found.old
+    reach = scale.margin(old, margin.on(scale.value(old)))
     verdict = loss or _verdict(found, reach, metric, cells.rounding([arm, baseline]))
+    if unstable and cells.collapsed.get(arm) and not loss:
+        verdict = "unstable"
 
     def units(change: float | None) -> float | None:
         return None if change is None else scale.difference(old, change)
@@ -361,7 +373,7 @@ def _row(
         p=found.p,
         level=level,
         margin=size(reach),
-        corrected=units(found.corrected) if verdict in ("better", "worse") else None,
+        corrected=units(found.corrected[0]) if found.corrected and verdict in ("better", "worse") else None,
         seeds_needed=found.seeds_needed(reach) if verdict == "undecided" else None,
         detectable=size(found.detectable),
         seeds=cells.seeds(arm),
@@ -370,7 +382,9 @@ def _row(
         baseline_collapsed=tuple(seeds[one] for one in cells.collapsed.get(baseline, ())),
         scale=scale.kind,
         differences=_differences(values[arm], values[baseline], metric.name, scale.value(old)),
-        note=f"The seed spread of {', '.join(apart)} in {metric.name} stands out, so its own is used." if apart else "",
+        note=f"The seed spread of {', '.join(apart)} in {metric.name} stands out, so mostly its own is used."
+        if apart
+        else "",
     )
 
 
@@ -379,8 +393,6 @@ def _verdict(found: Estimate, reach: float, metric: Metric, rounding: float) -> 
         return "sketch"
     if found.interval is None:
         return "identical" if abs(found.value) <= rounding else "no spread"
-    if found.left_out:
-        return "unstable"
     said = found.says(reach)
     if said == "same" or said == "undecided":
         return said

@@ -61,6 +61,7 @@ KID = Metric[FeaturePair](
     definition="unbiased squared MMD with the kernel (x·y / F + 1)³ (arXiv 1801.01401) over all pairs of the N fake "
     "and the M real images (no subsets), in float64; not multiplied by anything",
     measure=lambda pair: _estimate(pair, pair.kernel_sums(POLYNOMIAL), 1.0),
+    scale="asinh",
 )
 MMD = Metric(
     name="mmd",
@@ -69,6 +70,7 @@ MMD = Metric(
     definition="unbiased squared MMD × 1000 with the kernel exp(-|x - y|² / 2σ²), σ the median distance between real "
     f"images (of {MEDIAN_IMAGES} evenly spaced ones by their features when there are more), in float64",
     measure=_mmd,
+    scale="asinh",
     revision=2,
     revised_above=MEDIAN_IMAGES,
 )
@@ -87,4 +89,5 @@ MMD_UNBIASED = Metric[FeaturePair](
     direction="lower",
     definition=f"{_UNIT_TEXT}, no image paired with itself, in float64; blind to diversity like the published estimate",
     measure=lambda pair: _estimate(pair, _unit_sums(pair)),
+    scale="asinh",
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Never, TypeAlias, TypeVar
+from typing import Generic, Literal, Never, TypeAlias, TypeVar
 
 from tintype.seams import ANY_VALUE, Direction, Range
 
 NOT_NEGATIVE: Range = (0.0, None)
 SHARE: Range = (0.0, 1.0)
+Compared = Literal["raw", "log", "logit", "asinh"]
+"""Scale on which runs are compared; `study.stats.cells.Scale` defines each."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,10 @@ class Metric(Generic[Inputs]):
     measure: Callable[[Inputs], Measured]
     range: Range = ANY_VALUE
     """Unbiased estimates of a distance can be a little below zero: they have no bound."""
+    scale: Compared | None = None
+    """Scale on which runs are compared; None: logit for shares, log for what is not negative, else raw."""
+    corrected_for_chance: bool = False
+    """Whether chance was taken off a share, which can be below zero then."""
     unit: str = ""
     decimals: int | None = None
     """Digits after the point where it is printed; None: as many as the value needs."""
@@ -67,6 +73,11 @@ class Metric(Generic[Inputs]):
     """The number of its definition. Values of two definitions are never compared: it is a part of a protocol's hash."""
     revised_above: int = 0
     """References of up to this many images have the same values as under the first definition."""
+
+    @property
+    def compared(self) -> Compared:
+        by_range: dict[Range, Compared] = {SHARE: "logit", NOT_NEGATIVE: "log"}
+        return self.scale or by_range.get(self.range, "raw")
 
     def define(self, captions: str) -> str:
         """Return the definition for images with one kind of caption."""

@@ -222,6 +222,8 @@ ACCURACY = Metric[ReadScenes](
     measure=lambda read: _measured(read, lambda scores: scores.accuracy_B, read.own.by_attribute),
     is_primary=True,
     revision=2,
+    scale="logit",
+    corrected_for_chance=True,
 )
 OBJECTS_RIGHT = Metric[ReadScenes](
     name="objects_right",
@@ -231,4 +233,6 @@ OBJECTS_RIGHT = Metric[ReadScenes](
     "and texture as stated), divided by the number of objects, stated or drawn, whichever is more; as the scene "
     f"encoder reads the generated image. {_SCALE}. {_ASKED}",
     measure=lambda read: _measured(read, lambda scores: scores.objects_right_B, {}),
+    scale="logit",
+    corrected_for_chance=True,
 )

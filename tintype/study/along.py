@@ -1,8 +1,8 @@
 """Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
 
 All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm
-and did not fall off. Intervals share the seed spread of all arms (`study.spread`), on logarithms for distances and
-losses.
+and did not fall off. Intervals share the seed spread of all arms (`study.stats.spread`), on the
+scale of the metric.
 Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
 here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
 steps (Bonferroni).
@@ -22,10 +22,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Literal, TypeVar
 
-from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.results import (
     AlongArm,
     Arm,
@@ -36,7 +35,7 @@ from tintype.study.results import (
     ScoreAt,
     StudyResults,
 )
-from tintype.study.stats.cells import LOG, RAW, Cells
+from tintype.study.stats.cells import Cells, Scale, scale_for
 from tintype.study.stats.contrast import against
 from tintype.study.stats.estimate import estimate
 
@@ -66,8 +65,9 @@ def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
     if baselines[0] not in curves:
         return []
     values = [value for curve in curves.values() for of_step in curve.values for value in of_step]
-    log = metric.range == NOT_NEGATIVE and min(values) > 0
-    group = _Group(curves, [name for name in baselines if name in curves], log, metric.direction, view.confidence)
+    ends = [curve.values[-1] for curve in curves.values()]
+    scale = scale_for(metric.scale or "raw", [*ends, *([value] for value in values)], metric.pad)
+    group = _Group(curves, [name for name in baselines if name in curves], scale, metric.direction, view.confidence)
     ended = [name for name, curve in curves.items() if curve.sizes[-1] == group.old.sizes[-1]]
     return [_compare(arm, group, metric.name) for arm in compared if arm.name in ended and arm.role != "baseline"]
 
@@ -132,7 +132,7 @@ class _Group:
     curves: Mapping[str, _Curve]
     baselines: Sequence[str]
     """The baseline, then the control, whose runs are the baseline's too."""
-    log: bool
+    scale: Scale
     direction: Literal["lower", "higher"]
     confidence: float
 
@@ -158,28 +158,27 @@ class _Group:
 
     def _difference(self, step: int, arm: str, values: Mapping[str, list[float]], confidence: float) -> DifferenceAt:
         old = [name for name in self.baselines if name != arm and name in values]
-        value, low, high = difference_at(arm, self.baselines, values, self.log, confidence)
-        mean = geometric_mean if self.log else fmean
+        value, low, high = difference_at(arm, self.baselines, values, self.scale, confidence)
+
+        def mean(some: Sequence[float]) -> float:
+            return self.scale.value(fmean(map(self.scale.place, some)))
+
         before = mean([one for name in old for one in values[name]])
         return DifferenceAt(step=step, mean=mean(values[arm]), baseline_mean=before, value=value, low=low, high=high)
 
 
 def difference_at(
-    arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], log: bool, confidence: float
+    arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], scale: Scale, confidence: float
 ) -> tuple[float, float | None, float | None]:
     """Return an arm's difference from the baselines, and the ends of its interval where there is a seed spread.
 
-    The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`. On
-    logarithms the difference is that of geometric means.
+    The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`.
     """
-    scale = LOG if log else RAW
     placed = {name: {run: scale.place(one) for run, one in enumerate(of)} for name, of in values.items()}
     cells = Cells(placed, scale, dict.fromkeys(baselines[1:], baselines[0]))
-    contrast = against(arm, baselines[0]).over_plans(cells)
-    found = estimate(cells, contrast, confidence)
-    old = math.fsum(weight * cells.mean(name) for name, weight in contrast.reference.items())
-    low, high = (scale.difference(old, end) for end in found.interval) if found.interval else (None, None)
-    return scale.difference(old, found.value), low, high
+    found = estimate(cells, against(arm, baselines[0]), confidence)
+    low, high = (scale.difference(found.old, end) for end in found.interval) if found.interval else (None, None)
+    return scale.difference(found.old, found.value), low, high
 
 
 def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -61,14 +62,17 @@ from tintype.study.runs import (
     read_runs,
     warnings_of,
 )
-from tintype.study.stats.cells import LOG, RATIO, Cells
+from tintype.study.stats.cells import LOG, RATIO, Cells, with_alike
 from tintype.study.stats.contrast import OF_ARMS, Key, against
-from tintype.study.stats.estimate import CONFIDENCE, estimate
-from tintype.study.stats.family import confidence_of, weights_of
+from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
+from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
+from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
 from tintype.study.study import ArmPlan, Study
-from tintype.study.verdicts import cells_of, match, measured_row, tested_row, without_seeds
+from tintype.study.verdicts import Collapse, cells_of, match, measured_row, tested_row, without_seeds
 
 Rows: TypeAlias = Mapping[Key, results.Comparison]
+ONE_SIDED = 2.0
+"""Share of a test whose sign is stated before: both ends of its interval have 5% each."""
 
 
 def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
@@ -216,7 +220,7 @@ def _factor_effect(
         resolution=arms[0].resolution,
         comparison=row,
         means=[results.ArmMean(arm=name, value=value) for name, value in means.items()],
-        expected=expected_mean(contrast, means, cells.scale.kind == "log"),
+        expected=expected_mean(contrast, means, cells.scale),
         verdict=factor_verdict(contrast, row, means, metric.direction),
     )
 
@@ -377,12 +381,19 @@ def compare_at(
 
 
 def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
-    """Compare the fresh runs of a replication. The family is that of the replicated comparisons alone."""
+    """Compare the fresh runs of a replication, each comparison by itself with a confidence of 90%.
+
+    The first study stated the sign of each, so this is one-sided at 95%. All fresh arms share their spreads.
+    """
     runs, metrics = read_runs(study, out), metric_infos(study)
     check_identities(runs)
-    asked = asked_of(study, metrics)
-    wanted, settings = {key: asked[key] for key in keys}, study.settings
-    return compare(_roles(study), runs, metrics, wanted, settings.primary, keys, analysis=settings.analysis)
+    asked, roles, settings = asked_of(study, metrics), _roles(study), study.settings
+    rows = dict[Key, results.Comparison]()
+    for key in keys:
+        rows |= compare(
+            roles, runs, metrics, {key: asked[key]}, settings.primary, [key], ONE_SIDED, analysis=settings.analysis
+        )
+    return rows
 
 
 def _roles(study: Study) -> dict[str, dict[str, results.Role]]:
@@ -408,14 +419,16 @@ def compare(
     share: float = 1.0,
     analysis: AnalysisSettings = DEFAULT,
     images: PerImage = NO_IMAGES,
+    stored: Mapping[str, Sequence[results.Run]] = MappingProxyType({}),
 ) -> dict[Key, results.Comparison]:
     """Compare what is asked and measured. All comparisons of the `family` share the study's error.
 
     `arms` are the roles of the arms by label, the baseline's first, by resolution. `share` is the part of the study's
-    5% that this look at it may spend.
+    5% that this look at it may spend. `stored` are runs of the baselines from other studies, by resolution.
     """
-    rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics)
+    rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
+    judged = {(key.arm, key.resolution) for key in family if key.kind in OF_ARMS}
     for key, one in asked.items():
         matched = match(one, runs, key.metric)
         if isinstance(matched, str) or not (matched.differences or matched.lost):
@@ -425,8 +438,21 @@ def compare(
         elif not is_tested(key.metric):
             rows[key] = measured_row(matched)
         else:
-            confidence, margin = confidence_of(share * weights[key]), analysis.margin_of(key.metric)
-            rows[key] = tested_row(one, matched, sheets.of(key), metrics[key.metric], confidence, margin)
+            level, margin = confidence_of(share * weights[key]), analysis.margin_of(key.metric)
+            cells, meaning = sheets.of(key), metrics[key.metric]
+            if not all(cells.values.get(label) for label in one.contrast.weights):
+                continue
+            collapse = sheets.collapse(one, primary) if key.kind in OF_ARMS else None
+            unstable = collapse is not None and collapse.p < UNSTABLE / len(judged)
+            found = sheets.estimate(one, level)
+            rows[key] = tested_row(one, matched, found, cells, meaning, margin, collapse, unstable)
+            if rows[key].fallen or rows[key].baseline_fallen:
+                whole = sheets.of(key, search=False)
+                every = tested_row(one, matched, estimate(whole, one.contrast, level), whole, meaning, margin)
+                interval = results.Interval(value=every.difference, low=every.low, high=every.high)
+                note = "; ".join(filter(None, [rows[key].note, f"with collapsed runs: {every.verdict}"]))
+                update = {"all_runs": interval, "all_runs_verdict": every.verdict, "note": note}
+                rows[key] = rows[key].model_copy(update=update)
         if key.kind in OF_ARMS:
             new, old = (runs[label] for label in one.contrast.weights)
             rows[key] = rows[key].model_copy(update={"sampling_error": _sampling_error(new, old, key.metric, images)})
@@ -436,27 +462,72 @@ def compare(
 class _Sheets:
     """The cells of each metric, made when they are asked for: of one resolution, or of all as ratios for a trend."""
 
-    def __init__(self, arms: Mapping[str, Mapping[str, results.Role]], runs: Runs, metrics: Metrics) -> None:
-        self._arms, self._runs, self._metrics = arms, runs, metrics
-        self._made: dict[tuple[str, str, bool], Cells] = {}
+    def __init__(
+        self,
+        arms: Mapping[str, Mapping[str, results.Role]],
+        runs: Runs,
+        metrics: Metrics,
+        asked: Mapping[Key, Asked],
+        stored: Mapping[str, Sequence[results.Run]],
+    ) -> None:
+        self._arms, self._runs, self._metrics, self._asked, self._stored = arms, runs, metrics, asked, stored
+        self._made: dict[tuple[str, bool, bool], dict[str, Cells]] = {}
+        self._correlated: dict[tuple[str, str], dict[str, Correlation]] = {}
 
-    def of(self, key: Key) -> Cells:
+    def of(self, key: Key, search: bool = True) -> Cells:
+        """Return the cells of a comparison, without collapsed runs unless there is no `search` for them."""
         if key.kind != "trend":
-            return self._at(key.resolution, key.metric, ratios=False)
-        sheets = {resolution: self._at(resolution, key.metric, ratios=True) for resolution in self._arms}
+            return self._at(key.resolution, key.metric, False, search)
+        sheets = {resolution: self._at(resolution, key.metric, True, search) for resolution in self._arms}
         return Cells(
             {label: of for one in sheets.values() for label, of in one.values.items()},
             RATIO,
             {label: plan for one in sheets.values() for label, plan in one.plans.items()},
             {label: resolution for resolution, one in sheets.items() for label in one.values},
             {label: some for one in sheets.values() for label, some in one.collapsed.items()},
+            alike=min(one.alike for one in sheets.values()),
         )
 
-    def _at(self, resolution: str, metric: str, ratios: bool) -> Cells:
-        place = resolution, metric, ratios
-        if place not in self._made:
-            self._made[place] = cells_of(self._arms[resolution], self._runs, metric, self._metrics[metric], ratios)
-        return self._made[place]
+    def _at(self, resolution: str, metric: str, ratios: bool, search: bool) -> Cells:
+        place = resolution, ratios, search
+        if place not in self._made:  # of all metrics: together they say how alike the spreads are
+            arms, stored = self._arms[resolution], () if ratios else self._stored.get(resolution, ())
+            tested = {name: info for name, info in self._metrics.items() if is_tested(name)}
+            sheets = {
+                name: cells_of(arms, self._runs, name, info, ratios, stored, search) for name, info in tested.items()
+            }
+            self._made[place] = with_alike(sheets)
+        return self._made[place][metric]
+
+    def estimate(self, one: Asked, level: float) -> Estimate:
+        """Estimate a comparison; an arm against the baseline with pairs where they pay."""
+        key, cells = one.key, self.of(one.key)
+        if key.kind != "arm":
+            return estimate(cells, one.contrast, level)
+        own, baseline = one.contrast.weights
+        if (key.arm, key.resolution) not in self._correlated:
+            metrics = [
+                other.metric
+                for other in self._asked
+                if other._replace(metric=key.metric) == key and is_tested(other.metric)
+            ]
+            sheets = {metric: self._at(key.resolution, metric, False, True) for metric in metrics}
+            self._correlated[key.arm, key.resolution] = correlations(sheets, own, baseline)
+        return estimate_arm(cells, own, baseline, level, self._correlated[key.arm, key.resolution].get(key.metric))
+
+    def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
+        """Count the runs of an arm, and of the baseline, that collapsed on a primary metric."""
+        sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
+        labels = list(self._arms[one.key.resolution])
+        fallen = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
+        runs = {label: {*fallen[label], *(s for c in sheets for s in c.values.get(label, ()))} for label in labels}
+        alike = [label for label in one.baselines if label != one.own and label in labels]
+        return Collapse(
+            len(runs[one.own]),
+            len(fallen[one.own]),
+            sum(len(runs[label]) for label in alike),
+            sum(len(fallen[label]) for label in alike),
+        )
 
 
 def _sampling_error(

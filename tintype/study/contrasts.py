@@ -38,6 +38,11 @@ class Asked:
     baselines: Collection[str]
     """Labels of the baseline and the control."""
 
+    @property
+    def own(self) -> str:
+        """Return the label of the arm that is asked about."""
+        return next(iter(self.contrast.weights))
+
 
 def own_key(name: str, role: Role, resolution: str, metric: str) -> Key:
     """Return the key of the comparison of an arm or the control with the baseline."""

@@ -1,7 +1,7 @@
 """Verdicts on interactions of factorial arms: whether the effects of two parts add up.
 
 A contrast is compared with zero like any other difference of the study, on the metric's scale: logarithms for distances
-and losses, so that effects add up where their ratios multiply, and plain values for shares.
+and losses, so that effects add up where their ratios multiply, and logits for shares.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Mapping
 from tintype.seams import Direction
 from tintype.study.factorial import FactorContrast
 from tintype.study.results import Comparison, FactorVerdict
+from tintype.study.stats.cells import Scale
 
 _VERDICTS: dict[str, FactorVerdict] = {"better": "reinforces", "same": "adds up", "identical": "adds up"}
 """Verdicts on an interaction by those on the difference; all others but `worse` keep their name."""
 
 
-def expected_mean(contrast: FactorContrast, means: Mapping[str, float], log: bool) -> float | None:
+def expected_mean(contrast: FactorContrast, means: Mapping[str, float], scale: Scale) -> float | None:
     """Return the mean of the combination if its parts added up; None of a main effect, or where a mean is missing."""
     if not contrast.is_interaction or any(name not in means for name in contrast.weights):
         return None
     first, second, base = means[contrast.parts[0]], means[contrast.parts[1]], means[""]
-    return first * second / base if log else first + second - base
+    return scale.value(scale.place(first) + scale.place(second) - scale.place(base))
 
 
 def factor_verdict(

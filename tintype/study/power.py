@@ -23,14 +23,13 @@ from pydantic import ValidationError
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.settings import Plain, plain
 from tintype.study.contrasts import count_comparisons, is_tested
 from tintype.study.effect import Effect, parse_effect
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
-from tintype.study.stats.cells import rounding_of
-from tintype.study.stats.estimate import POWER, detectable_in_errors, deviation_range, t_power
+from tintype.study.stats.cells import ScaleKind, rounding_of, scale_for
+from tintype.study.stats.estimate import POWER, detectable_in_errors, deviation_range, planned_widening, t_power
 from tintype.study.stats.family import FIRST_SHARE, Counts, confidence_of
 from tintype.study.stats.spread import Variance, planned_error, variance
 
@@ -39,8 +38,6 @@ SEEDS = (3, 5, 8, 16, 32)
 """Numbers of seeds that people can pay for, whose detectable changes are always given."""
 FEW_DEGREES = 10
 """Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
-_LARGEST_LOG = 600.0
-"""Bound of a logarithm: what few seeds of a large spread would find is beyond what a float holds."""
 _UNLIKE = 3.0
 
 
@@ -63,10 +60,12 @@ class MetricPower:
     metric: MetricInfo
     baseline: float
     """Its mean as arms are compared with it: geometric where logarithms are compared, over the control's runs too."""
-    log: bool
-    """Whether logarithms are compared; `spread` is then one of logarithms too."""
+    scale: ScaleKind
+    """Scale on which values are compared, and `spread` is measured."""
     spread: Spread
     """Spread of single runs."""
+    deviation: float
+    """Spread of single runs in the metric's unit, around the baseline: half of what lies within one to either side."""
     by_arm: dict[str, float]
     """The deviation of each arm."""
     level: float
@@ -121,12 +120,14 @@ class PowerPlan:
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
         """Return how often a study of so many seeds finds the effect."""
         error = self.error(seeds)
-        return t_power(effect / (spread * math.sqrt(error.value)), error.freedom, confidence)
+        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        return t_power(effect / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def detectable(self, spread: float, confidence: float, seeds: int) -> float:
         """Return the effect that a study of so many seeds finds with a power of 80%."""
         error = self.error(seeds)
-        return detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
+        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        return wide * detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
         """Return the fewest seeds, from two, that find the effect with a power of 80%; None if a thousand do not."""
@@ -287,32 +288,33 @@ def _metric_power(
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
     fallen = _fallen(studies, info.name)
-    positive = all(value > 0 for arm in (*unchanged, *changed) for value in _healthy(arm, info.name, fallen))
-    log = info.range == NOT_NEGATIVE and positive
+    sets = {id(arm): _healthy(arm, info.name, fallen) for arm in (*unchanged, *changed)}
+    scale = scale_for(info.scale or "raw", list(sets.values()), info.pad)
 
     def runs(arm: Arm) -> list[float]:
-        values = _healthy(arm, info.name, fallen)
-        return [math.log(value) for value in values] if log else values
+        return [scale.place(value) for value in sets[id(arm)]]
 
     spread = pooled(runs(arm) for arm in (*unchanged, *changed))
-    known = [value for arm in unchanged for value in runs(arm)]
-    if spread is None or not known or spread.deviation <= rounding_of(known, 1.0 if log else 0.0):
+    known = [place for arm in unchanged for place in runs(arm)]
+    if spread is None or not known or spread.deviation <= rounding_of(known, 0.0 if scale.kind == "raw" else 1.0):
         return None
-    baseline = math.exp(fmean(known)) if log else fmean(known)
+    old = fmean(known)
+    baseline = scale.value(old)
     target = plan.effect.on(baseline)
-    effect = math.log1p(target / baseline) if log else target
+    up, down = scale.change(old, target), scale.change(old, -target) if scale.kind == "logit" else -math.inf
+    effect = min(abs(up), abs(down))  # the harder side, as `detectable` takes it
     confidence = confidence_of(FIRST_SHARE * counts.weight(info.primary))
     likely = (spread.deviation, *spread.range)
 
     def detectable(seeds: int) -> list[float]:
-        found = [plan.detectable(one, confidence, seeds) for one in likely]
-        return [baseline * math.expm1(min(one, _LARGEST_LOG)) for one in found] if log else found
+        return [scale.size(old, plan.detectable(one, confidence, seeds)) for one in likely]
 
     return MetricPower(
         metric=info,
         baseline=baseline,
-        log=log,
+        scale=scale.kind,
         spread=spread,
+        deviation=(scale.difference(old, spread.deviation) - scale.difference(old, -spread.deviation)) / 2,
         by_arm=_by_arm(changed, runs),
         level=1 - confidence,
         power=[plan.power(effect, one, plan.seeds, confidence) for one in likely] if target else None,

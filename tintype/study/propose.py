@@ -47,9 +47,10 @@ from tintype.study.runner import Task, task_of
 from tintype.study.runs import Metrics, metric_infos, read_commands, standing_runs
 from tintype.study.settings import ArmSettings, split_changes
 from tintype.study.stats.contrast import Key, against
-from tintype.study.stats.estimate import CONFIDENCE
+from tintype.study.stats.estimate import CONFIDENCE, estimate
+from tintype.study.stats.family import UNSTABLE
 from tintype.study.study import ArmPlan, Study
-from tintype.study.verdicts import cells_of, match, tested_row, without_seeds
+from tintype.study.verdicts import Collapse, cells_of, match, tested_row, without_seeds
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
@@ -118,7 +119,7 @@ def compare_proposal(
 ) -> Comparison:
     """Compare one metric of a proposal's runs with the baseline's.
 
-    Runs of the baseline that fell off are left out of its mean, which is against the proposal, and make no verdict.
+    Collapsed runs are left out of the means. An arm that collapses more often than the baseline is unstable.
     """
     roles: dict[str, Role] = {role: role for role in ("baseline", "control", "arm") if role in runs}
     names = {"arm": "", "baseline": "baseline"}
@@ -127,10 +128,19 @@ def compare_proposal(
     assert not isinstance(matched, str)
     if not matched.differences:
         return without_seeds(matched)
-    cells = cells_of(roles, {role: runs[role] for role in roles.values()}, metric, metrics[metric])
-    cells = replace(cells, collapsed={arm: seeds for arm, seeds in cells.collapsed.items() if arm == "arm"})
-    level = min(round(confidence, 12), _SUREST)
-    return tested_row(asked, matched, cells, metrics[metric], level, analysis.margin_of(metric))
+    read: dict[str, Sequence[Run]] = {role: runs[role] for role in roles.values()}
+    cells, level = cells_of(roles, read, metric, metrics[metric]), min(round(confidence, 12), _SUREST)
+    collapsed = {role: len(cells.collapsed.get(role, ())) for role in roles}
+    alike = [role for role in roles if role != "arm"]
+    collapse = Collapse(
+        cells.seeds("arm") + collapsed["arm"],
+        collapsed["arm"],
+        sum(cells.seeds(role) + collapsed[role] for role in alike),
+        sum(collapsed[role] for role in alike),
+    )
+    found = estimate(cells, asked.contrast, level)
+    margin = analysis.margin_of(metric)
+    return tested_row(asked, matched, found, cells, metrics[metric], margin, collapse, collapse.p < UNSTABLE)
 
 
 class Proposal(BaseModel):

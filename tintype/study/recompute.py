@@ -16,7 +16,7 @@ from tintype.study.along import with_along
 from tintype.study.compare import Rows, read_at_looks
 from tintype.study.contrasts import own_key
 from tintype.study.looks import MadeLook
-from tintype.study.results import Run, StudyResults
+from tintype.study.results import MetricInfo, Run, StudyResults
 from tintype.study.runs import Metrics, metric_infos
 from tintype.study.study import ArmPlan, Study
 
@@ -53,14 +53,14 @@ def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
 
 
 def _metrics(study: Study, stored: StudyResults) -> Metrics:
-    """Return the metrics as they were scored, with the bounds that older results did not record."""
-    today = metric_infos(study)
-    return {
-        info.name: info.model_copy(update={"range": today[info.name].range})
-        if info.range == ANY_VALUE and info.name in today
-        else info
-        for info in stored.metrics
-    }
+    """Return the metrics as they were scored, with the bounds and scales that older results did not record."""
+    today, found = metric_infos(study), dict[str, MetricInfo]()
+    for info in stored.metrics:
+        own = today.get(info.name, info)
+        range = own.range if info.range == ANY_VALUE else info.range
+        scale = {"scale": own.scale, "pad": own.pad} if info.scale is None else {}
+        found[info.name] = info.model_copy(update={"range": range, **scale})
+    return found
 
 
 def _with_errors(rows: Rows, stored: Rows) -> Rows:

@@ -1,37 +1,42 @@
 """Replication of a study's verdicts on fresh seeds: what is run again, and whether each verdict holds.
 
 A verdict is of a difference that came out large, so its first estimate tends to be too large (the winner's curse).
-Fresh seeds have no such luck. The replicated comparisons are one family of their own: their intervals share 5%.
+Fresh seeds have no such luck. The first study stated each claim with its sign, so each is tested by itself, one-sided
+at 95%: the fresh interval has a confidence of 90%.
 
-A verdict of better or worse
-- holds where the fresh interval excludes zero on the same side and reaches the first estimate, corrected for selection;
-- is weaker where it excludes zero on the same side and lies wholly short of that estimate;
-- fails otherwise.
+A verdict of better or worse, in the claimed direction,
+- holds where the near end of the fresh interval is beyond zero;
+- is contradicted where the far end is short of half of the first estimate, corrected for selection;
+- is open otherwise: the fresh seeds are too few to tell.
 
 A verdict of same
 - holds where the fresh interval lies within the margin;
-- is weaker where it reaches beyond the margin, but not wholly;
-- fails where it lies wholly outside.
+- is contradicted where it lies wholly outside;
+- is open otherwise.
 
-Where fresh runs diverged, failed or fell off, a verdict fails; where they are not done, it is incomplete. Where all
-fresh seeds differ by the same amount, that amount is the interval.
+An open verdict says how many fresh seeds would settle it. Where fresh runs diverged it is open, and the number of
+these runs is given; where they failed or are missing, it is incomplete. Collapsed runs are counted, and the verdict is
+that of the others. Where all fresh seeds differ by the same amount, that amount is the interval.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
+from scipy import special
 
 from tintype.errors import UserError
 from tintype.runtime.files import damaged, read_checked, write_checked
 from tintype.study.results import (
     SPEED,
     Comparison,
+    Interval,
     Outcome,
     Replicated,
     Replication,
@@ -39,6 +44,7 @@ from tintype.study.results import (
     arm_label,
 )
 from tintype.study.stats.contrast import Key
+from tintype.study.stats.estimate import CONFIDENCE, MOST_SEEDS
 from tintype.study.study import Study
 
 FOLDER = "replication"
@@ -55,9 +61,11 @@ class Claim:
 
     key: Key
     verdict: Claimed
-    estimate: float
+    first: Interval
     """The first difference, corrected for selection where that is known."""
     margin: float | None
+    level: float = CONFIDENCE
+    """The confidence of the first interval."""
 
     @property
     def metric(self) -> str:
@@ -72,7 +80,7 @@ class Claim:
 def claims_of(results: StudyResults) -> list[Claim]:
     """Return a study's verdicts of better, worse and same; not those on throughput, which is measured, not tested."""
     return [
-        Claim(Key(arm.name, metric, arm.resolution), row.verdict, _estimate(row), row.margin)
+        _claim(Key(arm.name, metric, arm.resolution), row.verdict, row)
         for arm in results.arms
         if arm.role == "arm"
         for metric, row in arm.comparisons.items()
@@ -80,8 +88,11 @@ def claims_of(results: StudyResults) -> list[Claim]:
     ]
 
 
-def _estimate(row: Comparison) -> float:
-    return row.difference if row.corrected is None else row.corrected
+def _claim(key: Key, verdict: Claimed, row: Comparison) -> Claim:
+    if row.corrected is not None:
+        return Claim(key, verdict, row.corrected, row.margin)
+    first = Interval(value=row.difference, low=row.low, high=row.high)
+    return Claim(key, verdict, first, row.margin, row.level or CONFIDENCE)
 
 
 def fresh_seeds(used: Iterable[int], count: int) -> list[int]:
@@ -119,45 +130,103 @@ def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
 
 def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
     """Hold a verdict against the comparison of the fresh runs; see the head of this file."""
-    if fresh is None or fresh.verdict == "incomplete":
+    if fresh is None or fresh.verdict in ("incomplete", "failed"):
         return "incomplete"
-    if fresh.verdict in ("identical", "no spread"):
-        low = high = fresh.difference
-    elif fresh.low is None or fresh.high is None or fresh.verdict in ("diverged", "failed", "unstable"):
-        return "fails"
-    else:
-        low, high = fresh.low, fresh.high
-    if claim.verdict == "same":
-        return _judge_same(low, high, claim.margin if fresh.margin is None else fresh.margin)
-    sign = 1.0 if claim.estimate > 0 else -1.0
+    margin = claim.margin if fresh.margin is None else fresh.margin
+    if claim.verdict == "same" and margin is None:
+        return "incomplete"
+    ends = _ends(fresh)
+    return "open" if ends is None else judge_interval(claim.verdict, claim.first.value, *ends, margin or 0.0)
+
+
+def judge_interval(verdict: Claimed, first: float, low: float, high: float, margin: float) -> Outcome:
+    """Hold a verdict against a fresh interval. `first` is the first estimate, `margin` is used by *same* alone."""
+    if verdict == "same":
+        if -margin <= low and high <= margin:
+            return "holds"
+        return "contradicted" if low > margin or high < -margin else "open"
+    sign = 1.0 if first > 0 else -1.0
     near, far = sorted((sign * low, sign * high))
-    if near <= 0:
-        return "fails"
-    return "holds" if far >= abs(claim.estimate) else "weaker"
-
-
-def _judge_same(low: float, high: float, margin: float | None) -> Outcome:
-    if margin is None:
-        return "incomplete"
-    if low >= -margin and high <= margin:
+    if near > 0:
         return "holds"
-    return "fails" if low > margin or high < -margin else "weaker"
+    return "contradicted" if far < abs(first) / 2 else "open"
+
+
+def _ends(fresh: Comparison) -> tuple[float, float] | None:
+    """Return the ends of the fresh interval; None where there is none, and where diverged runs are left out of it."""
+    if fresh.verdict in ("identical", "no spread"):
+        return fresh.difference, fresh.difference
+    if fresh.low is None or fresh.high is None or fresh.verdict == "diverged":
+        return None
+    return fresh.low, fresh.high
+
+
+def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
+    """Return the fresh seeds that would settle an open verdict; None where a thousand would not.
+
+    The difference stays, and both sides of its interval shrink with the root of the number of seeds. The degrees of
+    freedom that more seeds bring would shrink them a little more.
+    """
+    ends, seeds = _ends(fresh), len(fresh.differences)
+    if ends is None:
+        return None
+    for count in range(seeds + 1, MOST_SEEDS + 1):
+        narrower = math.sqrt(seeds / count)
+        low, high = (fresh.difference + narrower * (end - fresh.difference) for end in ends)
+        if judge(claim, fresh.model_copy(update={"low": low, "high": high})) != "open":
+            return count
+    return None
+
+
+def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> Interval | None:
+    """Return the inverse-variance mean of two differences with its 95% interval; None where one has no interval.
+
+    A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
+    Student's, so the errors, and the pooled interval, come out a little too wide. Both are in the metric's unit.
+    """
+    errors = [_error(first, level), _error(fresh, fresh_level)]
+    if not all(error and math.isfinite(error) for error in errors):
+        return None
+    weights = [1 / error**2 for error in errors if error]
+    value = (weights[0] * first.value + weights[1] * fresh.value) / sum(weights)
+    reach = _normal_quantile(CONFIDENCE) / math.sqrt(sum(weights))
+    return Interval(value=value, low=value - reach, high=value + reach)
+
+
+def _error(one: Interval, level: float) -> float | None:
+    return None if one.low is None or one.high is None else (one.high - one.low) / 2 / _normal_quantile(level)
+
+
+def _normal_quantile(confidence: float) -> float:
+    return float(special.ndtri((1 + confidence) / 2))
 
 
 def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
     """Return a verdict with what fresh seeds show."""
-    measured = fresh is not None and bool(fresh.differences)
+    outcome, interval = judge(claim, fresh), None
+    if fresh is not None and fresh.differences and fresh.verdict not in ("incomplete", "failed", "diverged"):
+        interval = Interval(value=fresh.difference, low=fresh.low, high=fresh.high)
     return Replicated(
         arm=claim.arm,
         metric=claim.metric,
         verdict=claim.verdict,
-        first=claim.estimate,
-        difference=fresh.difference if fresh and measured else None,
-        low=fresh.low if fresh else None,
-        high=fresh.high if fresh else None,
-        words=fresh.words if fresh else "incomplete",
-        outcome=judge(claim, fresh),
+        first=claim.first,
+        fresh=interval,
+        level=fresh.level if fresh and interval else None,
+        pooled=pool(claim.first, claim.level, interval, fresh.level or CONFIDENCE) if fresh and interval else None,
+        seeds_needed=_seeds_to_settle(claim, fresh) if fresh and outcome == "open" else None,
+        words=_words(fresh) if fresh else "incomplete",
+        outcome=outcome,
     )
+
+
+def _words(fresh: Comparison) -> str:
+    """Return the verdict of the fresh runs that did not collapse, and how many did."""
+    verdict = fresh.lost or fresh.healthy_verdict or fresh.verdict
+    collapsed, others = len(fresh.fallen), len(fresh.baseline_fallen)
+    runs = f"{collapsed} of {len(fresh.differences)} runs collapsed" if collapsed else ""
+    baseline = f"{others} of the baseline's runs collapsed" if others else ""
+    return "; ".join(filter(None, [verdict, runs, baseline]))
 
 
 def write_replication(replication: Replication, out: Path) -> None:

@@ -15,9 +15,11 @@ from tintype.config.strict import first_problem, read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import Copies, EncoderInfo, WrongWords
 from tintype.metrics import throughput
+from tintype.metrics.metric import Compared
 from tintype.runtime.files import read_checked
 from tintype.runtime.redact import hide_all_passwords, last_names, redact
 from tintype.seams import ANY_VALUE, Range
+from tintype.study.stats.cells import PAD, ScaleKind
 
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
@@ -52,6 +54,10 @@ class MetricInfo(_Data):
     primary: bool = False
     range: Range = ANY_VALUE
     """Unbounded in results that were written before bounds were recorded."""
+    scale: Compared | None = None
+    """Scale on which runs are compared; None in results that were written before scales were recorded."""
+    pad: float = PAD
+    """Continuity correction of a share on the logit scale."""
     revision: int = 1
     """The number of its definition. Values of two definitions are never compared."""
 
@@ -193,6 +199,14 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
     return ", ".join(found)
 
 
+class Interval(_Data):
+    """A value with the ends of its interval; None where there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
 class Comparison(_Data):
     """One metric of one arm against the baseline. Differences are arm minus baseline.
 
@@ -218,14 +232,16 @@ class Comparison(_Data):
     """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
     """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
-    scale: Literal["raw", "log", "ratio"] = "raw"
-    """Whether values were compared, or their logarithms, or, for a trend, logarithms of ratios."""
+    scale: ScaleKind = "raw"
+    """Scale on which values were compared: `study.stats.cells.Scale` defines each. A trend has ratios."""
     level: float | None = None
     """The confidence of the interval: the study's, shared by all its comparisons. None: that of the study, unshared."""
     margin: float | None = None
     """Differences up to this size are declared to be none worth having."""
-    corrected: float | None = None
+    corrected: Interval | None = None
     """The estimate given that the interval excludes zero: verdicts are of differences that came out large."""
+    correlation: float = 0.0
+    """Correlation with the baseline over shared seeds that the interval uses; zero where runs are not paired."""
     seeds_needed: int | None = None
     """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
     fallen: list[int] = []
@@ -236,6 +252,13 @@ class Comparison(_Data):
     """Seeds of the arm's runs that only a later look than that of this row shows to have fallen off, worst first."""
     baseline_fallen_later: list[int] = []
     """The same for runs of the baseline and of the control."""
+    collapse_p: float | None = None
+    """One-sided p that the arm's runs collapse more often than the baseline's; None where none of them collapsed."""
+    healthy_verdict: Verdict | None = None
+    """Verdict on the runs that did not collapse, where the verdict is unstable."""
+    all_runs: Interval | None = None
+    """The difference with collapsed runs among the others; None where none collapsed."""
+    all_runs_verdict: Verdict | None = None
     note: str = ""
     """A remark for readers, for example that the arm's spread stands out."""
 
@@ -245,10 +268,9 @@ class Comparison(_Data):
     @property
     def words(self) -> str:
         """Return the verdict; where runs diverged, failed or fell off, how many."""
-        if self.verdict == "unstable" and self.fallen:
-            return f"unstable: {len(self.fallen)} of {len(self.differences)} runs fell off"
-        if self.verdict == "unstable" and self.baseline_fallen:
-            return "unstable: runs of the baseline fell off"
+        if self.verdict == "unstable":
+            others = f"; of the others: {self.healthy_verdict}" if self.healthy_verdict else ""
+            return f"unstable: {len(self.fallen)} of {len(self.differences)} runs fell off{others}"
         return self.lost or self.verdict
 
 
@@ -542,7 +564,7 @@ class LookInfo(SeedSet):
     """Whether comparisons were read at it; a planned one may be still to come."""
 
 
-Outcome = Literal["holds", "weaker", "fails", "incomplete"]
+Outcome = Literal["holds", "open", "contradicted", "incomplete"]
 """Outcome of a verdict on fresh seeds; `study/replicate.py` defines each."""
 
 
@@ -553,14 +575,18 @@ class Replicated(_Data):
     """The arm's label."""
     metric: str
     verdict: Literal["better", "worse", "same"]
-    first: float
+    first: Interval
     """The study's difference, corrected for selection where that is known."""
-    difference: float | None
-    """The difference of the fresh runs; None where none can be compared."""
-    low: float | None
-    high: float | None
+    fresh: Interval | None
+    """The difference of the fresh runs; None where runs are missing, failed or diverged."""
+    level: float | None = None
+    """The confidence of the fresh interval; None in rows of an earlier version, whose interval is wider than 90%."""
+    pooled: Interval | None
+    """Mean of both, weighted by their precision, with its 95% interval; None where one of them has no interval."""
+    seeds_needed: int | None
+    """Fresh seeds that would settle an open verdict if nothing but their number changed; None: more than a thousand."""
     words: str
-    """The verdict on the fresh runs."""
+    """The verdict on the fresh runs, and how many of them diverged, failed or collapsed."""
     outcome: Outcome
 
 

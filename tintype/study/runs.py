@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
-from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import ScoredData, held_out, in_blocks
 from tintype.evaluation.results import (
     EvaluationResult,
@@ -34,6 +35,7 @@ from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results
 from tintype.study.runner import FAILURES
+from tintype.study.stats.cells import PAD
 from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.version import version_events
 from tintype.train.folder import RunFolder
@@ -62,10 +64,18 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
             definition=meaning.definition,
             primary=name in study.settings.primary,
             range=meaning.range,
+            scale=meaning.metric.compared,
+            pad=_pad(meaning),
             revision=meaning.metric.revision,
         )
         for name, meaning in definitions(study.settings.evaluation, study.of_scenes).items()
     }
+
+
+def _pad(meaning: Definition) -> float:
+    """Return the continuity correction of a share: half an image, or two deviations where chance was taken off it."""
+    count = meaning.count or round(0.5 / PAD)
+    return 1 / math.sqrt(count) if meaning.metric.corrected_for_chance else 0.5 / count
 
 
 def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:

@@ -16,39 +16,46 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import overload
 
-from tintype.evaluation.protocol import Definition
-from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.contrasts import Asked
 from tintype.study.effect import Effect
-from tintype.study.results import Comparison, Loss, MetricInfo, Role, Run, Verdict, lost_words, worst_loss
+from tintype.study.results import Comparison, Interval, Loss, MetricInfo, Role, Run, Verdict, lost_words, worst_loss
 from tintype.study.stats.cells import LOG, Cells, rounding_of, scale_for
-from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
-from tintype.study.stats.falls import collapsed_runs
+from tintype.study.stats.estimate import CONFIDENCE, Estimate
+from tintype.study.stats.falls import collapse_p, collapsed_runs
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
+STORED = "stored runs"
+"""Label of the baseline's runs that come from other studies."""
 
 
 def cells_of(
     arms: Mapping[str, Role],
     runs: Mapping[str, Sequence[Run]],
     metric: str,
-    meaning: Definition | MetricInfo,
+    meaning: MetricInfo,
     ratios: bool = False,
+    stored: Sequence[Run] = (),
+    search: bool = True,
 ) -> Cells:
     """Return a metric's cells of the arms of one resolution, the baseline first. Keys are the arms' labels.
 
-    Distances and losses are compared as logarithms, where all are positive: their spread grows with their size. So is
-    any metric where `ratios` to the baseline are compared; arms with values that are not positive are left out then.
+    Where `ratios` to the baseline are compared, arms with values that are not positive are left out. `stored` are runs
+    of the baseline's plan from other studies. Collapsed runs are left out, unless there is no `search` for them.
     """
     values = {label: _finite(runs[label], metric) for label in arms}
+    baseline, *controls = (label for label, role in arms.items() if role != "arm")
+    if stored:
+        values[STORED] = dict(enumerate(_finite(stored, metric).values()))
     if ratios:
         values = {label: of for label, of in values.items() if all(value > 0 for value in of.values())}
     sets = [list(of.values()) for of in values.values()]
-    scale = LOG if ratios else scale_for("log" if meaning.range == NOT_NEGATIVE else "raw", sets)
+    scale = LOG if ratios else scale_for(meaning.scale or "raw", sets, meaning.pad)
     placed = {label: {seed: scale.place(value) for seed, value in of.items()} for label, of in values.items()}
-    baseline, *controls = (label for label, role in arms.items() if role != "arm")
-    cells = Cells(placed, scale, dict.fromkeys(controls, baseline))
+    plans = dict.fromkeys([*controls, *([STORED] if stored else [])], baseline)
+    cells = Cells(placed, scale, plans, stored=len(values.get(STORED, ())))
+    if not search:
+        return cells
     collapsed = {label: some for label in values if (some := collapsed_runs(cells, label, meaning.direction))}
     return replace(cells.without(collapsed), collapsed=collapsed)
 
@@ -135,20 +142,50 @@ def measured_row(matched: Matched) -> Comparison:
     )
 
 
+@dataclass(frozen=True)
+class Collapse:
+    """The collapsed runs of an arm and of the baseline, on any primary metric."""
+
+    runs: int
+    collapsed: int
+    baseline_runs: int
+    baseline_collapsed: int
+
+    @property
+    def p(self) -> float:
+        return collapse_p(self.collapsed, self.runs, self.baseline_collapsed, self.baseline_runs)
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.collapsed} of {self.runs} runs collapsed; of the baseline's, {self.baseline_collapsed} of "
+            f"{self.baseline_runs}"
+        )
+
+
 def tested_row(
-    asked: Asked, matched: Matched, cells: Cells, meaning: Definition | MetricInfo, confidence: float, margin: Effect
+    asked: Asked,
+    matched: Matched,
+    found: Estimate,
+    cells: Cells,
+    meaning: MetricInfo,
+    margin: Effect,
+    collapse: Collapse | None = None,
+    unstable: bool = False,
 ) -> Comparison:
-    """Estimate a contrast on the scale of its cells, and write the result in the metric's unit."""
-    contrast, scale = asked.contrast.over_plans(cells), cells.scale
-    found = estimate(cells, contrast, confidence)
-    old = math.fsum(weight * cells.mean(arm) for arm, weight in contrast.reference.items())
+    """Write an estimate in the metric's unit, with its verdict.
+
+    `collapse` counts the arm's collapsed runs, `unstable` says that they are shown to be more than the baseline's.
+    """
+    scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)
     reach = _margin_on_scale(asked, cells, old, margin)
-    verdict = _verdict(found, matched, reach, meaning)
-    of_baseline = [arm for arm in list(contrast.weights)[1:] if arm in asked.baselines]
-    seeds = {arm: found.left_out.get(arm, ()) for arm in contrast.weights}
+    healthy = _verdict(found, matched, reach, meaning)
+    of_baseline = [arm for arm in cells.values if cells.plan_of(arm) in asked.baselines and arm != asked.own]
+    seeds = {arm: cells.collapsed.get(arm, ()) for arm in {**asked.contrast.weights, **dict.fromkeys(of_baseline)}}
     collapsed = dict.fromkeys(seed for arm, some in seeds.items() if arm not in of_baseline for seed in some)
     baseline_collapsed = dict.fromkeys(seed for arm in of_baseline for seed in seeds[arm])
+    verdict = "unstable" if unstable and collapsed and matched.complete else healthy
 
     @overload
     def units(change: float) -> float: ...
@@ -157,6 +194,7 @@ def tested_row(
     def units(change: float | None) -> float | None:
         return None if change is None else scale.difference(old, change)
 
+    corrected = found.corrected if healthy in ("better", "worse") else None
     return Comparison(
         mean=scale.value(old + found.value),
         baseline_mean=scale.value(old),
@@ -167,47 +205,51 @@ def tested_row(
         p=found.p,
         p_adjusted=None
         if found.p is None or not matched.complete
-        else min(1.0, found.p * (1 - CONFIDENCE) / (1 - confidence)),
-        detectable=units(found.detectable),
+        else min(1.0, found.p * (1 - CONFIDENCE) / (1 - found.level)),
+        detectable=None if found.detectable is None else scale.size(old, found.detectable),
         verdict=verdict,
         lost=matched.lost,
         scale=scale.kind,
-        level=confidence,
-        margin=units(reach),
-        corrected=units(found.corrected) if verdict in ("better", "worse") else None,
-        seeds_needed=found.seeds_needed(reach) if verdict == "undecided" else None,
+        level=found.level,
+        margin=scale.size(old, reach),
+        corrected=corrected and Interval(value=units(corrected[0]), low=units(corrected[1]), high=units(corrected[2])),
+        correlation=found.correlation,
+        seeds_needed=found.seeds_needed(reach) if healthy == "undecided" else None,
         fallen=list(collapsed),
         baseline_fallen=list(baseline_collapsed),
-        note=_note(found, list(baseline_collapsed)),
+        collapse_p=collapse.p if collapse and collapsed else None,
+        healthy_verdict=healthy if verdict == "unstable" else None,
+        note=_note(found, collapse if collapsed or baseline_collapsed else None, unstable),
     )
 
 
 def _margin_on_scale(asked: Asked, cells: Cells, old: float, margin: Effect) -> float:
-    """Return the margin as a change on the scale. That of a trend, a ratio of ratios, is from its largest baseline."""
+    """Return the margin as a change on the scale, the smaller of the two sides.
+
+    That of a trend, a ratio of ratios, is from its largest baseline.
+    """
+    scale = cells.scale
     if asked.key.kind == "trend":
-        largest = max(cells.mean_of_plan(arm) for arm in asked.contrast.weights if arm in asked.baselines)
-        return LOG.change(largest, margin.on(LOG.value(largest)))
-    return cells.scale.change(old, margin.on(cells.scale.value(old)))
+        old, scale = max(cells.mean_of_plan(arm) for arm in asked.contrast.weights if arm in asked.baselines), LOG
+    return scale.margin(old, margin.on(scale.value(old)))
 
 
-def _verdict(found: Estimate, matched: Matched, reach: float, meaning: Definition | MetricInfo) -> Verdict:
+def _verdict(found: Estimate, matched: Matched, reach: float, meaning: MetricInfo) -> Verdict:
     if not matched.complete:
         return matched.loss
     if found.error is None:
         return "sketch"
     if found.interval is None:
         return "identical" if matched.same else "no spread"
-    if found.left_out:
-        return "unstable"
     said = found.says(reach)
     if said in ("same", "undecided"):
         return "same" if said == "same" else "undecided"
     return "better" if (said == "above") == (meaning.direction == "higher") else "worse"
 
 
-def _note(found: Estimate, baseline_collapsed: Sequence[int]) -> str:
+def _note(found: Estimate, collapse: Collapse | None, unstable: bool) -> str:
     apart = sorted(set(found.stands_out))
-    notes = [f"the seed spread of {', '.join(apart)} stands out, so its own is used"] if apart else []
-    if baseline_collapsed:
-        notes.append(f"runs of the baseline fell off (seed {', '.join(map(str, baseline_collapsed))})")
+    notes = [f"the seed spread of {', '.join(apart)} stands out, so mostly its own is used"] if apart else []
+    if collapse and not unstable:
+        notes.append(collapse.words)
     return "; ".join(notes)

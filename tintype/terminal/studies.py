@@ -386,6 +386,11 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     notes += tuning.notes(results.tuning)
     for note in filter(None, notes):
         say_note(console, note)
+    if rows := findings.replication_rows(results):
+        replicated = Table(*map(str.lower, findings.REPLICATION_HEADS), title="On fresh seeds")
+        for row in rows:
+            replicated.add_row(*map(escape, row))
+        console.print(replicated)
     if results.trends:
         _show_trends(results, console)
     if results.factors:
@@ -434,8 +439,8 @@ def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
     interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
     difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
     verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
-    known = row.corrected is not None and row.verdict in ("better", "worse")
-    corrected = f"corrected for selection {row.corrected:+.3g}" if known else ""
+    known = row.corrected if row.verdict in ("better", "worse") else None
+    corrected = f"corrected for selection {known.value:+.3g}" if known else ""
     return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, arm, metric.name)]))
 
 
@@ -485,7 +490,7 @@ def _table(plan: PowerPlan, group: Group) -> Table:
         table.add_row(
             escape(row.metric.name) + (" *" if row.metric.primary else ""),
             significant(row.baseline),
-            _size(row.spread.deviation * (row.baseline if row.log else 1), row.baseline, plan.effect),
+            _size(row.deviation, row.baseline, plan.effect),
             *(_reach(row.by_seeds[count][0], row, plan.effect) for count in counts),
         )
     freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))

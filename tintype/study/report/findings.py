@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from tintype.evaluation.prompts import is_caption
 from tintype.metrics import validation
 from tintype.metrics.throughput import tokenizer_words
+from tintype.page import numerals
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
 from tintype.study.contrasts import ANOTHER_SPACE
@@ -23,6 +24,7 @@ from tintype.study.results import (
     SPEED,
     Arm,
     Comparison,
+    Interval,
     Loss,
     MetricInfo,
     Outcome,
@@ -32,6 +34,7 @@ from tintype.study.results import (
     TokenizerInfo,
     Trend,
 )
+from tintype.study.stats.estimate import MOST_SEEDS
 from tintype.study.verdicts import NOT_POSITIVE
 
 PIXELS = "pixels"
@@ -537,8 +540,8 @@ def warnings(results: StudyResults) -> list[str]:
     found += filter(None, [control_warning(results)])
     if note := one_kind_of_prompt(results):
         found.append(f"{note}.")
-    if failed_replication(results):
-        found.append(f"A verdict failed on fresh seeds. {replication_note(results)}")
+    if contradicted(results):
+        found.append(f"Fresh seeds contradict a verdict. {replication_note(results)}")
     for arm, run in lost_runs(results):
         why, again = f" – {run.error}" if run.error else "", try_again(run)
         found.append(f"Run {run.state}: {arm.label}, seed {run.seed}{why}" + (f" (again: `{again}`)" if again else ""))
@@ -568,7 +571,7 @@ def notes(results: StudyResults) -> list[str]:
 
 
 def _study_notes(results: StudyResults) -> list[str]:
-    replication = [] if failed_replication(results) else [replication_note(results)]
+    replication = [] if contradicted(results) else [replication_note(results)]
     return [*filter(None, [few_seeds_note(results), *replication]), *look_notes(results)]
 
 
@@ -581,9 +584,9 @@ def few_seeds_note(results: StudyResults) -> str:
     return f"Verdicts from {_listed(list(map(str, few)))} seeds are a sketch: replicate them before you build on them."
 
 
-def failed_replication(results: StudyResults) -> bool:
-    """Return whether fresh seeds do not show a verdict of the study; a warning then says so."""
-    return results.replication is not None and any(row.outcome == "fails" for row in results.replication.rows)
+def contradicted(results: StudyResults) -> bool:
+    """Return whether fresh seeds contradict a verdict of the study; a warning then says so."""
+    return results.replication is not None and any(row.outcome == "contradicted" for row in results.replication.rows)
 
 
 def look_notes(results: StudyResults) -> list[str]:
@@ -615,13 +618,64 @@ def replication_words(results: StudyResults, arm: Arm, metric: str) -> str:
     found = next((one for one in made.rows if (one.arm, one.metric) == (arm.label, metric)), None) if made else None
     if made is None or found is None or found.verdict != row.verdict:
         return "not replicated"
-    return f"replicated on {len(made.seeds)} fresh seeds: {found.outcome}"
+    return f"replicated on {len(made.seeds)} fresh seeds: {outcome_words(found)}"
+
+
+def outcome_words(row: Replicated) -> str:
+    """Return the outcome; of an open verdict also the fresh seeds that would settle it, or the runs that it lost."""
+    if row.fresh is None or row.fresh.low is None:
+        told = row.outcome not in ("open", "incomplete") or row.words == row.outcome
+        return row.outcome if told else f"{row.outcome} ({row.words})"
+    settled: str = row.outcome
+    if row.outcome == "open" and row.level is not None:
+        needed = f"{row.seeds_needed:,}" if row.seeds_needed else f"more than {MOST_SEEDS:,}"
+        settled = f"open, {needed} fresh seeds would settle it"
+    return f"{settled} ({row.words})" if "collapsed" in row.words else settled
+
+
+REPLICATION_HEADS = ("Arm", "Metric", "Verdict", "First", "Fresh", "Pooled", "On fresh seeds")
+_REPLICATION_LEAD = (
+    "First: the study's difference from the baseline, corrected for selection where that is known. Fresh: the "
+    "difference on seeds that the study never used, with its 90% interval: one-sided 95% for a claim whose sign was "
+    "stated before. Pooled: the mean of both, weighted by their precision, with its 95% interval. A verdict of better "
+    "or worse holds where the near end of the fresh interval is beyond zero, and is contradicted where its far end is "
+    "short of half of the first estimate. A verdict of same holds within the margin, and is contradicted wholly "
+    "outside. Otherwise it is open."
+)
+_EARLIER = (
+    " An earlier version compared these fresh seeds: their intervals are wider than 90%, and there is no pooled "
+    "estimate."
+)
+
+
+def replication_lead(results: StudyResults) -> str:
+    """Say how to read the table of a replication."""
+    rows = results.replication.rows if results.replication else []
+    earlier = any(row.level is None and row.fresh is not None and row.fresh.low is not None for row in rows)
+    return _REPLICATION_LEAD + (_EARLIER if earlier else "")
+
+
+def replication_rows(results: StudyResults) -> list[list[str]]:
+    """Return the first, the fresh and the pooled estimate of each verdict side by side, as cells of a table."""
+    labels = {metric.name: metric.label for metric in results.metrics}
+    found = []
+    for row in results.replication.rows if results.replication else ():
+        decimals = metric_decimals(results, row.metric) if row.metric in labels else 3
+        values = [_with_interval(one, decimals) for one in (row.first, row.fresh, row.pooled)]
+        found.append([row.arm, labels.get(row.metric, row.metric), row.verdict, *values, outcome_words(row)])
+    return found
+
+
+def _with_interval(one: Interval | None, decimals: int) -> str:
+    if one is None:
+        return UNKNOWN
+    return f"{fixed(one.value, decimals, signed=True)} {numerals.interval(one.low, one.high, decimals)}".strip()
 
 
 _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "holds": ("holds", "hold"),
-    "weaker": ("is weaker", "are weaker"),
-    "fails": ("fails", "fail"),
+    "open": ("is open", "are open"),
+    "contradicted": ("is contradicted", "are contradicted"),
     "incomplete": ("is incomplete", "are incomplete"),
 }
 """Words for one verdict and for several."""
@@ -636,18 +690,19 @@ def replication_note(results: StudyResults) -> str:
     counted = _listed([f"{count} {_OUTCOMES[kind][count > 1]}" for kind, count in counts.items() if count])
     others = [row for row in made.rows if row.outcome != "holds"]
     named = [f"{row.arm} in {labels.get(row.metric, row.metric)} ({_fresh_words(row)})" for row in others]
-    beside = f" Not as at first: {'; '.join(named)}." if named else ""
+    beside = f" Not shown to hold: {'; '.join(named)}." if named else ""
     verdicts = "1 verdict was" if len(made.rows) == 1 else f"{len(made.rows)} verdicts were"
     return f"{verdicts} replicated on {len(made.seeds)} fresh seeds: {counted}.{beside}"
 
 
 def _fresh_words(row: Replicated) -> str:
     """Write the first and the fresh difference of a verdict."""
-    first = f"{row.verdict} by {row.first:+.3g}" if row.verdict != "same" else "same"
-    if row.difference is None:
-        return f"{first}, then {row.words}"
-    interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
-    return f"{first}, then {row.difference:+.3g}{interval}: {row.outcome}"
+    first = f"{row.verdict} by {row.first.value:+.3g}" if row.verdict != "same" else "same"
+    if row.fresh is None:
+        return f"{first}, then {outcome_words(row)}"
+    low, high = row.fresh.low, row.fresh.high
+    interval = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    return f"{first}, then {row.fresh.value:+.3g}{interval}: {outcome_words(row)}"
 
 
 def _going_on(results: StudyResults) -> bool:

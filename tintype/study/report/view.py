@@ -70,8 +70,10 @@ class Column:
 
     def corrected(self, cell: Comparison) -> str:
         """Return the estimate that allows for the selection of large differences; empty where there is none."""
-        known = cell.corrected is not None and cell.verdict in ("better", "worse")
-        return f"corrected for selection {self.written(cell.corrected, signed=True)}" if known else ""
+        if cell.corrected is None or cell.verdict not in ("better", "worse"):
+            return ""
+        interval = numerals.interval(cell.corrected.low, cell.corrected.high, self.decimals)
+        return f"corrected for selection {self.written(cell.corrected.value, signed=True)} {interval}"
 
     def replication(self, arm: Arm) -> str:
         return findings.replication_words(self.results, arm, self.info.name)

@@ -6,60 +6,112 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
-from tintype.study.stats.spread import Variance, pool, shared_variances, variance
+import numpy as np
+from numpy.typing import NDArray
 
+from tintype.study.stats.spread import LEAST_FREEDOM, Spread, Variance, alike_freedom, pool, spread_of, variance
+
+Array = NDArray[np.float64]
+ScaleKind = Literal["raw", "log", "logit", "asinh", "ratio"]
 _LARGEST_LOG = 600.0
 """Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
 _ROUNDING = 1e-12
+PAD = 0.0005
+"""Continuity correction of a share that was counted in a thousand images: half of one."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The map from a metric's unit to the scale of comparison, and back."""
+    """The map from a metric's unit to the scale of comparison, and back.
 
-    kind: Literal["raw", "log", "ratio"] = "raw"
-    """Values, their logarithms, or logarithms that are reported as they are: those of ratios have no unit."""
+    raw: the values. log: distances and losses, whose spread grows with their size. logit: shares, with the continuity
+    correction log((x + pad) / (1 + pad - x)), and its tangent outside of [0, 1], where a share that was corrected for
+    chance can lie. asinh: unbiased estimates of a distance, which can be below zero: asinh(x / unit) is linear within
+    a unit of zero, and logarithmic far from it. ratio: logarithms of ratios, which are reported as they are.
+    """
+
+    kind: ScaleKind = "raw"
     unit: float = 1.0
-    """Raw values are divided by it. Squares of huge values overflow and those of tiny ones vanish."""
+    """Unit of raw values, by which squares neither overflow nor vanish, and of asinh; the pad of logit."""
 
     def place(self, value: float) -> float:
         """Return a value on the scale."""
-        return value / self.unit if self.kind == "raw" else math.log(value)
+        if self.kind == "raw":
+            return value / self.unit
+        if self.kind == "asinh":
+            return math.asinh(value / self.unit)
+        if self.kind == "logit":
+            within = min(max(value, 0.0), 1.0)
+            return math.log((within + self.unit) / (1 + self.unit - within)) + (value - within) * self._slope
+        return math.log(value)
 
     def value(self, place: float) -> float:
         """Return a value in the metric's unit."""
-        return math.exp(place) if self.kind == "log" else self.unit * place
+        if self.kind == "log":
+            return math.exp(min(place, _LARGEST_LOG))
+        if self.kind == "asinh":
+            return self.unit * math.sinh(min(max(place, -_LARGEST_LOG), _LARGEST_LOG))
+        if self.kind == "logit":
+            end = math.log((1 + self.unit) / self.unit)
+            within = min(max(place, -end), end)
+            share = (1 + 2 * self.unit) / (1 + math.exp(-within)) - self.unit
+            return share + (place - within) / self._slope
+        return self.unit * place
+
+    @property
+    def _slope(self) -> float:
+        """Return the slope of logit at 0 and at 1."""
+        return (1 + 2 * self.unit) / (self.unit * (1 + self.unit))
 
     def difference(self, place: float, change: float) -> float:
         """Return a change from a place in the metric's unit."""
         if self.kind == "log":
             return math.exp(place) * math.expm1(min(change, _LARGEST_LOG))
-        return self.unit * change
+        if self.kind in ("raw", "ratio"):
+            return self.unit * change
+        return self.value(place + change) - self.value(place)
+
+    def size(self, place: float, change: float) -> float:
+        """Return a change from a place in the metric's unit, up or down, whichever is larger."""
+        return max(abs(self.difference(place, change)), abs(self.difference(place, -change)))
+
+    def margin(self, place: float, size: float) -> float:
+        """Return a difference of this size as a change; of a share up or down, whichever is smaller."""
+        up = self.change(place, size)
+        return min(up, -self.change(place, -size)) if self.kind == "logit" else up
 
     def change(self, place: float, difference: float) -> float:
         """Return the change from a place that is a difference in the metric's unit."""
-        return math.log1p(difference / math.exp(place)) if self.kind == "log" else difference / self.unit
+        if self.kind == "log":
+            return math.log1p(difference / math.exp(place))
+        if self.kind in ("raw", "ratio"):
+            return difference / self.unit
+        return self.place(self.value(place) + difference) - place
 
 
 RAW, LOG, RATIO = Scale(), Scale("log"), Scale("ratio")
 
 
-def raw_scale(values: Iterable[float]) -> Scale:
-    """Return the scale in units of the largest value's power of two, which changes no digit."""
-    largest = max(map(abs, values), default=0.0)
-    return Scale("raw", 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0)
-
-
-def scale_for(kind: Literal["raw", "log", "logit"], sets: Iterable[Sequence[float]]) -> Scale:
+def scale_for(kind: ScaleKind, sets: Iterable[Sequence[float]], pad: float = PAD) -> Scale:
     """Return the scale of a metric for these sets of values, one for each arm.
 
-    A logarithm needs positive values. Others, and shares, are compared raw.
+    A logarithm needs positive values; others are compared raw. The unit of asinh is the median of the arms' deviations.
     """
-    every = [value for values in sets for value in values]
-    return LOG if kind == "log" and all(value > 0 for value in every) else raw_scale(every)
+    known = [list(values) for values in sets]
+    every = [value for values in known for value in values]
+    if kind == "logit":
+        return Scale("logit", pad)
+    if kind == "asinh":
+        deviations = [math.sqrt(found) for one in known if len(one) > 1 and (found := variance(one))]
+        if deviations:
+            return Scale("asinh", median(deviations))
+    if kind == "log" and all(value > 0 for value in every):
+        return LOG
+    largest = max(map(abs, every), default=0.0)
+    return Scale("raw", 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +126,10 @@ class Cells:
     """The resolution of each arm, where there are several: spreads are shared within one."""
     collapsed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, which `values` leave out, by arm."""
+    stored: int = 0
+    """Runs of the baseline that come from other studies."""
+    alike: float = LEAST_FREEDOM
+    """Degrees of freedom of the shared spread: see `spread.alike_freedom`."""
 
     def plan_of(self, arm: str) -> str:
         return self.plans.get(arm, arm)
@@ -101,24 +157,33 @@ class Cells:
         }
         return replace(self, values=kept)
 
-    @cached_property
-    def own(self) -> dict[str, dict[str, Variance]]:
-        """Return the variance of each plan around the means of its arms, by block; none of a plan with one run."""
-        found: dict[str, dict[str, list[Variance]]] = {self.block_of(arm): {} for arm in self.values}
+    def own(self, block: str) -> dict[str, Variance]:
+        """Return the variance of each plan of a block around the means of its arms; none of a plan with one run."""
+        found: dict[str, list[Variance]] = {}
         for arm, by_seed in self.values.items():
-            if len(by_seed) > 1:
+            if len(by_seed) > 1 and self.block_of(arm) == block:
                 one = Variance(variance(list(by_seed.values())), len(by_seed) - 1)
-                found[self.block_of(arm)].setdefault(self.plan_of(arm), []).append(one)
-        return {block: {plan: pool(some) for plan, some in of.items()} for block, of in found.items()}
+                found.setdefault(self.plan_of(arm), []).append(one)
+        return {plan: pool(some) for plan, some in found.items()}
 
     @cached_property
-    def variances(self) -> dict[str, Variance]:
-        """Return the variance of each plan, shared within its block; none where no plan of the block has two runs."""
-        plans: dict[str, dict[str, None]] = {}
-        for arm in self.values:
-            plans.setdefault(self.block_of(arm), {})[self.plan_of(arm)] = None
-        found = [shared_variances(own, plans[block]) for block, own in self.own.items()]
-        return {plan: one for of_block in found for plan, one in of_block.items()}
+    def spreads(self) -> dict[str, Spread]:
+        """Return the spread of each block."""
+        sets: dict[str, dict[str, list[list[float]]]] = {}
+        for arm, by_seed in self.values.items():
+            plans = sets.setdefault(self.block_of(arm), {})
+            plans.setdefault(self.plan_of(arm), []).append(list(by_seed.values()))
+        return {block: spread_of(of_block, self.alike, self.stored) for block, of_block in sets.items()}
+
+    def variance(self, arm: str) -> Variance:
+        """Return the variance of an arm's plan."""
+        return self.spreads[self.block_of(arm)].variances[self.plan_of(arm)]
+
+    def residuals(self, arm: str, seeds: Iterable[int]) -> Array:
+        """Return the values of these seeds around their mean."""
+        values = np.array([self.values[arm][seed] for seed in seeds])
+        found: Array = values - values.mean()
+        return found
 
     def rounding(self, arms: Iterable[str]) -> float:
         """Return how large an error between these arms can come from rounding alone."""
@@ -132,3 +197,28 @@ def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
     `scale` is for values that were made from larger ones: a logarithm is as wrong as its ratio, however small it is.
     """
     return _ROUNDING * max(scale, float(max(map(abs, values), default=0.0)))
+
+
+def with_alike(sheets: Mapping[str, Cells]) -> dict[str, Cells]:
+    """Return the cells of all metrics of a study, each with what all of them say of how alike the spreads are."""
+    blocks = {cells.block_of(arm) for cells in sheets.values() for arm in cells.values}
+    own = [cells.own(block) for cells in sheets.values() for block in blocks]
+    freedom = alike_freedom(own, effective_count(list(sheets.values())))
+    return {metric: replace(cells, alike=freedom) for metric, cells in sheets.items()}
+
+
+def effective_count(sheets: Sequence[Cells]) -> float:
+    """Return M² over the sum of squared correlations between the residuals of M metrics."""
+    shared = set.intersection(*({(arm, seed) for arm, of in cells.values.items() for seed in of} for cells in sheets))
+    if not shared:
+        return 1.0
+    seeds: dict[str, list[int]] = {}
+    for arm, seed in sorted(shared):
+        seeds.setdefault(arm, []).append(seed)
+    rows = np.zeros((len(sheets), len(shared)))
+    for row, cells in zip(rows, sheets, strict=True):
+        parts = [cells.residuals(arm, of) for arm, of in seeds.items()]
+        row[:] = np.concatenate([part / (part.std() or 1.0) for part in parts])
+    norms = np.sqrt((rows**2).sum(1))
+    norms[norms == 0] = 1.0
+    return float(len(sheets) ** 2 / max(((rows @ rows.T / np.outer(norms, norms)) ** 2).sum(), 1e-300))

@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
-from tintype.study.stats.cells import Cells
+from tintype.study.stats.cells import Array, Cells
 from tintype.study.stats.contrast import Contrast
-from tintype.study.stats.spread import Variance, pool, total_variance
+from tintype.study.stats.spread import SKEW, Variance, planned_error, total_variance
 
 CONFIDENCE = 0.95
 POWER = 0.8
 MOST_SEEDS = 1_000
+FARTHEST = 5.0
+"""Standard errors beyond which skewness widens no further: the expansion is of first order."""
 _QUANTILES = 2_000
 _GRID = 0.02
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -35,30 +34,53 @@ class Estimate:
     """
 
     value: float
+    old: float
+    """The place that the contrast is a change from."""
     level: float = CONFIDENCE
     """The confidence of the interval."""
     error: float | None = None
     freedom: float | None = None
+    skewness: float = 0.0
+    """Skewness of the value over studies."""
     seeds: int = 1
     """Seeds of the plan that has fewest."""
+    correlation: float = 0.0
+    """Correlation over shared seeds that the error uses; zero without pairs."""
     stands_out: tuple[str, ...] = ()
-    """Arms that keep their own spread."""
+    """Arms that mostly keep their own spread."""
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, by arm."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
+        return self.interval_at(self.level)
+
+    def interval_at(self, level: float) -> tuple[float, float] | None:
+        """Return the interval with another confidence."""
         if not self.error or self.freedom is None:
             return None
-        reach = t_quantile(self.freedom, self.level) * self.error
-        return self.value - reach, self.value + reach
+        down, up = self._reach(t_quantile(self.freedom, level), self.error)
+        return self.value - down, self.value + up
+
+    def _reach(self, t: float, error: float) -> tuple[float, float]:
+        """Return how far an interval reaches down and up, t standard errors wide.
+
+        Runs with a long upper tail mostly show values that are too low, so the upper side is wider by 1 + skewness t/3
+        (Johnson 1978, to first order); with a lower tail the lower side is.
+        """
+        wide = 1 + abs(self.skewness) * min(t, FARTHEST) / 3
+        return t * error * (wide if self.skewness < 0 else 1.0), t * error * (wide if self.skewness > 0 else 1.0)
 
     @property
     def p(self) -> float | None:
-        """Return the two-sided p of a true value of zero."""
+        """Return one minus the confidence of the interval that ends at zero."""
         if not self.error or self.freedom is None:
             return None
-        return float(2 * special.stdtr(self.freedom, -abs(self.value) / self.error))
+        z, skewness = abs(self.value) / self.error, abs(self.skewness)
+        if skewness and (self.skewness < 0) == (self.value > 0):  # the wider side: t (1 + skewness t / 3) = z
+            near, far = 2 * z / (1 + math.sqrt(1 + 4 * skewness * z / 3)), z / (1 + skewness * FARTHEST / 3)
+            z = near if near <= FARTHEST else far
+        return float(2 * special.stdtr(self.freedom, -z))
 
     @property
     def detectable(self) -> float | None:
@@ -68,11 +90,12 @@ class Estimate:
         return detectable_in_errors(self.freedom, self.level) * self.error
 
     @property
-    def corrected(self) -> float | None:
-        """Return the most likely true value, given that it was reported because its interval excludes zero."""
+    def corrected(self) -> tuple[float, float, float] | None:
+        """Return the value with its 95% interval, given that it was reported because its interval excludes zero."""
         if not self.error or self.interval is None:
             return None
-        return corrected_for_selection(self.value, self.error, self.interval[1] - self.value)
+        reach = self.value - self.interval[0] if self.value > 0 else self.interval[1] - self.value
+        return corrected_for_selection(self.value, self.error, reach)
 
     def says(self, margin: float) -> Literal["above", "below", "same", "undecided"]:
         """Return what the interval says of the contrast. Changes up to the margin are none worth having."""
@@ -86,14 +109,16 @@ class Estimate:
 
     def seeds_needed(self, margin: float) -> int | None:
         """Return the seeds that would decide if nothing but their number changed; None where a thousand would not."""
-        error, freedom, size = self.error, self.freedom, abs(self.value)
+        error, freedom = self.error, self.freedom
         if not error or freedom is None:
             return None
 
         def decides(count: int) -> bool:
             grown = count / self.seeds
-            half = t_quantile(freedom * grown, self.level) * error / math.sqrt(grown)
-            return size > half or size + half <= margin
+            less = replace(self, skewness=self.skewness / math.sqrt(grown))
+            down, up = less._reach(t_quantile(freedom * grown, self.level), error / math.sqrt(grown))
+            low, high = self.value - down, self.value + up
+            return not low <= 0 <= high or (-margin <= low and high <= margin)
 
         tried = range(self.seeds, MOST_SEEDS + 1)
         place = bisect_left(tried, True, key=decides)
@@ -101,28 +126,52 @@ class Estimate:
 
 
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
-    """Estimate a contrast of cells. Every arm that it weighs has runs."""
-    weights = contrast.weights
+    """Estimate a contrast of cells. Each arm has runs, and its weight is shared by all runs of its plan.
+
+    The squared standard error is the sum over plans of their variance times the sum of w² / n over their arms, and has
+    Satterthwaite's degrees of freedom.
+    """
+    contrast = contrast.over_plans(cells)
+    weights, seeds, parts = contrast.weights, dict[str, int](), dict[str, float]()
     value = math.fsum(weight * cells.mean(arm) for arm, weight in weights.items())
+    old = math.fsum(weight * cells.mean(arm) for arm, weight in contrast.reference.items())
     left_out = {arm: cells.collapsed[arm] for arm in weights if cells.collapsed.get(arm)}
-    seeds, parts = dict[str, int](), dict[str, float]()
     for arm, weight in weights.items():  # a control that lost runs takes none from the baseline
         plan = cells.plan_of(arm)
         seeds[plan] = max(seeds.get(plan, 0), cells.seeds(arm))
         parts[plan] = parts.get(plan, 0.0) + weight * weight / cells.seeds(arm)
     fewest = min(seeds.values())
     if fewest < 2:
-        return Estimate(value, level, seeds=fewest, left_out=left_out)
-    known = cells.variances
-    blocks = {cells.block_of(arm) for arm in weights}
-    most = math.fsum(pool(cells.own[block].values()).freedom for block in blocks)
+        return Estimate(value, old, level, seeds=fewest, left_out=left_out)
+    known = {plan: cells.variance(plan) for plan in parts}
+    most = math.fsum(cells.spreads[block].freedom for block in {cells.block_of(arm) for arm in weights})
     errors = [Variance(part * known[plan].value, known[plan].freedom) for plan, part in parts.items()]
     total = total_variance(errors, most)
     error = math.sqrt(total.value)
     if error <= cells.rounding(weights):
-        return Estimate(value, level, 0.0, most, fewest, left_out=left_out)
-    stands_out = tuple(arm for arm in weights if known[cells.plan_of(arm)].stands_out)
-    return Estimate(value, level, error, total.freedom, fewest, stands_out, left_out)
+        return Estimate(value, old, level, 0.0, most, seeds=fewest, left_out=left_out)
+    third = math.fsum(
+        weight**3
+        * cells.spreads[cells.block_of(arm)].skewness
+        * cells.variance(arm).value ** 1.5
+        / cells.seeds(arm) ** 2
+        for arm, weight in weights.items()
+    )
+    stands_out = tuple(arm for arm in weights if cells.variance(arm).stands_out)
+    skewness = third / error**3
+    return Estimate(value, old, level, error, total.freedom, skewness, fewest, 0.0, stands_out, left_out)
+
+
+def planned_widening(seeds: int, arms: int, control: bool, confidence: float) -> float:
+    """Return by how much the measured skewness of normal runs widens an interval on average, in a planned study.
+
+    The skewness of N normal values has the deviation √(6 / N). It widens the side that matters half of the time.
+    """
+    sets = 2 if control else 1
+    error = planned_error(seeds, arms, control)
+    third = (1 / seeds**2 - 1 / (sets * seeds) ** 2) / math.pow(error.value, 1.5)
+    size = SKEW * math.sqrt(6 / ((arms + sets) * seeds)) * math.sqrt(2 / math.pi) * third
+    return 1 + size * min(t_quantile(error.freedom, confidence), FARTHEST) / 6
 
 
 def t_quantile(freedom: float, confidence: float) -> float:
@@ -166,20 +215,23 @@ def _estimated_errors(freedom: float) -> Array:
     return found
 
 
-def corrected_for_selection(value: float, error: float, reach: float) -> float:
-    """Return the most likely true difference, given that one was reported because it exceeds `reach`.
+def corrected_for_selection(
+    value: float, error: float, reach: float, confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Return a difference and its interval, given that it was reported because its size exceeds `reach`.
 
-    The conditional likelihood of Zhong and Prentice 2008, at a normal spread: differences that just pass come out too
-    large on average, and far ones do not.
+    The mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 at a normal spread: differences
+    that just pass come out too large on average, and far ones do not.
     """
     z, limit = abs(value) / error, reach / error
-
-    def improbable(true: float) -> float:
-        passed = special.log_ndtr(true - limit), special.log_ndtr(-true - limit)
-        return float((z - true) ** 2 / 2 + np.logaddexp(*passed))
-
-    found = optimize.minimize_scalar(improbable, bounds=(0.0, z), method="bounded", options={"xatol": 1e-6})
-    return math.copysign(float(found.x) * error, value)
+    true = np.linspace(-4.0 - limit, z + 6.0, 2001)
+    likely = -0.5 * (z - true) ** 2 - np.logaddexp(special.log_ndtr(true - limit), special.log_ndtr(-true - limit))
+    likely = np.exp(likely - likely.max())
+    likely /= likely.sum()
+    low, high = np.interp([(1 - confidence) / 2, (1 + confidence) / 2], likely.cumsum(), true)
+    sign = math.copysign(error, value)
+    ends = sorted((float(low) * sign, float(high) * sign))
+    return float((likely * true).sum()) * sign, ends[0], ends[1]
 
 
 def deviation_range(deviation: float, freedom: float, confidence: float = CONFIDENCE) -> tuple[float, float]:

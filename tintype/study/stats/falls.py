@@ -15,9 +15,10 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Literal
 
-from scipy import special
+import numpy as np
+from scipy import special, stats
 
-from tintype.study.stats.cells import Cells, rounding_of
+from tintype.study.stats.cells import Cells, Scale, rounding_of
 from tintype.study.stats.spread import Variance, pool, variance
 
 LEVEL = 0.01
@@ -33,7 +34,7 @@ MANY, FAR = 8, 8.0
 gap too, if their own spread does not explain it: the more runs an arm has, the fewer gaps a long tail leaves.
 """
 LEAST = 0.03
-"""A gap is wider than this share of the better runs' mean, the usual margin; between logarithms, than this number."""
+"""A gap is wider than this share of the better runs' mean, the usual margin."""
 FEWEST = 3
 """With two runs there is no telling which of them is the usual one."""
 _SUSPECT = 3.0
@@ -52,14 +53,14 @@ def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]
     fallen = [
         count
         for count in range(1, len(runs) // 2 + 1)
-        if _is_apart(values[:count], values[count:], usual, level, _least(values[count:], cells.scale.kind == "log"))
+        if _is_apart(values[:count], values[count:], usual, level, _least(sign * fmean(values[count:]), cells.scale))
     ]
     return [seed for _, seed in runs[: max(fallen, default=0)]]
 
 
-def _least(better: Sequence[float], log: bool) -> float:
-    """Return the smallest gap that counts."""
-    return LEAST if log else LEAST * abs(fmean(better))
+def _least(place: float, scale: Scale) -> float:
+    """Return the smallest gap that counts below better runs with their mean at this place."""
+    return abs(scale.change(place, -LEAST * abs(scale.value(place))))
 
 
 def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float, least: float) -> bool:
@@ -87,7 +88,7 @@ def _usual(cells: Cells, arm: str, sign: float) -> Variance | None:
     falls would hide those of the arm.
     """
     steady = cells.without({other: _suspects(of, sign) for other, of in cells.values.items()})
-    others = [one for plan, one in steady.own[cells.block_of(arm)].items() if plan != cells.plan_of(arm)]
+    others = [one for plan, one in steady.own(cells.block_of(arm)).items() if plan != cells.plan_of(arm)]
     if not others:
         return None
     usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others)
@@ -104,3 +105,21 @@ def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
         and runs[count][0] - runs[count - 1][0] > _SUSPECT * (runs[-1][0] - runs[count][0])
     ]
     return [seed for _, seed in runs[: max(counts, default=0)]]
+
+
+def collapse_p(collapsed: int, runs: int, baseline_collapsed: int, baseline_runs: int) -> float:
+    """Return the one-sided p of Boschloo's exact test: whether an arm collapses more often than the baseline.
+
+    It orders all outcomes by Fisher's p, and takes the largest chance of one as extreme over all common rates. It is
+    unconditional, and so finds with few runs what Fisher's test does not.
+    """
+    if not collapsed:
+        return 1.0
+    of_arm, of_baseline = np.arange(runs + 1), np.arange(baseline_runs + 1)
+    both = of_arm[:, None] + of_baseline[None, :]
+    fisher = stats.hypergeom.sf(of_arm[:, None] - 1, runs + baseline_runs, both, runs)
+    extreme = fisher <= fisher[collapsed, baseline_collapsed] * (1 + 1e-9)
+    rates = np.linspace(0, 1, 501)[1:-1]
+    arm_chance = stats.binom.pmf(of_arm[:, None], runs, rates)
+    baseline_chance = stats.binom.pmf(of_baseline[:, None], baseline_runs, rates)
+    return float(np.einsum("ar,br,ab->r", arm_chance, baseline_chance, extreme).max())

@@ -23,6 +23,13 @@ FIRST_SHARE = 0.8
 """Part of the error that the first look at a study with fixed seeds spends."""
 
 
+UNSTABLE = 0.02
+"""Chance that a study calls any arm unstable though its runs collapse no more often than the baseline's.
+
+It is beside the 5%.
+"""
+
+
 @dataclass(frozen=True)
 class Counts:
     """Numbers of comparisons of a study, on its primary metrics and on all others."""

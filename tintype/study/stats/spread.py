@@ -1,9 +1,14 @@
-"""The spread over seeds, shared between the arms of a study.
+"""The spread over seeds: each plan's own variance, moderated by the one that all plans of a resolution share.
 
 A variance from three runs is a lottery: where it comes out small by luck, the interval is too narrow and the verdict
-loud. So each plan's own variance is averaged with that of all plans at its resolution. The shared one counts as two
-degrees of freedom, whatever the number of arms: Smyth 2004, equation 4 (limma), with a stated prior. Estimated from the
-few arms of one study, the prior would be too confident.
+loud. So each plan's variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4,
+with a stated prior and a robust centre: a plan that stands out does not widen the others).
+
+    weight    w = min(1, c / v)            falls smoothly with how far a plan's own spread lies above the centre
+    variance  (d w c + f v) / (d w + f)    f: the plan's own degrees of freedom, d = max(2, e)
+    freedom   f + e w                      e: from 1 to 8, the more alike the plans' spreads are over all metrics
+
+Skewness is pooled over plans. It makes the side of an interval wider that the long tail hides (see `estimate`).
 """
 
 from __future__ import annotations
@@ -13,10 +18,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-SHARED_FREEDOM = 2.0
-"""Degrees of freedom that the shared variance counts beside a plan's own."""
-STANDS_OUT = 2.5
-"""A plan whose deviation is more than so many times that of all others keeps its own."""
+import numpy as np
+from scipy import optimize, special
+
+CENTRE_WEIGHT = 2.0
+"""Least weight d of the centre in the average, in degrees of freedom."""
+LEAST_FREEDOM, MOST_FREEDOM = 1.0, 8.0
+"""Bounds of e, the degrees of freedom that the centre adds to a plan's own."""
+DOUBT = 2.0
+"""Standard errors by which the measured unlikeness of spreads is raised before it gives e: few plans tell little."""
+SKEW = 1.5
+"""Factor of the pooled skewness: small samples show too little of it."""
+STORED_FULL = 30
+"""Stored runs of the baseline from which on the centre is well known: d and e are 4 or more, SKEW is 0.75.
+
+With fewer of them the three are interpolated.
+"""
+STANDS_OUT = 0.16
+"""Weight below which reports say that a plan's spread stands out: 2.5 times the deviation of the centre."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +44,115 @@ class Variance:
 
     value: float
     freedom: float
-    stands_out: bool = False
+    weight: float = 1.0
+    """Weight of the centre in it, relative to a plan that does not stand out."""
+
+    @property
+    def stands_out(self) -> bool:
+        return self.weight < STANDS_OUT
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The spread of the runs at one resolution."""
+
+    variances: Mapping[str, Variance]
+    """By plan; none where no plan has two runs."""
+    freedom: float
+    """Degrees of freedom of all runs: variances that share a centre have no more together."""
+    skewness: float = 0.0
+    """Pooled over the plans, with its factor."""
+
+
+def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -> float:
+    """Return e by how alike the plans' variances are, in these metrics, which are worth an `effective` number.
+
+    With u = log v - ψ(f/2) + log(f/2), Q is the mean over metrics of Σ (u - mean)² / ψ'(f/2) / (plans - 1): it is 1
+    where all spreads are equal. The excess of Q, raised by `DOUBT`, times the mean of ψ'(f/2) is the variance of the
+    logarithms of spreads, and e solves ψ'(e/2) = this variance (Smyth 2004, section 6.2).
+    """
+    ratios, noises, plans = list[float](), list[float](), 0
+    for own in metrics:
+        known = [one for one in own.values() if one.freedom and one.value > 0]
+        if len(known) < 2:
+            continue
+        half = np.array([one.freedom / 2 for one in known])
+        noise = special.polygamma(1, half)
+        logs = np.log([one.value for one in known]) - special.digamma(half) + np.log(half)
+        mean = (logs / noise).sum() / (1 / noise).sum()
+        ratios.append(float(((logs - mean) ** 2 / noise).sum()) / (len(known) - 1))
+        noises.append(float(noise.mean()))
+        plans = max(plans, len(known))
+    if not ratios:
+        return LEAST_FREEDOM
+    raised = fmean(ratios) + DOUBT * math.sqrt(2 / ((plans - 1) * max(effective, 1.0)))
+    excess = max(raised - 1, 0.0) * fmean(noises)
+    if excess <= float(special.polygamma(1, MOST_FREEDOM / 2)):
+        return MOST_FREEDOM
+    if excess >= float(special.polygamma(1, LEAST_FREEDOM / 2)):
+        return LEAST_FREEDOM
+    bounds = LEAST_FREEDOM, MOST_FREEDOM
+    return float(optimize.brentq(lambda freedom: float(special.polygamma(1, freedom / 2)) - excess, *bounds))
+
+
+def spread_of(sets: Mapping[str, Sequence[Sequence[float]]], alike: float = LEAST_FREEDOM, stored: int = 0) -> Spread:
+    """Return the spread of these plans, each with the values of its arms.
+
+    `alike` is e of `alike_freedom`. `stored` of the runs are of other studies.
+    """
+    own = {plan: pool(_own_variance(values) for values in some if len(values) > 1) for plan, some in sets.items()}
+    known = [one for one in own.values() if one.freedom]
+    if not known:
+        return Spread({}, 0.0)
+    part = min(1.0, stored / STORED_FULL)
+    freedom = max(alike, LEAST_FREEDOM + 3 * part)
+    weight = max(CENTRE_WEIGHT + 2 * part, freedom)
+    centre = _centre(known)
+    found: dict[str, Variance] = {}
+    for plan, one in own.items():
+        share = min(1.0, centre / one.value) if one.value else 1.0
+        whole = weight * share + one.freedom
+        value = (weight * share * centre + one.freedom * one.value) / whole
+        found[plan] = Variance(value, one.freedom + freedom * share, share)
+    skewness = SKEW * (1 - part / 2) * _skewness(sets, found)
+    return Spread(found, math.fsum(one.freedom for one in known), skewness)
+
+
+def _own_variance(values: Sequence[float]) -> Variance:
+    return Variance(variance(values), len(values) - 1)
+
+
+def _centre(known: Sequence[Variance]) -> float:
+    """Return the weighted median of variances, each divided by the median of its chi-square distribution."""
+    scaled = sorted((one.value * one.freedom / float(special.chdtri(one.freedom, 0.5)), one.freedom) for one in known)
+    half, below = math.fsum(freedom for _, freedom in scaled) / 2, 0.0
+    for place, (value, freedom) in enumerate(scaled):
+        below += freedom
+        if below > half * (1 + 1e-12):
+            return value
+        if below >= half * (1 - 1e-12) and place + 1 < len(scaled):
+            return (value + scaled[place + 1][0]) / 2
+    return scaled[-1][0]
+
+
+def _skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[str, Variance]) -> float:
+    """Return the skewness of the runs around the means of their arms, in deviations of their plans."""
+    third = second = 0.0
+    for plan, values in ((plan, values) for plan, some in sets.items() for values in some):
+        count, scale, weight = len(values), math.sqrt(variances[plan].value), variances[plan].weight
+        if count < 3 or not scale:
+            continue
+        mean = fmean(values)
+        offsets = [(value - mean) / scale for value in values]
+        third += weight * count * count / ((count - 1) * (count - 2)) * math.fsum(one**3 for one in offsets)
+        second += weight * count / (count - 1) * math.fsum(one * one for one in offsets)
+    runs = math.fsum(
+        variances[plan].weight * len(values)
+        for plan, some in sets.items()
+        for values in some
+        if len(values) >= 3 and variances[plan].value
+    )
+    return (third / runs) / (second / runs) ** 1.5 if second else 0.0
 
 
 def variance(values: Sequence[float]) -> float:
@@ -33,20 +160,6 @@ def variance(values: Sequence[float]) -> float:
     mean = fmean(values)
     offsets = [value - mean for value in values]
     return math.fsum(offset * offset for offset in offsets) / (len(values) - 1)  # a power would raise on overflow
-
-
-def shared_variances(own: Mapping[str, Variance], plans: Iterable[str]) -> dict[str, Variance]:
-    """Return the variance of each of these plans, averaged with the shared one. Empty where no plan has two runs."""
-    whole, found = pool(own.values()), dict[str, Variance]()
-    for plan in plans if whole.freedom else ():
-        one = own.get(plan, Variance(0.0, 0.0))
-        others = pool(other for name, other in own.items() if name != plan)
-        if others.freedom and one.value > STANDS_OUT**2 * others.value:
-            found[plan] = Variance(one.value, one.freedom, stands_out=True)
-            continue
-        freedom = SHARED_FREEDOM + one.freedom
-        found[plan] = Variance((SHARED_FREEDOM * whole.value + one.freedom * one.value) / freedom, freedom)
-    return found
 
 
 def pool(variances: Iterable[Variance]) -> Variance:
@@ -58,10 +171,7 @@ def pool(variances: Iterable[Variance]) -> Variance:
 
 
 def total_variance(parts: Sequence[Variance], most: float) -> Variance:
-    """Return the sum of variances with Satterthwaite's degrees of freedom, at most `most`.
-
-    Variances that share one are not independent, so together they have no more degrees of freedom than all runs have.
-    """
+    """Return the sum of variances with Satterthwaite's degrees of freedom, at most `most`."""
     total = math.fsum(part.value for part in parts)
     weights = math.fsum(part.value**2 / part.freedom for part in parts if part.value)
     return Variance(total, min(total**2 / weights, most) if weights else most)
@@ -73,6 +183,6 @@ def planned_error(seeds: int, arms: int, control: bool) -> Variance:
     `arms` does not count the control, whose runs are the baseline's too.
     """
     sets = 2 if control else 1
-    arm = Variance(1 / seeds, seeds - 1 + SHARED_FREEDOM)
-    baseline = Variance(1 / (sets * seeds), sets * (seeds - 1) + SHARED_FREEDOM)
+    arm = Variance(1 / seeds, seeds - 1 + LEAST_FREEDOM)
+    baseline = Variance(1 / (sets * seeds), sets * (seeds - 1) + LEAST_FREEDOM)
     return total_variance([arm, baseline], (arms + sets) * (seeds - 1))
