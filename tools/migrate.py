@@ -6,7 +6,9 @@ with a file that is damaged or says that it is another run's, nothing is written
 
 Studies lose what only the paired method of older versions had: `analysis.method`, `test` and `interval` of study.yaml,
 and the tests and earlier verdicts of results.json. A study that asks for that method is refused. A results.json of
-format 1 gets the list of resolutions of format 2. Its numbers stay as they are.
+format 1 gets the list of resolutions of format 2. Its numbers stay as they are. A replication gets the first and the
+fresh difference as intervals, and the outcome that today's rule gives for the stored fresh interval. That interval is
+wider than today's, which has a confidence of 90%, so an outcome may be open that would hold or be contradicted today.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from tintype.runtime.files import (
 )
 from tintype.runtime.locks import locked
 from tintype.study import results
+from tintype.study.replicate import FOLDER as REPLICATION
+from tintype.study.replicate import judge_interval
 from tintype.train.folder import ABOUT, DIVERGED, RECORDS
 
 _STEPS = tuple(f"{place}/step-*" for place in ("checkpoints", "snapshots", "kept"))
@@ -59,12 +63,14 @@ _IN_RUN = (
 )
 _IN_STUDY = (
     *("study.yaml", "baseline.yaml", "baselines/*.yaml", "results.json", "looks.json", "plugins.json"),
-    *("commands.jsonl", "tuning.jsonl", "trackers/*.json"),
+    *("commands.jsonl", "tuning.jsonl", "trackers/*.json", f"{REPLICATION}/replication.json"),
 )
 _OURS = ("checksum", "format", "line", SEAL)
 _FORMATS = {"result.json": FORMAT, "results.json": results.FORMAT}
 _USUAL_ANALYSIS = {"method": "shared", "test": "student", "interval": "student"}
 """Settings that older versions had, with the values that give the comparison of this version."""
+_COMPARED = ("better", "worse", "same", "undecided")
+"""Verdicts on fresh runs of which none diverged, failed or collapsed."""
 
 
 def migrate(folder: Path) -> list[Path]:
@@ -146,7 +152,7 @@ def _without_paired(text: str, path: Path) -> str:
 
 
 def _without_tests(results: dict[str, Any]) -> None:
-    """Remove the earlier verdicts, and the name of the test and of the interval of each comparison."""
+    """Remove the earlier verdicts and the names of tests and intervals; give corrected estimates their type."""
     results.pop("earlier", None)
     arms = [row for arm in results["arms"] for row in arm["comparisons"].values()]
     others = [one["comparison"] for key in ("trends", "factors") for one in results.get(key, [])]
@@ -155,6 +161,32 @@ def _without_tests(results: dict[str, Any]) -> None:
         row.pop("interval", None)
         if row["verdict"] == "not shown":
             row["verdict"] = "undecided"
+        if isinstance(row.get("corrected"), float):
+            row["corrected"] = {"value": row["corrected"]}
+
+
+def _with_intervals(replication: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Bring the rows of a replication to this version. `found` are the results of the study, which have the margins.
+
+    The stored interval has the confidence of a family, at least 95%. Where a verdict of same has no margin, it is open.
+    """
+    margins = {
+        (results.arm_label(arm["name"], arm.get("resolution", "")), metric): row.get("margin")
+        for arm in found["arms"]
+        for metric, row in arm["comparisons"].items()
+    }
+    for row in replication["rows"]:
+        if isinstance(row["first"], dict):
+            continue
+        value, low, high = (row.pop(key) for key in ("difference", "low", "high"))
+        margin, before = margins.get((row["arm"], row["metric"])), row["outcome"]
+        if before != "incomplete":
+            known = low is not None and high is not None and row["words"] in _COMPARED
+            known = known and (row["verdict"] != "same" or margin is not None)
+            row["outcome"] = judge_interval(row["verdict"], row["first"], low, high, margin or 0.0) if known else "open"
+        row["first"] = {"value": row["first"]}
+        row["fresh"] = None if value is None else {"value": value, "low": low, "high": high}
+        row |= {"pooled": None, "seeds_needed": None}
 
 
 def _whole_text(path: Path) -> str:
@@ -175,6 +207,10 @@ def _sealed_json(path: Path, seal: Seal | None) -> str:
         content.setdefault("records", (path.parent / "records.json").is_file())
     if path.name == "results.json":
         _without_tests(content)
+        if content.get("replication"):
+            _with_intervals(content["replication"], content)
+    if path.name == "replication.json":
+        _with_intervals(content, parse_object((path.parents[1] / "results.json").read_bytes()))
     if path.name == "looks.json":
         for look in content["looks"]:
             look["family"] = _typed_family(look["family"], path.parent)

@@ -6,7 +6,6 @@ small studies from its runs and sends them through the code that real ones go th
 - studies whose arms are all runs of the baseline: any verdict of better or worse is false;
 - the same with one arm moved by a known size: how often it is found;
 - studies of the bank's arms: how many comparisons are decided, and what the runs that were not drawn say of them;
-- studies with planned looks, which stop an arm when it is decided: the same for them, and the seeds that they take.
 
 Runs are drawn without replacement, so a study has as many arms as the bank has runs for.
 """
@@ -14,7 +13,6 @@ Runs are drawn without replacement, so a study has as many arms as the bank has 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,21 +21,17 @@ from statistics import fmean, stdev
 import numpy as np
 
 from tintype.errors import UserError
-from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json
-from tintype.study.adaptive import why_stop
 from tintype.study.compare import compare
 from tintype.study.contrasts import Asked
-from tintype.study.looks import Look, SeedPlan, planned_looks, replay
 from tintype.study.results import SPEED, Comparison, MetricInfo, Role, Run, StudyResults, read_results_file
+from tintype.study.stats.cells import Scale, scale_for
 from tintype.study.stats.contrast import Key, against
 from tools.calibration.simulate import key_of
 
 SEEDS = (3, 5, 8, 16)
 EFFECTS = (1.0, 1.5, 2.0)
-FIXED = (10, 14, 20)
-"""Seeds of further studies with one look: about as many as find what planned looks find, for each change."""
 MOST_ARMS = 5
 STUDIES = 1_000
 _CLAIMED = ("better", "worse")
@@ -55,13 +49,14 @@ class Bank:
     metrics: Mapping[str, MetricInfo]
     primary: tuple[str, ...]
 
-    def deviation(self, metric: str) -> float:
-        """Return the seed spread of the baseline, of logarithms where they are compared."""
-        values = [run.metrics[metric] for run in self.baseline]
-        return stdev(map(math.log, values) if self.logarithmic(metric) else values)
+    def scale(self, metric: str) -> Scale:
+        """Return the scale on which runs are compared."""
+        info = self.metrics[metric]
+        return scale_for(info.scale or "raw", [[run.metrics[metric] for run in self.baseline]], info.pad)
 
-    def logarithmic(self, metric: str) -> bool:
-        return self.metrics[metric].range == NOT_NEGATIVE and all(run.metrics[metric] > 0 for run in self.baseline)
+    def deviation(self, metric: str) -> float:
+        """Return the seed spread of the baseline on the scale."""
+        return stdev(self.scale(metric).place(run.metrics[metric]) for run in self.baseline)
 
 
 def read_bank(folders: Sequence[Path]) -> Bank:
@@ -135,8 +130,8 @@ def _numbered(runs: Sequence[Run]) -> list[Run]:
 def _moved(bank: Bank, run: Run, metric: str, effect: float) -> Run:
     """Change a metric of a run for the worse, by so many deviations of single runs."""
     shift = effect * bank.deviation(metric) * (-1 if bank.metrics[metric].direction == "higher" else 1)
-    value = run.metrics[metric]
-    changed = value * math.exp(shift) if bank.logarithmic(metric) else value + shift
+    scale = bank.scale(metric)
+    changed = scale.value(scale.place(run.metrics[metric]) + shift)
     return run.model_copy(update={"metrics": {**run.metrics, metric: changed}})
 
 
@@ -222,77 +217,9 @@ def _outcome(row: Comparison, fresh: Comparison) -> str:
     return "holds" if (fresh.difference > 0) == (row.difference > 0) else "opposite"
 
 
-@dataclass(frozen=True)
-class Adaptive:
-    """Studies read at planned looks, beside those with all of the seeds and one look."""
-
-    seeds: tuple[int, ...]
-    """The seeds at each look; one look where the study is fixed."""
-    false_verdicts: float
-    """The share of studies of the baseline's runs alone, with one arm, that have a verdict of better or worse."""
-    found: dict[str, float]
-    """How often a change for the worse is found, by its size in deviations."""
-    seeds_of: dict[str, float]
-    """The mean number of seeds that the arm takes, by the change; 0 where there is none."""
-    decided: float
-    """The share of comparisons of the bank's arms on primary metrics that are decided in the end."""
-    seeds_of_arms: float
-    """The mean number of seeds that the bank's arms take."""
-
-
-def adaptive(bank: Bank, looks: Sequence[Look], studies: int) -> Adaptive:
-    counts, generator = tuple(len(look.seeds) for look in looks), np.random.default_rng(0)
-    most, found, spent, wrong = counts[-1], dict[str, float](), dict[str, float](), 0
-    for effect in (0.0, *EFFECTS):
-        hits = seeds = 0
-        for sets in null_studies(bank, most, studies, effect):
-            pair = {name: sets[name] for name in ("baseline", "arm 0")}
-            rows, used = _follow(bank, pair, looks)
-            hits += rows[key_of("arm 0", bank.primary[0])].verdict == "worse"
-            wrong += effect == 0 and any(row.verdict in _CLAIMED for row in rows.values())
-            seeds += used["arm 0"]
-        spent[f"{effect:g}"] = seeds / studies
-        if effect:
-            found[f"{effect:g}"] = hits / studies
-    decided: list[bool] = []
-    taken: list[int] = []
-    seeds_of_arms = {run.seed for runs in bank.arms.values() for run in runs}
-    whole = {"baseline": [run for run in bank.baseline if run.seed in seeds_of_arms], **bank.arms}
-    for _ in range(studies):
-        order = generator.permutation(len(seeds_of_arms))[:most]
-        rows, used = _follow(bank, {name: [runs[i] for i in order] for name, runs in whole.items()}, looks)
-        decided += [row.verdict != "undecided" for key, row in rows.items() if key.metric in bank.primary]
-        taken += list(used.values())
-    return Adaptive(counts, wrong / studies, found, spent, fmean(decided), fmean(taken))
-
-
-def _follow(bank: Bank, sets: Sets, looks: Sequence[Look]) -> tuple[dict[Key, Comparison], dict[str, int]]:
-    """Follow the arms through their looks; return the last verdicts, and the seeds that each arm took."""
-    rows: dict[Key, Comparison] = {}
-    used: dict[str, int] = {}
-    open_arms = [name for name in sets if name != "baseline"]
-    of_looks: list[dict[Key, Comparison]] = []
-    for look in looks:
-        count = len(look.seeds)
-        read = {name: _numbered(list(sets[name])[:count]) for name in ("baseline", *open_arms)}
-        planned = [key_of(arm, metric) for arm in sets if arm != "baseline" for metric in bank.metrics]
-        found = verdicts(bank, read, planned, look.share)
-        of_looks.append(found)
-        rows = replay(of_looks)
-        used |= dict.fromkeys(open_arms, count)
-        most = len(looks[-1].seeds)
-        open_arms = [arm for arm in open_arms if not why_stop([rows[key_of(arm, one)] for one in bank.primary], most)]
-        if not open_arms:
-            break
-    return rows, used
-
-
 def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
     """Return the numbers of docs/bank.json."""
     fewest = min(len({run.seed for run in runs}) for runs in bank.arms.values())
-    plan = SeedPlan(first=3, most=min(fewest, len(bank.baseline) // 2))
-    sizes = sorted({*(size for size in FIXED if size < plan.most), plan.most})
-    designs = [*([Look(plan.seeds[:size], (), 1.0)] for size in sizes), planned_looks(plan)]
     return {
         "studies": studies,
         "runs": {"baseline": len(bank.baseline), **{name: len(runs) for name, runs in bank.arms.items()}},
@@ -300,7 +227,6 @@ def measure(bank: Bank, studies: int = STUDIES) -> dict[str, object]:
         "primary": list(bank.primary),
         "null": [asdict(null(bank, seeds, studies)) for seeds in SEEDS if 2 * seeds <= len(bank.baseline)],
         "real": [asdict(real(bank, seeds, studies)) for seeds in SEEDS if 2 * seeds <= fewest],
-        "adaptive": [asdict(adaptive(bank, looks, studies)) for looks in designs],
     }
 
 

@@ -9,7 +9,6 @@ tools.calibration.proposals` writes docs/proposals.json, whose figures docs/agen
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tintype.study.analysis import AnalysisSettings
 from tintype.study.ledger import level_of
 from tintype.study.propose import LOOKS, judge, looks_at, planned_shares
 from tintype.study.results import MetricInfo, Role, Run
+from tintype.study.stats.cells import RAW, Scale
 from tools.calibration.bank import Bank, read_bank
 
 CHAINS, LENGTH, TRIES = 1_000, 100, 1_000
@@ -44,7 +44,7 @@ class Source:
     metrics: dict[str, MetricInfo]
     deviation: float
     """Spread of single runs in the first metric, on the scale on which they are compared."""
-    log: bool
+    scale: Scale
 
     def draw(self, count: int, generator: np.random.Generator, effect: float = 0.0) -> list[Run]:
         """Draw runs with the seeds 0, 1, …; `effect` makes their first metric better, in deviations of single runs."""
@@ -56,21 +56,21 @@ class Source:
         first, meaning = next(iter(self.metrics.items()))
         shift = effect * self.deviation * (1 if meaning.direction == "higher" else -1)
         for one in drawn:
-            one[first] = one[first] * math.exp(shift) if self.log else one[first] + shift
+            one[first] = self.scale.value(self.scale.place(one[first]) + shift)
         return [Run(seed=i, hash=str(i), folder="", state="done", metrics=one) for i, one in enumerate(drawn)]
 
 
 def normal() -> Source:
     names = ("first", "second")
     infos = {name: MetricInfo(name=name, label=name, direction="lower", definition="") for name in names}
-    return Source("normal", (), infos, 1.0, log=False)
+    return Source("normal", (), infos, 1.0, RAW)
 
 
 def of_bank(bank: Bank, first: str) -> Source:
     """Return the baseline's runs of a bank, with this primary metric as the first."""
     names = [first, *(name for name in bank.primary if name != first)]
     infos = {name: bank.metrics[name] for name in names}
-    return Source(first, bank.baseline, infos, bank.deviation(first), bank.logarithmic(first))
+    return Source(first, bank.baseline, infos, bank.deviation(first), bank.scale(first))
 
 
 @dataclass(frozen=True)

@@ -21,22 +21,29 @@ from tintype.runtime.files import write_json, write_text
 from tintype.study.analysis import DEFAULT
 from tintype.study.contrasts import Asked
 from tintype.study.results import Comparison, MetricInfo
-from tintype.study.stats.cells import Cells
+from tintype.study.stats.cells import Array, Cells, with_alike
 from tintype.study.stats.contrast import Key, against
-from tintype.study.stats.estimate import Array, detectable_in_errors
-from tintype.study.stats.falls import collapsed_runs
-from tintype.study.stats.family import confidence_of, weights_of
-from tintype.study.stats.spread import SHARED_FREEDOM
+from tintype.study.stats.estimate import Estimate, detectable_in_errors, planned_widening
+from tintype.study.stats.falls import collapse_p, collapsed_runs
+from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
+from tintype.study.stats.pairing import correlations, estimate_arm
+from tintype.study.stats.spread import planned_error
 from tintype.study.verdicts import Matched, tested_row
 from tools.calibration import figure
 
-Shape = Literal["normal", "skewed", "differing", "skewed and differing", "unequal", "skewed and unequal"]
+Shape = Literal[
+    "normal", "t3", "collapsing", "skewed", "differing", "skewed and differing",
+    "unequal", "slightly skewed and unequal", "skewed and unequal",
+]  # fmt: skip
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 STUDIES = 1_000
 PRIMARY, OTHER = 2, 7
 _ARMS = 2
 _ALIKE = 0.6
-_SKEW = 0.75
+_SKEW, _SLIGHT = 0.75, 0.35
+"""Deviations of logarithms: skewness 3.3 and 1.1."""
+_FALL, _FALLS = 8.0, 0.05
+"""Deviations by which a collapsed run is worse, and how often one is."""
 _WIDER = 3.0
 SAME_PLAN = {"control": "baseline"}
 _DIFFERING = 0.5
@@ -59,6 +66,8 @@ class Cell:
 
 
 FALSE_VERDICT_CELLS = [Cell(seeds, shape, r) for shape in SHAPES for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8)]
+FALL_SHAPES: tuple[Shape, ...] = ("normal", "collapsing", "skewed")
+"""Shapes of studies in which all arms collapse alike."""
 POWER_CELLS = [Cell(seeds, pairing=0.0) for seeds in (3, 5, 8)]
 
 
@@ -88,8 +97,12 @@ def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METR
         shared, apart = _noise(generator, (cell.seeds, metrics)), _noise(generator, (cell.seeds, metrics))
         of_seed = np.stack([shared, apart, *[shared] * cell.arms])
         values = math.sqrt(cell.pairing) * of_seed + math.sqrt(1 - cell.pairing) * own
+        if cell.shape == "t3":
+            values *= np.sqrt(1 / generator.chisquare(3, size=(cell.arms + 2, cell.seeds, 1)))
+        if cell.shape == "collapsing":
+            values += _FALL * (generator.random((cell.arms + 2, cell.seeds, 1)) < _FALLS)
         if "skewed" in cell.shape:
-            values = _standardised_lognormal(values)
+            values = _standardised_lognormal(values, _SLIGHT if "slightly" in cell.shape else _SKEW)
         if "unequal" in cell.shape:
             values[2] *= _WIDER
         if "differing" in cell.shape:
@@ -103,11 +116,32 @@ def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METR
 
 def cells_of(values: Mapping[str, Sequence[float]]) -> Cells:
     """Return the cells of a simulated study, whose seeds are 0, 1, …"""
-    return Cells({name: dict(enumerate(of)) for name, of in values.items()}, plans=SAME_PLAN)
+    starts = {"control": 1_000}
+    return Cells({name: dict(enumerate(of, starts.get(name, 0))) for name, of in values.items()}, plans=SAME_PLAN)
 
 
 def key_of(arm: str, metric: str) -> Key:
     return Key(arm, metric, "", "control" if arm == "control" else "arm")
+
+
+def estimates_of(
+    sheets: Mapping[str, Cells],
+    primary: Collection[str],
+    family: Sequence[Key] = (),
+    share: float = 1.0,
+    arms: Sequence[str] = (),
+) -> dict[Key, tuple[Cells, Estimate]]:
+    """Estimate the arms of a simulated study; by default all, the control too, and all metrics."""
+    sheets = with_alike(sheets)
+    names = arms or [arm for arm in next(iter(sheets.values())).values if arm != "baseline"]
+    keys = [key_of(arm, metric) for metric in sheets for arm in names]
+    weights = weights_of(family or keys, primary)
+    pairs = {arm: correlations(sheets, arm, "baseline") if arm != "control" else {} for arm in names}
+    found = {}
+    for key in keys:
+        cells, level = sheets[key.metric], confidence_of(share * weights[key])
+        found[key] = cells, estimate_arm(cells, key.arm, "baseline", level, pairs[key.arm].get(key.metric))
+    return found
 
 
 def rows_of(
@@ -117,16 +151,17 @@ def rows_of(
     share: float = 1.0,
     arms: Sequence[str] = (),
 ) -> dict[Key, Comparison]:
-    """Compare the arms of a simulated study; by default all, the control too, and all metrics."""
-    names = arms or [arm for arm in next(iter(sheets.values())).values if arm != "baseline"]
-    keys = [key_of(arm, metric) for metric in sheets for arm in names]
-    weights, rows = weights_of(family or keys, primary), dict[Key, Comparison]()
-    for key in keys:
-        cells, asked = sheets[key.metric], Asked(key, against(key.arm, "baseline"), {}, ("baseline", "control"))
+    """Compare the arms of a simulated study as `estimates_of` estimates them."""
+    rows = {}
+    for key, (cells, found) in estimates_of(sheets, primary, family, share, arms).items():
+        asked = Asked(key, against(key.arm, "baseline"), {}, ("baseline", "control"))
         matched = Matched([], list(cells.values[key.arm].values()), True, "incomplete", "", False)
-        confidence, margin = confidence_of(share * weights[key]), DEFAULT.margin_of(key.metric)
-        rows[key] = tested_row(asked, matched, cells, _MEANING, confidence, margin)
+        rows[key] = tested_row(asked, matched, found, cells, _MEANING, DEFAULT.margin_of(key.metric))
     return rows
+
+
+def _is_found(found: Estimate) -> bool:
+    return found.interval is not None and found.says(0.0) in ("above", "below")
 
 
 @dataclass(frozen=True)
@@ -145,13 +180,15 @@ class Falls:
 def falls(cell: Cell, studies: int) -> Falls:
     unstable = wrong = 0
     for sheets in drawn(cell, studies):
-        healthy = {}
+        healthy, names = dict[str, Cells](), list(next(iter(sheets.values())).values)
         for metric, cells in sheets.items():
-            collapsed = {arm: some for arm in cells.values if (some := collapsed_runs(cells, arm, "lower"))}
+            collapsed = {arm: some for arm in names if (some := collapsed_runs(cells, arm, "lower"))}
             healthy[metric] = replace(cells.without(collapsed), collapsed=collapsed)
-        rows = rows_of(healthy, _PRIMARY_METRICS)
-        unstable += any(row.verdict == "unstable" for row in rows.values())
-        wrong += any(map(_found, rows.values()))
+        seeds = {arm: {s for m in _PRIMARY_METRICS for s in healthy[m].collapsed.get(arm, ())} for arm in names}
+        of_baseline = len(seeds["baseline"]) + len(seeds["control"])
+        chances = [collapse_p(len(seeds[arm]), cell.seeds, of_baseline, 2 * cell.seeds) for arm in names[2:]]
+        unstable += min(chances) < UNSTABLE / (len(names) - 1)
+        wrong += any(_is_found(found) for _, found in estimates_of(healthy, _PRIMARY_METRICS).values())
     without = false_verdicts(cell, studies).either
     return Falls(cell.seeds, cell.shape, unstable / studies, wrong / studies, without)
 
@@ -162,22 +199,18 @@ def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return math.sqrt(_ALIKE) * common + math.sqrt(1 - _ALIKE) * generator.normal(size=shape)
 
 
-def _standardised_lognormal(values: Array) -> Array:
-    """Draw numbers of mean zero, deviation one and skewness 3.3, like a distance that is large now and then."""
-    mean = math.exp(_SKEW**2 / 2)
-    return (np.exp(_SKEW * values) - mean) / (mean * math.sqrt(math.expm1(_SKEW**2)))
-
-
-def _found(row: Comparison) -> bool:
-    return row.verdict in ("better", "worse")
+def _standardised_lognormal(values: Array, skew: float) -> Array:
+    """Return values of mean zero, deviation one and a long upper tail, like a distance that is large now and then."""
+    mean = math.exp(skew**2 / 2)
+    found: Array = (np.exp(skew * values) - mean) / (mean * math.sqrt(math.expm1(skew**2)))
+    return found
 
 
 def false_verdicts(cell: Cell, studies: int) -> FalseVerdicts:
     counts = np.zeros(3)
     for sheets in drawn(cell, studies):
-        rows = rows_of(sheets, _PRIMARY_METRICS)
-        primary = any(_found(row) for key, row in rows.items() if key.metric in _PRIMARY_METRICS)
-        other = any(_found(row) for key, row in rows.items() if key.metric not in _PRIMARY_METRICS)
+        metrics = {key.metric for key, (_, one) in estimates_of(sheets, _PRIMARY_METRICS).items() if _is_found(one)}
+        primary, other = bool(metrics & set(_PRIMARY_METRICS)), bool(metrics - set(_PRIMARY_METRICS))
         counts += primary, other, primary or other
     return FalseVerdicts(*(float(count) / studies for count in counts))
 
@@ -187,15 +220,9 @@ def planted_effect(cell: Cell) -> float:
     arms = ["control", *(f"arm {index}" for index in range(cell.arms))]
     weights = weights_of([key_of(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
     confidence = confidence_of(weights[key_of("arm 0", METRICS[0])])
-    return detectable_in_errors(_freedom(cell), confidence) * math.sqrt(1.5 / cell.seeds)
-
-
-def _freedom(cell: Cell) -> float:
-    """Degrees of freedom of an arm against the baseline and its control, where all variances are one."""
-    arm, both = 1 / cell.seeds, 0.5 / cell.seeds
-    own = cell.seeds - 1 + SHARED_FREEDOM, 2 * (cell.seeds - 1) + SHARED_FREEDOM
-    freedom = (arm + both) ** 2 / (arm**2 / own[0] + both**2 / own[1])
-    return min(freedom, (cell.arms + 2) * (cell.seeds - 1))
+    error = planned_error(cell.seeds, cell.arms, control=True)
+    wide = planned_widening(cell.seeds, cell.arms, True, confidence)
+    return wide * detectable_in_errors(error.freedom, confidence) * math.sqrt(error.value)
 
 
 def five_arms(studies: int) -> Iterator[dict[str, Any]]:
@@ -203,7 +230,7 @@ def five_arms(studies: int) -> Iterator[dict[str, Any]]:
 
     Sizes are in standard deviations of single runs, which no seed ties to the baseline's.
     """
-    for seeds in (3, 5, 8, 16):
+    for seeds in (3, 5, 8):
         cell = Cell(seeds, pairing=0.0, arms=5)
         found = {f"{size:g}": share_found(cell, studies, size) for size in (1.0, 1.5, 2.0, 3.0)}
         wrong = {shape: false_verdicts(replace(cell, shape=shape), studies).either for shape in SHAPES}
@@ -212,8 +239,9 @@ def five_arms(studies: int) -> Iterator[dict[str, Any]]:
 
 def share_found(cell: Cell, studies: int, effect: float) -> float:
     """Return how many studies find an effect of this size."""
-    rows = (rows_of(sheets, _PRIMARY_METRICS) for sheets in drawn(cell, studies, effect))
-    return fmean(one[key_of("arm 0", METRICS[0])].verdict == "worse" for one in rows)
+    key = key_of("arm 0", METRICS[0])
+    found = (estimates_of(sheets, _PRIMARY_METRICS)[key][1] for sheets in drawn(cell, studies, effect))
+    return fmean(_is_found(one) and one.value > 0 for one in found)
 
 
 def tolerance(share: float, count: int) -> float:
@@ -243,7 +271,9 @@ def calibrate(
         found["power"].append({**asdict(cell), "found": share_found(cell, studies, planted_effect(cell))})
     found["five_arms"] = list(five_arms(studies // 2))
     found["falls"] = [
-        asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies)) for shape in SHAPES for seeds in (3, 8, 16)
+        asdict(falls(Cell(seeds, shape, pairing=0.0, arms=5), studies // 2))
+        for shape in FALL_SHAPES
+        for seeds in (5, 8)
     ]
     on_cell("", total, total)
     return found

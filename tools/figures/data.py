@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 import yaml
 
 from tintype.page import numerals
 from tintype.page.numerals import fixed
+from tintype.study.contrasts import is_tested
 from tintype.study.report.findings import compared_mean
-from tintype.study.results import Arm, Comparison, Replicated, StudyResults
+from tintype.study.results import Arm, Comparison, Interval, Replicated, StudyResults
+from tintype.study.stats.cells import RAW, Scale, scale_for
 
 ROOT = Path(__file__).parents[2]
 BASELINE = "baseline"
@@ -55,13 +57,24 @@ class Study:
             seen = self.results.looks[comparison.look - 1].seeds
             read, baseline = ([run for run in runs if run.seed in seen] for runs in (read, baseline))
         new, old = ([run.metrics[metric] for run in runs] for runs in (read, baseline))
-        mean = geometric_mean if comparison.scale == "log" else fmean
-        kept = [run.metrics[metric] for run in read if run.seed not in comparison.fallen]
-        expected = [mean(kept), *(a - b for a, b in zip(new, old, strict=True))]
+        scale = self._scale(metric, self.arm(arm, tokens).resolution, {run.seed for run in read})
+        kept = [scale.place(run.metrics[metric]) for run in read if run.seed not in comparison.fallen]
+        expected = [scale.value(fmean(kept)), *(a - b for a, b in zip(new, old, strict=True))]
         there = [comparison.mean, *comparison.differences]
         if any(abs(a - b) > 1e-9 * (1 + abs(b)) for a, b in zip(there, expected, strict=True)):
             raise ValueError(f"{self.results.name}: {arm}, {metric}: the comparison does not follow from the runs")
         return comparison
+
+    def _scale(self, metric: str, resolution: str, seeds: Set[int]) -> Scale:
+        """Return the scale on which a metric's runs with these seeds were compared; raw where it is only measured.
+
+        Arms that a look stopped have no runs with later seeds, and are not read with them.
+        """
+        (info,) = (info for info in self.results.metrics if info.name == metric)
+        arms = [arm for arm in self.results.arms if arm.resolution == resolution]
+        runs = [[run for run in arm.runs if arm.role == "control" or run.seed in seeds] for arm in arms]
+        sets = [[run.metrics[metric] for run in some] for some in runs if len(some) >= len(seeds)]
+        return scale_for(info.scale or "raw", sets, info.pad) if is_tested(metric) else RAW
 
     def verdicts(self, arms: Iterable[str], metrics: Iterable[str], tokens: int | None = None) -> set[str]:
         metrics = list(metrics)
@@ -103,10 +116,21 @@ def signed(value: float, digits: int) -> str:
 
 
 def interval(one: Comparison | Replicated, digits: int) -> str:
-    """`+0.139 [+0.121, +0.157]`."""
-    assert one.difference is not None and one.low is not None and one.high is not None
+    """`+0.139 [+0.121, +0.157]`; of a replicated verdict, the fresh difference."""
+    if isinstance(one, Replicated):
+        assert one.fresh is not None
+        value, low, high = one.fresh.value, one.fresh.low, one.fresh.high
+    else:
+        value, low, high = one.difference, one.low, one.high
+    assert low is not None and high is not None
+    return f"{signed(value, digits)} {numerals.interval(low, high, digits).replace(numerals.NO_BREAK, ' ')}"
+
+
+def within(one: Interval, digits: int) -> str:
+    """`−0.032 [−0.066, −0.002]`."""
+    assert one.low is not None and one.high is not None
     ends = numerals.interval(one.low, one.high, digits).replace(numerals.NO_BREAK, " ")
-    return f"{signed(one.difference, digits)} {ends}"
+    return f"{signed(one.value, digits)} {ends}"
 
 
 def judged(one: Comparison, digits: int) -> str:

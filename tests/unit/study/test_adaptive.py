@@ -66,15 +66,15 @@ def test_decided_and_hopeless_arms_stop_and_undecided_ones_get_more_seeds(study:
     assert (before.least, before.most) == (5 * 4, 5 * 16)
     results = results_of(run(study, out, Writer(EFFECTS)))
     cost = cost_of(study, out)
-    assert cost.least == cost.expected == cost.most == cost.done == 56 and cost.left_s == 0, "nothing more will run"
+    assert cost.least == cost.expected == cost.most == cost.done == 32 and cost.left_s == 0, "nothing more will run"
     arms = {arm.name: arm for arm in results.arms}
     assert arms["strong"].stopped == "stopped after 4 seeds: decided"
     assert arms["strong"].comparisons[METRIC].verdict == "better"
     assert arms["strong"].comparisons[METRIC].look == 1
     assert arms["nothing"].stopped == "stopped after 4 seeds: nothing in sight"
-    assert counts(results) == {"baseline": 16, "control": 16, "strong": 4, "weak": 16, "nothing": 4}
-    assert arms["weak"].comparisons[METRIC].look == 3
-    assert not arms["weak"].stopped
+    assert counts(results) == {"baseline": 8, "control": 8, "strong": 4, "weak": 8, "nothing": 4}
+    assert arms["weak"].comparisons[METRIC].look == 2
+    assert arms["weak"].stopped == "stopped after 8 seeds: decided"
     assert {run.state for arm in results.arms for run in arm.runs} == {"done"}
 
 
@@ -135,37 +135,41 @@ class Falling(Writer):
         return super().value(task) * (4.0 if task.key in self.falls else 1.0)
 
 
-def test_a_fallen_run_stops_its_own_arm_alone(study: Study, tmp_path: Path) -> None:
-    """A fall of the control, which counts as the baseline's, makes every arm unstable and decides none."""
-    of_arm = results_of(run(study, tmp_path / "arm", Falling(EFFECTS, falls={("weak", 1)})))
-    assert {arm.name: arm.stopped for arm in of_arm.arms}["weak"] == "stopped after 4 seeds: decided"
-    of_control = results_of(run(study, tmp_path / "control", Falling(EFFECTS, falls={("control", 1001)})))
-    arms = {arm.name: arm for arm in of_control.arms}
-    assert {name: arm.stopped for name, arm in arms.items()} == {
-        "baseline": "",
-        "control": "",
-        "strong": "",
-        "weak": "",
-        "nothing": "stopped after 4 seeds: nothing in sight",
-    }
-    assert arms["strong"].comparisons[METRIC].words == "unstable: runs of the baseline fell off"
+def test_a_single_fallen_run_decides_nothing_and_takes_no_verdict(study: Study, tmp_path: Path) -> None:
+    """Neither one of an arm nor one of the control, which counts as the baseline's."""
+    for fallen in (("weak", 1), ("control", 1001)):
+        results = results_of(run(study, tmp_path / fallen[0], Falling(EFFECTS, falls={fallen})))
+        arms = {arm.name: arm for arm in results.arms}
+        assert arms["strong"].stopped == "stopped after 4 seeds: decided"
+        assert arms["strong"].comparisons[METRIC].words == "better"
+        assert arms["nothing"].stopped == "stopped after 4 seeds: nothing in sight"
+        weak = arms["weak"].comparisons[METRIC]
+        assert weak.verdict == "better" and weak.look is not None and weak.look > 1
+        assert [*weak.fallen, *weak.baseline_fallen] == [fallen[1]]
+
+
+def test_an_arm_that_keeps_falling_is_unstable_and_stops(study: Study, tmp_path: Path) -> None:
+    falls = {("weak", seed) for seed in range(1, 16, 2)}
+    results = results_of(run(study, tmp_path / "out", Falling(EFFECTS, falls=falls)))
+    (weak,) = (arm for arm in results.arms if arm.name == "weak")
+    row = weak.comparisons[METRIC]
+    assert row.verdict == "unstable" and row.collapse_p is not None and row.collapse_p < 0.02 / 4
+    assert weak.stopped == "stopped after 8 seeds: decided" and len(row.fallen) == 4
 
 
 def test_runs_that_fall_after_the_deciding_look_are_named_and_counted(tmp_path: Path) -> None:
     out = tmp_path / "out"
     results = read_twice(tmp_path, out, {("weak", 1), ("weak", 5), ("strong", 6)})
     rows = {arm.name: arm.comparisons[METRIC] for arm in results.arms[1:]}
-    assert (rows["weak"].words, rows["weak"].fallen_later) == ("unstable: 1 of 4 runs fell off", [5])
+    assert (rows["weak"].verdict, rows["weak"].fallen, rows["weak"].look) == ("undecided", [1, 5], 2)
+    assert rows["weak"].note.startswith("2 of 8 runs collapsed; of the baseline's, 0 of 8; with collapsed runs: ")
     assert (rows["strong"].words, rows["strong"].fallen_later, rows["strong"].look) == ("better", [6], 1)
     notes = (out / "report.md").read_text()
-    assert "(the numbers are of the others): weak: 1 of 4 runs in validation loss (seed 1)." in notes
-    assert (
-        "the verdict does not count them: strong: 1 of all 8 runs in validation loss (seed 6); weak: 2 of all 8 runs "
-        "in validation loss (seed 1 and seed 5)."
-    ) in notes
+    assert "(the numbers are of the others): weak: 2 of 8 runs in validation loss (seed 1 and seed 5)." in notes
+    assert "the verdict does not count them: strong: 1 of all 8 runs in validation loss (seed 6)." in notes
     stored = json.loads((out / "results.json").read_text())
     kept = {arm["name"]: arm["comparisons"][METRIC].get("fallen_later") for arm in stored["arms"][1:]}
-    assert kept == {"strong": [6], "weak": [5], "nothing": None}
+    assert kept == {"strong": [6], "weak": None, "nothing": None}
 
 
 def test_a_fall_of_the_baseline_after_the_deciding_look_is_named(tmp_path: Path) -> None:
@@ -186,13 +190,13 @@ def read_twice(folder: Path, out: Path, falls: set[tuple[str, int]]) -> StudyRes
     return results
 
 
-def test_a_fall_of_the_baseline_leaves_an_interaction_open(tmp_path: Path) -> None:
+def test_a_fall_of_the_baseline_is_left_out_of_an_interaction(tmp_path: Path) -> None:
     study = factorial_study(tmp_path)
     names = [arm.name for arm in study.arms if arm.role == "arm"]
     writer = Falling(dict(zip(names, (-10.0, -10.0, -18.0), strict=True)), falls={("baseline", 1)})
     results = results_of(run(study, tmp_path / "out", writer))
     (interaction,) = (one.comparison for one in results.factors if len(one.parts) == 2)
-    assert (interaction.fallen, interaction.baseline_fallen, interaction.look) == ([], [1], 3)
+    assert (interaction.fallen, interaction.baseline_fallen, interaction.verdict) == ([], [1], "better")
 
 
 def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tintype.metrics.metric import NOT_NEGATIVE
 from tintype.study.along import NO_CROSSING, difference_at, first_reached, with_along
 from tintype.study.results import AlongArm, Arm, Comparison, MetricInfo, Resolution, Role, Run, ScoreAt, StudyResults
+from tintype.study.stats.cells import LOG, RAW
 
 STEPS = (100, 200, 300, 400)
 Values = Sequence[Sequence[float]]
@@ -85,7 +85,7 @@ def test_a_difference_shares_the_spread_of_all_arms() -> None:
     values = {"baseline": [7.9, 8.0, 8.1], "lucky": [7.0, 7.0, 7.0], "other": [5.0, 6.0, 7.0]}
 
     def width(*names: str) -> float:
-        value, low, high = difference_at("lucky", ["baseline"], {name: values[name] for name in names}, False, 0.95)
+        value, low, high = difference_at("lucky", ["baseline"], {name: values[name] for name in names}, RAW, 0.95)
         assert value == pytest.approx(-1) and low is not None and high is not None
         return high - low
 
@@ -94,13 +94,13 @@ def test_a_difference_shares_the_spread_of_all_arms() -> None:
 
 def test_distances_are_compared_on_logarithms_and_shown_in_their_unit() -> None:
     values = {"baseline": [1.0, 4.0], "control": [2.0, 2.0], "new": [3.0, 12.0]}
-    value, low, high = difference_at("new", ["baseline", "control"], values, True, 0.95)
+    value, low, high = difference_at("new", ["baseline", "control"], values, LOG, 0.95)
     assert value == pytest.approx(6 - 2), "geometric means of 6, and of 2 in the baseline and its control"
     assert low is not None and high is not None and -2 < low < 4 < high
-    value, _, _ = difference_at("control", ["baseline", "control"], values, True, 0.95)
+    value, _, _ = difference_at("control", ["baseline", "control"], values, LOG, 0.95)
     assert value == pytest.approx(0)
     results = study(BASELINE, arm("new", around([7, 5, 2, 1], 0.9)))
-    metric = results.metrics[0].model_copy(update={"range": NOT_NEGATIVE})
+    metric = results.metrics[0].model_copy(update={"scale": "log"})
     (found,) = with_along(results.model_copy(update={"metrics": [metric]})).along
     for one in found.differences:
         assert one.mean - one.baseline_mean == pytest.approx(one.value), "the means are those of the difference"

@@ -6,22 +6,22 @@ import math
 from pathlib import Path
 
 import pytest
-from scipy import special
+from scipy import special, stats
 
 from tests.studies import run_study
 from tests.tiny import TINY
 from tests.unit.study.plain_rows import roles_of, rows_of, runs_of
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
-from tintype.metrics.metric import NOT_NEGATIVE, SHARE
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.contrasts import Asked, asked_of, count_comparisons, factor_key
 from tintype.study.factorial import FactorContrast, contrasts
 from tintype.study.interactions import expected_mean, factor_verdict
 from tintype.study.results import Comparison, MetricInfo, Run, Verdict, read_results_file
-from tintype.study.stats.cells import Cells
+from tintype.study.stats.cells import LOG, RAW, Cells, Scale
 from tintype.study.stats.contrast import Contrast
 from tintype.study.stats.family import counts_of
+from tintype.study.stats.spread import Variance, alike_freedom
 from tintype.study.study import choose_arms, load_study, read_settings, resolve
 from tintype.study.verdicts import cells_of
 
@@ -32,8 +32,16 @@ SHARES = {"": [0.50, 0.52, 0.54], "a": [0.60, 0.62, 0.64], "b": [0.55, 0.57, 0.5
 DISTANCES = {"": [10.0, 10.0], "a": [5.0, 5.0], "b": [8.0, 8.0], "a + b": [4.0, 4.0]}
 
 
-def info(range_: tuple[float | None, float | None] = SHARE, direction: str = "higher") -> MetricInfo:
-    return MetricInfo(name="m", label="m", direction=direction, definition="", primary=True, range=range_)
+def info(scale: str = "raw", direction: str = "higher") -> MetricInfo:
+    known = {"name": "m", "label": "m", "direction": direction, "definition": "", "primary": True, "scale": scale}
+    return MetricInfo.model_validate(known)
+
+
+def moderated() -> float:
+    """Return the variance of each plan of `SHARES`: its own, averaged with the median of all four."""
+    freedom = max(2.0, alike_freedom([dict.fromkeys(SHARES, Variance(0.0004, 2))], 1.0))
+    centre = 0.0004 / (stats.chi2.median(2) / 2)
+    return float((freedom * centre + 2 * 0.0004) / (freedom + 2))
 
 
 def asked(one: FactorContrast) -> Asked:
@@ -68,7 +76,7 @@ def means_of(cells: Cells) -> dict[str, float]:
 def test_an_interaction_is_a_contrast_of_four_means() -> None:
     """0.63 - 0.62 - 0.57 + 0.52, with the error of four means of three runs, and the eight degrees of all of them."""
     row = compared(SHARES, info())["a × b"]
-    error = math.sqrt(4 * 0.0004 / 3)
+    error = math.sqrt(4 * moderated() / 3)
     assert row.difference == pytest.approx(-0.04, abs=1e-12)
     assert row.p == pytest.approx(2 * special.stdtr(8, -0.04 / error), rel=1e-9)
     level = 1 - 0.05 / 3
@@ -81,27 +89,37 @@ def test_a_main_effect_is_the_mean_effect_without_and_with_the_other_factor() ->
     rows = compared(SHARES, info())
     assert rows["a"].difference == pytest.approx((0.10 + 0.06) / 2, abs=1e-12)
     assert rows["b"].difference == pytest.approx((0.05 + 0.01) / 2, abs=1e-12)
-    error = math.sqrt(4 * 0.25 * 0.0004 / 3)
+    error = math.sqrt(4 * 0.25 * moderated() / 3)
     assert rows["a"].p == pytest.approx(2 * special.stdtr(8, -0.08 / error), rel=1e-9)
 
 
 def test_distances_add_up_as_ratios() -> None:
     """Half and four fifths together are two fifths: 4 of 10."""
-    cells = cells_by_label(DISTANCES, info(NOT_NEGATIVE, "lower"))
+    cells = cells_by_label(DISTANCES, info("log", "lower"))
     means = means_of(cells)
     assert cells.scale.kind == "log" and means == pytest.approx({"a + b": 4.0, "a": 5.0, "b": 8.0, "": 10.0})
-    assert expected_mean(BOTH, means, log=True) == pytest.approx(4.0)
-    assert expected_mean(BOTH, means, log=False) == pytest.approx(3.0)
-    assert expected_mean(A, means, log=True) is None
+    assert expected_mean(BOTH, means, LOG) == pytest.approx(4.0)
+    assert expected_mean(BOTH, means, RAW) == pytest.approx(3.0)
+    assert expected_mean(A, means, LOG) is None
+
+
+def test_shares_add_up_as_odds() -> None:
+    """Odds of 1, 2 and 4: together 8, a share of 8 / 9. Raw shares would add up to almost one."""
+    means = {"": 1 / 2, "a": 2 / 3, "b": 4 / 5, "a + b": 8 / 9}
+    assert expected_mean(BOTH, means, Scale("logit", 1e-9)) == pytest.approx(8 / 9)
+    values = {name: [share - 0.002, share, share + 0.002] for name, share in means.items()}
+    row = compared(values, info("logit"))["a × b"]
+    assert row.scale == "logit" and abs(row.difference) < 1e-3 and row.verdict == "same"
+    assert compared(values, info())["a × b"].verdict == "worse"
 
 
 def test_the_means_of_a_contrast_are_those_that_are_compared() -> None:
     """With the control the baseline has four runs, so that its arms and its interaction give one number."""
-    metric = info(NOT_NEGATIVE, "lower")
+    metric = info("log", "lower")
     values = {name: [0.9 * value, 1.2 * value] for name, (value, _) in DISTANCES.items()} | {"control": [12.0, 16.0]}
     row, means = compared(values, metric)["a × b"], means_of(cells_by_label(values, metric))
     assert means[""] == pytest.approx(row.baseline_mean)
-    together, expected = means["a + b"], expected_mean(BOTH, means, log=True)
+    together, expected = means["a + b"], expected_mean(BOTH, means, LOG)
     assert expected is not None and together / expected == pytest.approx(row.mean / row.baseline_mean)
 
 
@@ -143,12 +161,15 @@ def test_a_lost_run_of_any_arm_leaves_no_verdict() -> None:
     assert row.verdict == "diverged" and row.lost == "b diverged 1 of 3" and len(row.differences) == 2
 
 
-def test_collapsed_runs_of_any_arm_make_the_interaction_unstable() -> None:
-    """A mean over collapsed and healthy runs is no verdict on how parts combine."""
+def test_collapsed_runs_of_any_arm_are_left_out_of_the_interaction() -> None:
+    """A mean over collapsed and healthy runs is no verdict on how parts combine: it is shown beside it."""
     values = {name: [*of, of[1] + 0.01, of[1] - 0.01] for name, of in SHARES.items()}
-    assert compared(values, info())["a × b"].verdict == "worse"
+    whole = compared(values, info())["a × b"]
+    assert whole.verdict == "worse" and whole.all_runs is None
     values["b"][0] = 0.05
-    assert compared(values, info())["a × b"].verdict == "unstable"
+    row = compared(values, info())["a × b"]
+    assert row.fallen == [0] and row.difference == pytest.approx(-0.045) and row.verdict != "unstable"
+    assert row.all_runs is not None and row.all_runs.value == pytest.approx(-0.04 + 0.5 / 5)
 
 
 FACTORIAL = """

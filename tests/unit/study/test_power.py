@@ -23,7 +23,7 @@ from tintype.study.power import plan_power
 from tintype.study.results import StudyResults
 from tintype.study.stats.cells import Cells
 from tintype.study.stats.contrast import against
-from tintype.study.stats.estimate import estimate
+from tintype.study.stats.estimate import estimate, planned_widening
 from tintype.terminal.studies import _reach, show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
@@ -77,19 +77,32 @@ def test_the_spread_of_single_runs_is_pooled_over_the_baseline_and_all_arms(tmp_
     results = example()
     found = row(plan_power([stored(results, tmp_path)], "5%", 3, None, 3), "fd_scenes")
     runs = [[run.metrics["fd_scenes"] for run in arm.runs] for arm in results.arms]
-    assert found.spread.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in runs])))
-    assert found.spread.freedom == 8 and not found.log
+    assert found.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in runs])))
+    assert found.spread.freedom == 8 and found.scale == "raw"
     assert found.baseline == pytest.approx(np.mean([*runs[0], *runs[1]])), "as arms are compared with it"
 
 
 def test_distances_are_planned_on_logarithms(tmp_path: Path) -> None:
     results = example()
-    bounded = [one.model_copy(update={"range": (0.0, None)}) for one in results.metrics]
+    bounded = [one.model_copy(update={"scale": "log"}) for one in results.metrics]
     folder = stored(results.model_copy(update={"metrics": bounded}), tmp_path)
     found = row(plan_power([folder], "5%", 3, "fd_scenes", 3), "fd_scenes")
     logs = [np.log([run.metrics["fd_scenes"] for run in arm.runs]) for arm in results.arms]
-    assert found.log and found.baseline == pytest.approx(math.exp(np.mean([*logs[0], *logs[1]])))
+    assert found.scale == "log" and found.baseline == pytest.approx(math.exp(np.mean([*logs[0], *logs[1]])))
     assert found.spread.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in logs])))
+
+
+def test_shares_are_planned_on_logits_and_shown_in_their_unit(tmp_path: Path) -> None:
+    """A deviation on logits is p (1 - p) times as large, and the change that is planned for is up or down."""
+    results = example()
+    shares = [one.model_copy(update={"scale": "logit"}) for one in results.metrics if one.name == "recall"]
+    folder = stored(results.model_copy(update={"metrics": shares}), tmp_path)
+    plan = plan_power([folder], "5%", 3, "recall", 3)
+    found = row(plan, "recall")
+    size = found.baseline * (1 - found.baseline) * found.spread.deviation
+    assert found.scale == "logit" and found.deviation == pytest.approx(size, rel=0.02)
+    detected = row(plan_power([folder], str(found.detectable[0]), 3, "recall", 3), "recall")
+    assert detected.power is not None and detected.power[0] == pytest.approx(0.8, abs=1e-3)
 
 
 def test_runs_that_fell_off_are_no_spread(tmp_path: Path) -> None:
@@ -118,10 +131,11 @@ def test_runs_of_the_baseline_that_fell_off_are_no_spread(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("seeds", "control"), [(3, True), (5, False)])
 def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> None:
-    """Four studies in five find the smallest change that is said to be found so often, with three seeds a bit fewer.
+    """Fewer than four studies in five find the smallest change that is said to be found so often.
 
-    The formula takes the degrees of freedom of equal measured variances, and those of three seeds differ. All true
-    spreads are one.
+    The formula takes the degrees of freedom of equal measured variances, and those of three seeds differ; and it leaves
+    out that a measured skewness makes one side of the interval wider, which takes about a tenth of the power. All true
+    spreads are one, and one metric says nothing of how alike they are.
     """
     arms = ["baseline", *["control"] * control, "a", "b"]
     confidence, draw, studies, found = 1 - 0.04 / 6, np.random.default_rng(seeds), 1_000, 0
@@ -130,9 +144,9 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
     for _ in range(studies):
         values = {arm: dict(enumerate(draw.normal(size=seeds) + effect * (arm == "a"))) for arm in arms}
         cells = Cells(values, plans={"control": "baseline"} if control else {})
-        low, _ = estimate(cells, against("a", "baseline").over_plans(cells), confidence).interval or (0.0, 0.0)
+        low, _ = estimate(cells, against("a", "baseline"), confidence).interval or (0.0, 0.0)
         found += low > 0
-    assert 0.7 < found / studies < 0.84
+    assert 0.55 < found / studies < 0.84
 
 
 def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
@@ -144,14 +158,15 @@ def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
     def oracle(seeds: int, spread: float, effect: float = 0.5) -> float:
         error = plan.error(seeds)
         shift, critical = (
-            effect / spread / math.sqrt(error.value),
+            effect / spread / math.sqrt(error.value) / planned_widening(seeds, 2, True, 1 - found.level),
             scipy_stats.t.ppf(1 - found.level / 2, error.freedom),
         )
         other_tail = np.nan_to_num(scipy_stats.nct.cdf(-critical, error.freedom, shift))  # scipy fails on nothing
         return float(scipy_stats.nct.sf(critical, error.freedom, shift) + other_tail)
 
     assert found.power is not None and found.seeds_needed is not None
-    spreads = (found.spread.deviation, *found.spread.range)
+    unit = found.deviation / found.spread.deviation
+    spreads = [unit * one for one in (found.spread.deviation, *found.spread.range)]
     for power_, spread, needed in zip(found.power, spreads, found.seeds_needed, strict=True):
         assert power_ == pytest.approx(oracle(5, spread), abs=1e-3)
         assert needed is not None and oracle(needed, spread) >= 0.8 > oracle(needed - 1, spread)
@@ -243,7 +258,7 @@ def test_each_resolution_is_a_study_of_its_own(tmp_path: Path) -> None:
     assert [group.studies for group in plan.groups] == [[f"{results.name} @ coarse"], [f"{results.name} @ fine"]]
     for group, view in zip(plan.groups, results.by_resolution(), strict=True):
         variances = [np.var([run.metrics["fd_scenes"] for run in arm.runs], ddof=1) for arm in view.arms]
-        assert group.metrics[0].spread.deviation == pytest.approx(np.sqrt(np.mean(variances)))
+        assert group.metrics[0].deviation == pytest.approx(np.sqrt(np.mean(variances)))
     assert "Spread measured in: pocket: captions and times @ fine" in shown(plan)
 
 
@@ -289,20 +304,26 @@ def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
     assert found.spread.freedom == 10 and found.baseline == recall(both).baseline
 
 
-def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
-    plan = plan_power([STUDIES], "5%", 3, "kid_scenes", 3)
-    assert "--without short-captions" in shown(plan)
-    spaced = plan_power([STUDIES.with_name("2026-11-15_optimizers-mini")], "5%", 3, "mmd_scenes", 3)
-    assert "--without 'muon 3e-4'" in shown(spaced), "as a shell takes it"
-    less = plan_power([STUDIES], "5%", 3, "kid_scenes", 3, without=["short-captions"])
-    assert row(less, "kid_scenes").spread.deviation < row(plan, "kid_scenes").spread.deviation / 3
-    assert "Left out of the spread: short-captions" in shown(less)
+def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out(tmp_path: Path) -> None:
+    assert "--without short-captions" in shown(plan_power([STUDIES], "5%", 3, "recall_scenes", 3))
+    results = example()
+    wide = [
+        run.model_copy(update={"metrics": {**run.metrics, "recall": value}})
+        for run, value in zip(results.arms[2].runs, (0.1, 0.5, 0.9), strict=True)
+    ]
+    arm = results.arms[2].model_copy(update={"name": "muon 3e-4", "runs": wide})
+    folder = stored(results.model_copy(update={"arms": [*results.arms[:2], arm, results.arms[3]]}), tmp_path)
+    plan = plan_power([folder], "5%", 3, "recall", 3)
+    assert "--without 'muon 3e-4'" in shown(plan), "as a shell takes it"
+    less = plan_power([folder], "5%", 3, "recall", 3, without=["muon 3e-4"])
+    assert row(less, "recall").deviation < row(plan, "recall").deviation / 3
+    assert "Left out of the spread: muon 3e-4" in shown(less)
 
 
 def test_the_table_says_what_to_do_and_how_sure_it_is() -> None:
     text = shown(plan_power([STUDIES], "5%", 3, None, 3))
-    assert "scene_accuracy: 3 seeds find 5% in" in text and "Take 4 to find it in 80%, or 12 to be safe" in text
-    assert "fd_scenes: 3 seeds find 5% in 0.64% of studies, and it would take 510. Plan for a larger change (" in text
+    assert "scene_accuracy: 3 seeds find 5% in" in text and "Take 4 to find it in 80%, or 9 to be safe" in text
+    assert "fd_scenes: 3 seeds find 5% in 0.6" in text and ". Plan for a larger change (" in text
     assert "8 degrees of freedom only" in text
     assert "at its first look, which spends 80% of the study's error" in text
     enough = shown(plan_power([STUDIES], "1000%", 3, "scene_accuracy", 3))
@@ -319,7 +340,7 @@ def test_the_table_has_the_change_that_each_number_of_seeds_finds() -> None:
         other = row(plan_power([STUDIES], "5%", 8, None, 3), found.metric.name)
         assert found.by_seeds[8] == other.detectable
     lines = {line.split()[0]: line.split() for line in shown(plan).splitlines() if line.startswith(("scene_a", "kid"))}
-    assert lines["scene_accuracy"][2:5] == ["0.918", "1.8%", "6.2%"] and lines["kid_scenes"][-1] == ">100%"
+    assert lines["scene_accuracy"][2:5] == ["0.92", "1.3%", "6.9%"] and lines["kid_scenes"][3] == ">100%"
     bank = plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "0.02", 3, "scene_accuracy", 3)
     found = row(bank, "scene_accuracy")
     share = replace(found, metric=found.metric.model_copy(update={"range": (0.0, 1.0)}))

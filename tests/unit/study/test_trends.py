@@ -187,19 +187,19 @@ def test_what_is_planned_is_what_is_counted() -> None:
         assert (resolutions > 1) == any(key.kind == "trend" for key in asked_of(one, meanings))
 
 
-def test_a_collapsed_run_makes_the_trend_unstable() -> None:
-    """Without this the trend would be better or worse by the runs that are left, at one of its ends."""
+def test_a_collapsed_run_is_left_out_of_the_trend() -> None:
+    """Its difference with all runs is shown beside it."""
     one = study(STUDY.replace("seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]").replace("[7, 8, 9]", "[6, 7, 8, 9]"))
     runs = made_up(one)
-    assert read(one, runs).rows[EMA].verdict in ("undecided", "same")
-    for arm, words in (
-        ("ema", "unstable: 1 of 4 runs fell off"),
-        ("baseline", "unstable: runs of the baseline fell off"),
-    ):
+    whole = read(one, runs).rows[EMA]
+    assert whole.verdict in ("undecided", "same") and whole.all_runs is None
+    for arm in ("ema", "baseline"):
         label = f"{arm} @ coarse"
         values = [run.metrics[METRIC] * (50 if index == 2 else 1) for index, run in enumerate(runs[label])]
         reading = read(one, with_values(runs, **{f"{arm}_coarse": list(values)}))
-        assert reading.rows[EMA].verdict == "unstable" and reading.rows[EMA].words == words
+        row = reading.rows[EMA]
+        assert row.verdict in ("undecided", "same") and len(row.fallen + row.baseline_fallen) == 1
+        assert row.all_runs is not None and abs(row.all_runs.value - row.difference) > 0.4
         effects = trends_of(reading)["ema", METRIC].effects
         assert len(effects) == 3
         assert all(abs(effect.value) < 0.05 for effect in effects), "no mean over collapsed and healthy runs"

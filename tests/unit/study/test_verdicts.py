@@ -10,14 +10,18 @@ from pydantic import ValidationError
 from tests.unit.study.plain_rows import asked_arm, rows_of, runs_of
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.results import Comparison, MetricInfo, Run
+from tintype.study.stats.falls import collapse_p
+from tintype.study.stats.family import UNSTABLE
 from tintype.study.verdicts import Matched, match
 
-DISTANCE = MetricInfo(name="m", label="distance", direction="lower", definition="", range=(0.0, None))
-SHARE = MetricInfo(name="m", label="accuracy", direction="higher", definition="", range=(0.0, 1.0))
+DISTANCE = MetricInfo(name="m", label="distance", direction="lower", definition="", scale="log")
+SHARE = MetricInfo(name="m", label="accuracy", direction="higher", definition="", scale="logit")
 LOWER, HIGHER = (
     MetricInfo(name="m", label="anything", direction=direction, definition="") for direction in ("lower", "higher")
 )
 SPREAD = [0.0, 0.01, -0.01, 0.005, -0.005]
+UNPAIRED = [0.0, -0.005, 0.005, 0.01, -0.01]
+"""The same runs in an order that has no correlation with the first."""
 
 
 def row_of(arm: list[Run], baseline: list[Run], meaning: MetricInfo, **analysis: object) -> Comparison:
@@ -27,8 +31,12 @@ def row_of(arm: list[Run], baseline: list[Run], meaning: MetricInfo, **analysis:
     return rows_of(runs, meaning, [asked_arm("arm")], analysis=settings)["arm"]
 
 
-def around(mean: float, times: float = 1.0) -> list[Run]:
-    return runs_of([mean * (1 + times * one) for one in SPREAD])
+def around(mean: float, times: float = 1.0, spread: list[float] = UNPAIRED) -> list[Run]:
+    return runs_of([mean * (1 + times * one) for one in spread])
+
+
+def usual(mean: float, times: float = 1.0) -> list[Run]:
+    return around(mean, times, SPREAD)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def around(mean: float, times: float = 1.0) -> list[Run]:
     [(0.5, 1, "worse"), (0.62, 1, "better"), (0.552, 1, "same"), (0.56, 5, "undecided")],
 )
 def test_the_interval_says_what_is_shown(mean: float, times: float, verdict: str) -> None:
-    row = row_of(around(mean, times), around(0.55, times), SHARE)
+    row = row_of(around(mean, times), usual(0.55, times), SHARE)
     assert row.verdict == verdict and row.low is not None and row.high is not None and row.margin is not None
     inside = -row.margin <= row.low and row.high <= row.margin
     assert inside == (verdict == "same")
@@ -51,21 +59,21 @@ def test_margins_are_of_the_metric_or_of_all_relative_or_in_its_unit() -> None:
         {"margin": 0.11},
         {"margin": "1%", "margins": {"m": "20%"}},
     ):
-        row = row_of(around(0.56), around(0.55), SHARE, **analysis)
+        row = row_of(around(0.56), usual(0.55), SHARE, **analysis)
         assert row.verdict == "same" and row.margin == pytest.approx(0.11, rel=0.01)
     with pytest.raises(ValidationError, match=r"margin three: write it as 5%"):
         AnalysisSettings(margin="three")
 
 
 def test_distances_are_compared_as_logarithms_and_written_in_their_unit() -> None:
-    row = row_of(around(2.0), around(4.0), DISTANCE)
+    row = row_of(around(2.0), usual(4.0), DISTANCE)
     assert row.scale == "log" and row.verdict == "better" and row.low is not None and row.high is not None
     geometric = math.exp(sum(math.log(1 + one) for one in SPREAD) / len(SPREAD))
     assert (row.mean, row.baseline_mean) == pytest.approx((2 * geometric, 4 * geometric))
     assert row.difference == pytest.approx(row.mean - row.baseline_mean)
     low, high = (math.log1p(end / row.baseline_mean) for end in (row.low, row.high))
     assert (low + high) / 2 == pytest.approx(math.log(0.5))
-    larger = row_of(around(20.0), around(40.0), DISTANCE)
+    larger = row_of(around(20.0), usual(40.0), DISTANCE)
     assert larger.low == pytest.approx(10 * row.low) and larger.p == pytest.approx(row.p)
 
 
@@ -75,21 +83,61 @@ def test_values_that_are_not_positive_are_compared_as_they_are() -> None:
 
 
 def test_the_estimate_of_a_verdict_is_corrected_for_selection() -> None:
-    near, far = (row_of(around(mean), around(0.55), SHARE, margin="0.1%") for mean in (0.558, 0.8))
+    near, far = (row_of(around(mean), usual(0.55), SHARE, margin="0.1%") for mean in (0.559, 0.8))
     assert near.verdict == far.verdict == "better" and near.corrected is not None and far.corrected is not None
-    assert 0 < near.corrected < 0.9 * near.difference
-    assert far.corrected == pytest.approx(far.difference, rel=0.01)
+    assert 0 < near.corrected.value < 0.9 * near.difference
+    assert far.corrected.value == pytest.approx(far.difference, rel=0.01)
+    for one in (near.corrected, far.corrected):
+        assert one.low is not None and one.high is not None and one.low < one.value < one.high
 
 
-def test_an_arm_with_a_collapsed_run_is_unstable_and_its_numbers_are_of_the_others() -> None:
+def test_runs_that_keep_the_luck_of_their_seed_are_paired() -> None:
+    plain, paired = (row_of(around(0.56, 1, spread), usual(0.55), SHARE) for spread in (UNPAIRED, SPREAD))
+    assert plain.correlation == 0 and paired.correlation > 0.9
+    assert plain.low is not None and paired.low is not None and paired.low > plain.low
+    assert plain.difference == pytest.approx(paired.difference)
+
+
+SIX = [0.55 * (1 + one) for one in [*SPREAD, 0.002]]
+
+
+def test_one_collapsed_run_is_left_out_and_noted() -> None:
     arm = [*around(0.6), *runs_of([0.2], first_seed=5)]
-    baseline = runs_of([0.55 * (1 + one) for one in [*SPREAD, 0.002]])
-    row = row_of(arm, baseline, SHARE)
-    assert row.verdict == "unstable" and row.fallen == [5] and row.words == "unstable: 1 of 6 runs fell off"
-    assert row.mean == pytest.approx(0.6) and len(row.differences) == 6
-    turned = row_of(baseline, arm, SHARE)
-    assert turned.verdict == "unstable" and turned.note == "runs of the baseline fell off (seed 5)"
-    assert turned.baseline_fallen == [5] and turned.words == "unstable: runs of the baseline fell off"
+    row = row_of(arm, runs_of(SIX), SHARE)
+    assert row.verdict == row.words == "better" and row.fallen == [5] and row.healthy_verdict is None
+    assert row.note == "1 of 6 runs collapsed; of the baseline's, 0 of 6; with collapsed runs: undecided"
+    assert row.mean == pytest.approx(0.6, rel=1e-3) and len(row.differences) == 6
+    assert row.collapse_p == pytest.approx(collapse_p(1, 6, 0, 6))
+    assert row.all_runs is not None and row.all_runs.value < 0 and row.all_runs_verdict == "undecided"
+
+
+def test_a_collapsed_run_of_the_baseline_takes_no_verdict() -> None:
+    baseline = [*usual(0.55), *runs_of([0.2], first_seed=5)]
+    row = row_of(runs_of([0.6 * (1 + one) for one in [*UNPAIRED, 0.002]]), baseline, SHARE)
+    assert row.verdict == "better" and (row.fallen, row.baseline_fallen) == ([], [5])
+    assert row.baseline_mean == pytest.approx(0.55, rel=1e-3) and row.collapse_p is None
+    assert row.note == "0 of 6 runs collapsed; of the baseline's, 1 of 6; with collapsed runs: undecided"
+    assert row.all_runs is not None and row.all_runs.value > row.difference
+
+
+@pytest.mark.parametrize(("collapsed", "of_baseline", "unstable"), [(1, 0, False), (5, 0, True), (3, 3, False)])
+def test_an_arm_is_unstable_where_it_collapses_more_often(collapsed: int, of_baseline: int, unstable: bool) -> None:
+    """Of ten runs each; 2% of error for the one arm of the study."""
+    ten = [*SPREAD, *(0.9 * one + 0.001 for one in UNPAIRED)]
+
+    def ten_runs(mean: float, fallen: int) -> list[Run]:
+        return runs_of([mean * (1 + one) if index < 10 - fallen else 0.1 for index, one in enumerate(ten)])
+
+    row = row_of(ten_runs(0.6, collapsed), ten_runs(0.55, of_baseline), SHARE)
+    p = collapse_p(collapsed, 10, of_baseline, 10)
+    assert row.collapse_p == pytest.approx(p) and (p < UNSTABLE) == unstable
+    assert sorted(row.fallen) == list(range(10 - collapsed, 10)) and len(row.baseline_fallen) == of_baseline
+    if unstable:
+        assert row.verdict == "unstable" and row.healthy_verdict == "better"
+        assert row.note == "with collapsed runs: worse"
+        assert row.words == f"unstable: {collapsed} of 10 runs fell off; of the others: better"
+    else:
+        assert row.verdict == "better" and row.note.startswith(f"{collapsed} of 10 runs collapsed")
 
 
 def verdicts(meaning: MetricInfo = LOWER, /, **values: list[float]) -> dict[str, str]:

@@ -37,11 +37,10 @@ def test_without_the_correction_many_studies_would_have_a_false_verdict(monkeypa
 
 @pytest.mark.slow
 def test_without_its_own_spread_an_arm_would_get_false_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: with all weight on the shared variance, arms of another spread get verdicts by chance."""
+    """The control: with all weight on the centre, arms of another spread get verdicts by chance."""
     cell = Cell(8, "unequal", arms=5)
     assert false_verdicts(cell, 80).either <= 0.05 + tolerance(0.05, 80)
-    monkeypatch.setattr(spread, "SHARED_FREEDOM", 1e9)
-    monkeypatch.setattr(spread, "STANDS_OUT", 1e9)
+    monkeypatch.setattr(spread, "CENTRE_WEIGHT", 1e9)
     assert false_verdicts(cell, 80).either > 0.1
 
 

@@ -20,7 +20,8 @@ from tintype.plan import plan_from_folder
 from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.folder import stored_study
-from tintype.study.results import StudyResults, read_results_file
+from tintype.study.replicate import read_replication
+from tintype.study.results import Interval, StudyResults, read_results_file
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -170,6 +171,38 @@ def test_a_study_loses_the_keys_of_the_paired_method(tmp_path: Path) -> None:
         read_results_file(study / "results.json")
     assert {path.name for path in migrate(study)} == {"study.yaml", "results.json"}
     assert contents(study) == contents(source)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "words", "ends", "outcome"),
+    [
+        ("worse", "holds", "worse", (0.3, 0.9), "holds"),
+        ("worse", "weaker", "worse", (0.1, 0.3), "holds"),
+        ("worse", "fails", "undecided", (-0.1, 0.9), "open"),
+        ("worse", "fails", "better", (-0.9, -0.1), "contradicted"),
+        ("worse", "fails", "diverged 1 of 8", (0.3, 0.9), "open"),
+        ("worse", "fails", "failed 8 of 8", (None, None), "open"),
+        ("worse", "incomplete", "incomplete", (None, None), "incomplete"),
+        ("same", "weaker", "undecided", (-0.001, 10.0), "open"),
+        ("same", "fails", "worse", (9.0, 10.0), "contradicted"),
+    ],
+)
+def test_a_replication_gets_intervals_and_the_outcomes_of_today(
+    verdict: str, before: str, words: str, ends: tuple[float | None, float | None], outcome: str, tmp_path: Path
+) -> None:
+    study = Path(shutil.copytree(next(Path("studies").glob("*_stages-mini")), tmp_path / "study"))
+    value = None if ends[0] is None or ends[1] is None else (ends[0] + ends[1]) / 2
+    claim = {"arm": "small first, more images", "metric": "validation_loss", "verdict": verdict, "first": 0.5}
+    row = claim | {"difference": value, "low": ends[0], "high": ends[1], "words": words, "outcome": before}
+    edit_json(study / "results.json", lambda content: content["replication"].update(rows=[row]))
+    (study / "replication").mkdir()
+    write_checked(study / "replication" / "replication.json", {"seeds": [7], "rows": [row]})
+    assert {path.name for path in migrate(study)} == {"results.json", "replication.json"} and not migrate(study)
+    for made in (read_results_file(study / "results.json").replication, read_replication(study)):
+        assert made is not None
+        (now,) = made.rows
+        assert (now.first.value, now.pooled, now.seeds_needed, now.outcome) == (0.5, None, None, outcome)
+        assert now.fresh == (None if value is None else Interval(value=value, low=ends[0], high=ends[1]))
 
 
 def test_a_study_that_asks_for_the_paired_method_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,26 +31,62 @@ def not_measured(found: Estimate) -> bool:
 
 
 def test_without_sharing_it_is_welchs_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "SHARED_FREEDOM", 0.0)
+    for name in ("LEAST_FREEDOM", "CENTRE_WEIGHT", "SKEW"):
+        monkeypatch.setattr(spread, name, 0.0)
     oracle = scipy_stats.ttest_ind(ARM, BASELINE, equal_var=False)
-    found = estimate(cells(arm=ARM, baseline=BASELINE), PAIR)
+    found = estimate(replace(cells(arm=ARM, baseline=BASELINE), alike=0.0), PAIR)
     assert found.p == pytest.approx(oracle.pvalue)
     assert found.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)))
 
 
-def test_with_sharing_alone_it_is_students_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Degrees of freedom are at most those of all runs, however much the shared variance counts."""
-    monkeypatch.setattr(spread, "SHARED_FREEDOM", 1e12)
-    oracle = scipy_stats.ttest_ind(ARM, BASELINE, equal_var=True)
-    found = estimate(cells(arm=ARM, baseline=BASELINE), PAIR)
-    assert found.p == pytest.approx(oracle.pvalue, rel=1e-6) and found.freedom == 6
+def test_degrees_of_freedom_are_at_most_those_of_all_runs() -> None:
+    assert estimate(replace(cells(arm=ARM, baseline=BASELINE), alike=1e12), PAIR).freedom == 6
+
+
+def test_the_wider_side_of_an_interval_is_that_of_the_long_tail() -> None:
+    plain = Estimate(1.0, 0.0, 0.95, 0.5, 6.0)
+    assert plain.interval is not None
+    t = scipy_stats.t.ppf(0.975, 6)
+    assert plain.interval == pytest.approx((1 - 0.5 * t, 1 + 0.5 * t))
+    up, down = (replace(plain, skewness=skewness).interval for skewness in (0.3, -0.3))
+    wide = 0.5 * t * (1 + 0.3 * t / 3)
+    assert up == pytest.approx((1 - 0.5 * t, 1 + wide)) and down == pytest.approx((1 - wide, 1 + 0.5 * t))
+
+
+@pytest.mark.parametrize("skewness", [-0.8, -0.1, -1e-17, 0.0, 1e-17, 0.1, 0.8])
+@pytest.mark.parametrize("value", [-1.3, 0.9])
+def test_the_interval_with_the_confidence_of_p_ends_at_zero(value: float, skewness: float) -> None:
+    found = Estimate(value, 0.0, 0.95, 0.5, 6.0, skewness)
+    assert found.p is not None
+    ends = found.interval_at(1 - found.p)
+    assert ends is not None and ends[0 if value > 0 else 1] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_plan_with_fewer_runs_skews_the_difference() -> None:
+    """All plans share the tail; that of the baseline counts the other way, and less the more runs it has."""
+    tail = [0.0, 0.1, 0.2, 0.3, 3.0]
+    assert estimate(cells(arm=tail, baseline=tail + tail), PAIR).skewness > 0.1
+    assert estimate(cells(arm=tail + tail, baseline=tail), PAIR).skewness < -0.1
+    assert estimate(cells(arm=tail, baseline=tail), PAIR).skewness == pytest.approx(0, abs=1e-12)
+
+
+def test_the_interval_is_continuous_in_the_spread_of_one_arm() -> None:
+    def width(times: float) -> float:
+        values = cells(arm=[times * one for one in ARM], baseline=BASELINE, other=CONTROL)
+        low, high = estimate(values, PAIR).interval or (0.0, 0.0)
+        return high - low
+
+    ratios = np.geomspace(0.5, 20.0, 300)
+    steps = np.diff(np.log([width(ratio) for ratio in ratios]))
+    assert np.abs(steps).max() < 2 * math.log(ratios[1] / ratios[0])
 
 
 def test_the_controls_runs_count_as_the_baselines() -> None:
     values = cells(arm=ARM, baseline=BASELINE, control=CONTROL)
-    found = estimate(values, PAIR.over_plans(values))
+    found = estimate(values, PAIR)
     assert found.value == pytest.approx(np.mean(ARM) - np.mean(BASELINE + CONTROL))
-    parts = values.variances["arm"].value / 4 + values.variances["baseline"].value / 8
+    assert found.old == pytest.approx(np.mean(BASELINE + CONTROL))
+    parts = values.variance("arm").value / 4 + values.variance("baseline").value / 8
     assert found.error == pytest.approx(math.sqrt(parts)) and found.seeds == 4
 
 
@@ -81,10 +118,10 @@ def test_one_run_has_no_error() -> None:
 
 def test_a_control_with_one_run_left_takes_no_verdict_from_the_arms() -> None:
     values = cells(arm=ARM, baseline=BASELINE, control=CONTROL[:1])
-    found = estimate(values, PAIR.over_plans(values))
+    found = estimate(values, PAIR)
     assert found.error is not None and found.value == pytest.approx(np.mean(ARM) - np.mean(BASELINE + CONTROL[:1]))
     sketch = cells(arm=ARM[:1], baseline=BASELINE[:1], control=CONTROL[:1])
-    assert estimate(sketch, PAIR.over_plans(sketch)).error is None
+    assert estimate(sketch, PAIR).error is None
 
 
 @pytest.mark.parametrize(
@@ -156,20 +193,30 @@ def test_the_range_of_a_deviation_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_a_difference_that_just_passes_is_corrected_for_selection_and_a_far_one_is_not() -> None:
     near, far = corrected_for_selection(2.1, 1.0, 2.0), corrected_for_selection(8.0, 1.0, 2.0)
-    assert 0 < near < 0.9 * 2.1 and far == pytest.approx(8.0, rel=0.01)
-    assert corrected_for_selection(-5.0, 1.0, 2.0) == pytest.approx(-corrected_for_selection(5.0, 1.0, 2.0))
+    assert 0 < near[0] < 0.9 * 2.1 and near[1] < near[0] < near[2]
+    assert far == pytest.approx((8.0, 8.0 - 1.96, 8.0 + 1.96), rel=0.01)
+    value, low, high = corrected_for_selection(5.0, 1.0, 2.0)
+    assert corrected_for_selection(-5.0, 1.0, 2.0) == pytest.approx((-value, -high, -low))
+
+
+def test_the_corrected_difference_has_no_jump_at_the_edge() -> None:
+    values = np.linspace(2.0, 6.0, 161)
+    found = np.array([corrected_for_selection(value, 1.0, 2.0) for value in values])
+    assert (found[:, 0] < values).all() and found[0, 0] > 0.2
+    steps = np.diff(found, axis=0)
+    assert (steps > 0).all() and steps.max() < 4 * (values[1] - values[0])
 
 
 def test_the_seeds_that_would_decide_are_the_fewest_that_do() -> None:
-    one = Estimate(0.5, 0.95, 0.4, 8.0, seeds=4)
+    one = Estimate(0.5, 0.0, 0.95, 0.4, 8.0, seeds=4)
     needed = one.seeds_needed(0.0)
     assert needed is not None and needed > 4
 
     def decided(seeds: int) -> bool:
-        grown = Estimate(0.5, 0.95, 0.4 / math.sqrt(seeds / 4), 8.0 * seeds / 4, seeds=seeds)
+        grown = Estimate(0.5, 0.0, 0.95, 0.4 / math.sqrt(seeds / 4), 8.0 * seeds / 4, seeds=seeds)
         return grown.interval is not None and grown.interval[0] > 0
 
     assert decided(needed) and not decided(needed - 1)
-    assert one.seeds_needed(0.501) == Estimate(-0.5, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.501) == needed
-    assert Estimate(0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.0) is None, "no thousand seeds decide"
-    assert Estimate(0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(2.0) == 4, "within the margin already"
+    assert one.seeds_needed(0.501) == Estimate(-0.5, 0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.501) == needed
+    assert Estimate(0.0, 0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(0.0) is None, "no thousand seeds decide"
+    assert Estimate(0.0, 0.0, 0.95, 0.4, 8.0, seeds=4).seeds_needed(2.0) == 4, "within the margin already"

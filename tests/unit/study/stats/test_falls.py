@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
 from tests.unit.study.stats.named_cells import cells
 from tintype.study.stats.cells import LOG
-from tintype.study.stats.falls import collapsed_runs
+from tintype.study.stats.falls import collapse_p, collapsed_runs
 
 HEALTHY = [0.74, 0.73, 0.72, 0.75, 0.77, 0.74, 0.76]
 COLLAPSED = [0.40, 0.58, 0.45]
@@ -120,3 +121,17 @@ def test_a_collapse_by_twenty_deviations_is_found(seeds: int, collapsed: int) ->
 
 def test_two_runs_do_not_say_which_is_usual() -> None:
     assert collapsed_runs(cells(arm=[0.7, 0.1], baseline=BASELINE), "arm", "higher") == []
+
+
+@pytest.mark.parametrize("table", [(1, 5, 0, 10), (3, 10, 0, 20), (3, 5, 1, 10), (5, 10, 5, 10), (2, 3, 0, 6)])
+def test_the_collapses_are_held_against_boschloos_exact_test(table: tuple[int, int, int, int]) -> None:
+    of_arm, runs, of_baseline, baseline_runs = table
+    counts = [[of_arm, of_baseline], [runs - of_arm, baseline_runs - of_baseline]]
+    oracle = scipy_stats.boschloo_exact(counts, alternative="greater", n=64)
+    assert collapse_p(*table) == pytest.approx(oracle.pvalue, rel=1e-3)
+
+
+def test_without_a_collapse_there_is_nothing_to_show() -> None:
+    assert collapse_p(0, 5, 0, 10) == collapse_p(0, 5, 3, 10) == 1
+    found = [collapse_p(collapsed, 5, 0, 10) for collapsed in range(6)]
+    assert found == sorted(found, reverse=True)
