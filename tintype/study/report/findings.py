@@ -339,9 +339,13 @@ def mean_note(results: StudyResults) -> str:
     """Say which mean is shown where it is not the plain one of an arm's runs; empty where all are plain."""
     views = results.by_resolution()
     log = any(is_log(view, metric.name) for view in views for metric in results.metrics)
+    scales = {row.scale for arm in results.arms for row in arm.comparisons.values()}
     both = any(len(view.like_baseline(metric.name)) > 1 for view in views for metric in results.metrics)
     said = [
         "Means of distances and losses are geometric, as they are compared as logarithms." if log else "",
+        "Means of shares, KID and MMD are taken on the scale on which they are compared."
+        if scales & {"logit", "asinh"}
+        else "",
         "The baseline's mean is over its own runs and the control's, as the arms are compared with both."
         if both
         else "",
