@@ -131,11 +131,10 @@ def test_runs_of_the_baseline_that_fell_off_are_no_spread(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("seeds", "control"), [(3, True), (5, False)])
 def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> None:
-    """Fewer than four studies in five find the smallest change that is said to be found so often.
+    """Studies of one metric find the smallest change less often than the four times in five that are promised.
 
-    The formula takes the degrees of freedom of equal measured variances, and those of three seeds differ; and it leaves
-    out that a measured skewness makes one side of the interval wider, which takes about a tenth of the power. All true
-    spreads are one, and one metric says nothing of how alike they are.
+    The formula takes the degrees of freedom of equal measured variances, and one metric says nothing of how alike they
+    are. Studies of nine metrics find 78 to 84% (docs/calibration.json).
     """
     arms = ["baseline", *["control"] * control, "a", "b"]
     confidence, draw, studies, found = 1 - 0.04 / 6, np.random.default_rng(seeds), 1_000, 0
@@ -146,7 +145,7 @@ def test_simulated_studies_find_what_is_planned(seeds: int, control: bool) -> No
         cells = Cells(values, plans={"control": "baseline"} if control else {})
         low, _ = estimate(cells, against("a", "baseline"), confidence).interval or (0.0, 0.0)
         found += low > 0
-    assert 0.55 < found / studies < 0.84
+    assert 0.64 < found / studies < 0.84
 
 
 def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:

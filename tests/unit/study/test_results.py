@@ -1,4 +1,4 @@
-"""What results say of themselves."""
+"""Methods of the results: curves, words and the one resolution of a view."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
 
 
 def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
-    """Of three times the baseline everywhere, and of logarithms that are as small as their rounding."""
+    """Ratios of three everywhere, and logarithms as small as their rounding, have no spread."""
     one = study(STUDY.replace("control_seeds: [7, 8, 9]\n", ""))
     close, ones = [1 + 1e-15, 1 + 3e-15, 1 + 2e-15], [1.0] * 3
     for fine, verdict in (([3.0] * 3, "no spread"), (close, "identical")):

@@ -122,7 +122,7 @@ def test_a_collapsed_run_of_the_baseline_takes_no_verdict() -> None:
 
 @pytest.mark.parametrize(("collapsed", "of_baseline", "unstable"), [(1, 0, False), (5, 0, True), (3, 3, False)])
 def test_an_arm_is_unstable_where_it_collapses_more_often(collapsed: int, of_baseline: int, unstable: bool) -> None:
-    """Of ten runs each; 2% of error for the one arm of the study."""
+    """Arm and baseline have ten runs each; the one arm has all of the 2%."""
     ten = [*SPREAD, *(0.9 * one + 0.001 for one in UNPAIRED)]
 
     def ten_runs(mean: float, fallen: int) -> list[Run]:

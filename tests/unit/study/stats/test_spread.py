@@ -107,7 +107,7 @@ def test_variances_are_pooled_by_their_degrees_of_freedom() -> None:
 
 
 def test_a_sum_of_variances_has_satterthwaites_degrees_of_freedom() -> None:
-    """Those of Welch's test; equal parts have the sum of theirs, and never more than all runs have."""
+    """Degrees of freedom are those of Welch's test, and at most as many as all runs have."""
     parts = [Variance(2.0, 3), Variance(1.0, 5)]
     found = total_variance(parts, 100)
     assert (found.value, found.freedom) == pytest.approx((3.0, 9 / (4 / 3 + 1 / 5)))
