@@ -171,4 +171,6 @@ def _stride(table: Tensor | None) -> int:
 
 
 def _warps(width: int, most: int) -> int:
-    return max(1, min(most, width * most // 1024))
+    """Return the warps of a program: a power of two, which Triton demands."""
+    wanted = max(1, min(most, width * most // 1024))
+    return 1 << (wanted.bit_length() - 1)

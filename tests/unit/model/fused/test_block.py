@@ -367,3 +367,8 @@ def test_turned_rows_come_to_one_scale_and_are_filled_with_zeros() -> None:
     whole = found.values_RC.float() * found.scale_R[:, None]
     assert transposed_CR.shape == (32, 32) and not transposed_CR[:, 18:].float().any()
     assert torch.equal(transposed_CR[:, :18].float() * most, whole.t())
+
+
+def test_the_warps_of_any_width_are_a_power_of_two() -> None:
+    found = {heads._warps(width, most) for width in range(64, 8_193, 64) for most in (2, 4)}
+    assert found == {1, 2, 4}
