@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import torch
 
-from tintype.bench.cost import PlanCost, cost_of_plan, estimated_speed
 from tintype.bench.run import matmul_flop_per_s, some_captions, update
 from tintype.config.strict import Document
+from tintype.cost.plan import PlanCost, cost_of_plan, estimated_speed
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol

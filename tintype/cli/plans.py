@@ -173,7 +173,7 @@ def plan_cost(
     json_: options.Json = False,
 ) -> None:
     """Count what a run of a plan costs: parameters, operations, memory, GPU-hours. Nothing is trained or written."""
-    from tintype.bench.cost import USUAL_GPU, cost_of_plan, estimated_speed, measured_speed
+    from tintype.cost.plan import USUAL_GPU, cost_of_plan, estimated_speed, measured_speed
     from tintype.runtime.machine import choose_device
     from tintype.terminal.costs import as_json, show_plan_cost
     from tintype.terminal.progress import Progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from tintype.bench.cost import USUAL_GPU, PlanCost, cost_of_plan, estimated_speed
+from tintype.cost.plan import USUAL_GPU, PlanCost, cost_of_plan, estimated_speed
 from tintype.errors import UserError
 from tintype.plan import Plan
 

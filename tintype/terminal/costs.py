@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tintype.bench.cost import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
+from tintype.cost.plan import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
 from tintype.errors import UserError
 from tintype.page import numerals
 from tintype.plan import Plan

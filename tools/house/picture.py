@@ -11,7 +11,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("what people see", ("library", "terminal", "cli")),
     ("what is done with runs", ("judge", "export", "audit", "bench", "tokenizer_lab", "serve")),
     ("arms, seeds, verdicts, report", ("study",)),
-    ("scores", ("metrics", "evaluation")),
+    ("scores, and what a run takes", ("metrics", "evaluation", "cost")),
     ("captions to images, and the contract", ("sampling", "contract")),
     ("one loop", ("train",)),
     ("a run is a value", ("plan", "techniques")),

@@ -38,6 +38,7 @@ ORDER = (
     "contract",
     "metrics",
     "evaluation",
+    "cost",
     "study",
     "judge",
     "export",

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from tests.plugin_files import EVERY_PART, only_these_plugins, write_plugin
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
-from tintype.bench.cost import cost_of_plan, estimated_speed
 from tintype.cli import app
 from tintype.contract.technique import losses
+from tintype.cost.plan import cost_of_plan, estimated_speed
 from tintype.data.importers import open_importer
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Condition, ImageProtocol, Protocol

@@ -17,7 +17,7 @@ from tests.live_server import serving
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example
 from tests.written_runs import Drawer, Writer, written_runs
-from tintype.bench.cost import cost_of_plan, estimated_speed
+from tintype.cost.plan import cost_of_plan, estimated_speed
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tintype.bench.cost import cost_of_plan, estimated_speed
+from tintype.cost.plan import cost_of_plan, estimated_speed
 from tintype.plan import Plan, read_plan
 from tintype.pretrained.published import PUBLISHED
 from tintype.techniques.apply import apply_techniques

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import sqrt
 from statistics import fmean, median, stdev, variance
 
-from tintype.bench.cost import cost_of_plan, estimated_speed
+from tintype.cost.plan import cost_of_plan, estimated_speed
 from tintype.study.replicate import Claim as Claimed
 from tintype.study.replicate import claims_of, replicated
 from tintype.study.study import load_study

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from tests.offline import NAMES, with_technique
 from tests.tiny import tiny_plan
-from tintype.bench.cost import (
+from tintype.cli import app
+from tintype.cost.plan import (
     GPUS,
     UTILISATION,
     Counted,
@@ -23,7 +24,6 @@ from tintype.bench.cost import (
     estimated_speed,
     measured_speed,
 )
-from tintype.cli import app
 from tintype.errors import UserError
 from tintype.plan import Plan, read_plan
 from tintype.pretrained.published import PUBLISHED
