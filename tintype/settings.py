@@ -305,6 +305,11 @@ class DataPart(Part):
         return {"kind": self.words, "size_px": self.size_px}
 
     @property
+    def resident_bytes(self) -> int:
+        """The most bytes of images that training keeps on a GPU."""
+        return 0
+
+    @property
     def of_scenes(self) -> bool:
         """Whether the scene encoder can read the images: without, there is no scene accuracy."""
         return False

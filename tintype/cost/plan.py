@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +42,14 @@ from tintype.seams import LossContext, LossTerm, Output, Route, Router, Tapped, 
 from tintype.settings import PrecisionSettings
 from tintype.text.frozen import FrozenTextPart
 from tintype.text.words import WordsEncoder
-from tintype.tokenizers.latent import LatentPart
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.parts import LOSSES, register, storage_dtype
 from tintype.train.state import build_optimizer, separate
 from tintype.vision.lpips import Lpips
 from tintype.vision.part import TeacherPart
-from tintype.vision.transformers_teacher import HubTeacherPart
 
+T = TypeVar("T")
 META = torch.device("meta")
 _BLOCKS = "denoiser.blocks."
 _BYTES = {"bf16": 2}
@@ -234,38 +235,43 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
             )
     counted = Counted(plan)
     networks = counted.networks
+    memory = memory_of(counted, gpus)
+    products = plan.optimizer.matrix_products(networks.named)
+    return PlanCost(
+        plan=plan.hash,
+        parameters=networks.parameters,
+        towers={name: tower for name, (tower, _) in counted.towers.items()},
+        phases=counted.phases,
+        optimizer_flops=products[0] if products else 0.0,
+        memory=memory,
+        accumulate=plan.train.accumulate,
+        caption_tokens=text_tokens(plan),
+        gpus=gpus,
+        speed=speed,
+        missing=tuple(dict.fromkeys(counted.missing)),
+    )
+
+
+def memory_of(counted: Counted, gpus: int = 1) -> Memory:
+    """Return the bytes of training that are exact, with the blocks' activations as `activation_bytes` estimates."""
+    plan, networks = counted.plan, counted.networks
     bytes_of = {name: parameter.numel() * parameter.element_size() for name, parameter in networks.named.items()}
     optimizer = build_optimizer(plan.optimizer, networks.named, Storage(plan.precision.rounding), ONE, {})
     slots = [form for one in networks.named.values() for form in optimizer.slots(one).values()]  # type: ignore[attr-defined]
     averages = plan.ema.build(separate(networks.named)).tensors() if plan.ema else {}
-    towers = {name: tower for name, (tower, _) in counted.towers.items()}
     weights = sum(bytes_of.values())
     shards = _shards(plan, gpus)
-    memory = Memory(
+    return Memory(
         weights=weights // shards,
         gradients=weights // shards,
         optimizer=sum(prod(form.shape) * _size(form.dtype) for form in slots) // shards,
         averages=sum(one.numel() * one.element_size() for one in averages.values()) // shards,
-        towers=sum(tower.bytes for tower in towers.values()),
+        towers=sum(tower.bytes for tower, _ in counted.towers.values()),
         copies=_copied_bytes(plan, networks.named) // shards,
         activations=max(
             activation_bytes(plan, phase.batch // plan.train.accumulate // gpus, phase.first)
             for phase in counted.phases
         ),
-    )
-    products = plan.optimizer.matrix_products(networks.named)
-    return PlanCost(
-        plan=plan.hash,
-        parameters=networks.parameters,
-        towers=towers,
-        phases=counted.phases,
-        optimizer_flops=products[0] if products else 0.0,
-        memory=memory,
-        accumulate=plan.train.accumulate,
-        caption_tokens=_text_tokens(plan),
-        gpus=gpus,
-        speed=speed,
-        missing=tuple(dict.fromkeys(counted.missing)),
     )
 
 
@@ -294,7 +300,7 @@ def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     """
     model, tokens = plan.model, _tokens(plan, step)
     of_block = 12 * model.width + 3 * model.hidden
-    text = 3 * model.width * _text_tokens(plan)
+    text = 3 * model.width * text_tokens(plan)
     sparse = plan.route.sparse_blocks(step) if plan.route else range(0)
     kept = plan.route.kept(tokens) if plan.route else tokens
     in_block = [kept if block in sparse else tokens for block in range(model.depth)]
@@ -306,10 +312,10 @@ def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
 
 
 def _tokens(plan: Plan, step: int) -> int:
-    return prod(_grid(plan, step))
+    return prod(grid_at(plan, step))
 
 
-def _text_tokens(plan: Plan) -> int:
+def text_tokens(plan: Plan) -> int:
     """Return the most tokens of a caption, for which all are taken."""
     count = getattr(plan.text, "max_tokens", None)
     if not isinstance(count, int):
@@ -320,7 +326,7 @@ def _text_tokens(plan: Plan) -> int:
     return count
 
 
-def _grid(plan: Plan, step: int) -> tuple[int, int]:
+def grid_at(plan: Plan, step: int) -> tuple[int, int]:
     side = plan.size_px_at(step) // (plan.tokenizer.compression.stride_px * plan.model.patch)
     return side, side
 
@@ -450,14 +456,17 @@ class Counted:
         plan = self.plan
         if isinstance(plan.text, FrozenTextPart):
             yield from self._tower("text", plan.text.weights, plan.text.compute)
-        if isinstance(plan.tokenizer, LatentPart):
-            yield from self._tower("tokenizer", plan.tokenizer.weights, plan.tokenizer.compute)
-        elif not isinstance(plan.tokenizer, PixelsSettings):
-            yield from self._tower("tokenizer", plan.tokenizer.kind, "")
+        if not isinstance(plan.tokenizer, PixelsSettings):
+            source = getattr(plan.tokenizer, "weights", plan.tokenizer.kind)
+            if (autoencoder := self._known("tokenizer", source, plan.tokenizer.outline)) is not None:
+                size = autoencoder.numbers
+                yield "tokenizer", (Tower(size, size * autoencoder.number_bytes), autoencoder)
         for loss in plan.losses:
             if isinstance(loss, _WITH_TEACHER):
                 source = getattr(loss.teacher, "source", "") or loss.teacher.kind
-                yield from self._tower(loss.kind, source, _teacher_arithmetic(loss.teacher))
+                teacher = self._known(loss.kind, source, partial(loss.teacher.outline, plan.token_grid))
+                if teacher is not None:
+                    yield loss.kind, (Tower(teacher.numbers, teacher.bytes), teacher)
             elif isinstance(loss, PerceptualDinoSettings):
                 yield from self._tower(loss.kind, loss.source, loss.compute)
             elif isinstance(loss, LpipsLossSettings):
@@ -468,15 +477,21 @@ class Counted:
                 yield loss.kind, (_stored(network), network)
 
     def _tower(self, name: str, source: str, arithmetic: str) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
-        if source not in PUBLISHED:
-            self.missing.append(f"{name}: the sizes of '{source}' are not in the table of published networks")
-            return
+        known = PUBLISHED.get(source)
+        network = self._known(name, source, known.build if known else lambda: None)
+        if network is not None:
+            yield name, (_tower(network, arithmetic), network)
+
+    def _known(self, name: str, source: str, outline: Callable[[], T | None]) -> T | None:
+        """Return a frozen network without its weights; where its sizes are not known, say so and return None."""
         try:
-            network = PUBLISHED[source].build()
+            found = outline()
         except UserError as error:
             self.missing.append(f"{name}: {error}")
-            return
-        yield name, (_tower(network, arithmetic), network)
+            return None
+        if found is None:
+            self.missing.append(f"{name}: the sizes of '{source}' are not in the table of published networks")
+        return found
 
     # Operations
 
@@ -494,8 +509,7 @@ class Counted:
                 assert isinstance(plan.text, FrozenTextPart)
                 yield name, _text_flops(plan.text.weights, plan.text.max_tokens)
             elif name == "tokenizer" and plan.run.latents == "none":
-                assert isinstance(plan.tokenizer, LatentPart)
-                yield name, _encoder_flops(plan.tokenizer.weights, plan.size_px_at(step))
+                yield name, _encoder_flops(plan.tokenizer, plan.size_px_at(step))
             elif name in running:
                 yield name, self._loss_flops(running[name], network, step)
 
@@ -505,8 +519,8 @@ class Counted:
         route = networks.router.whole()
 
         def tap(block: int) -> Tapped:
-            class_BT = _class_tokens(plan, 1, META)
-            inputs = _latents(plan, step), torch.empty(1, device=META), _text(plan, networks, given=True)
+            class_BT = class_input(plan, 1, META)
+            inputs = latent_input(plan, step), torch.empty(1, device=META), text_input(plan, networks, given=True)
             tapped: Tapped = networks.denoiser(*inputs, route=route, taps=(block,), only_taps=True, class_BT=class_BT)
             return tapped
 
@@ -530,7 +544,7 @@ class Counted:
         if isinstance(loss, AlignmentPart) and loss.cache != "none":
             self.missing.append(f"{loss.kind}: its cached teacher, which sees each image once")
             return 0.0
-        return _teacher_flops(loss.teacher.source, _grid(self.plan, step))  # type: ignore[attr-defined]
+        return _teacher_flops(loss.teacher, grid_at(self.plan, step))
 
 
 @cache
@@ -541,23 +555,18 @@ def _text_flops(source: str, tokens: int) -> float:
 
 
 @cache
-def _encoder_flops(source: str, size_px: int) -> float:
-    return forward_flops(partial(PUBLISHED[source].build().encode, _image(size_px)))
+def _encoder_flops(tokenizer: TokenizerPart, size_px: int) -> float:
+    outline = tokenizer.outline()
+    assert outline is not None
+    return forward_flops(partial(outline.encode, _image(size_px)))
 
 
 @cache
-def _teacher_flops(source: str, grid: tuple[int, int]) -> float:
+def _teacher_flops(teacher: TeacherPart, grid: tuple[int, int]) -> float:
     """Return the operations of a teacher whose grid of patches is that of the denoiser's tokens."""
-    network = PUBLISHED[source]
-    height, width = (side * network.patch_px for side in grid)
-    return forward_flops(partial(network.build(), pixel_values=torch.empty(1, 3, height, width, device=META)))
-
-
-def _teacher_arithmetic(teacher: TeacherPart) -> str:
-    """Return what a teacher computes in on a GPU."""
-    if isinstance(teacher, HubTeacherPart):
-        return teacher.arithmetic_on(torch.device("cuda"))
-    return getattr(teacher, "arithmetic", "")
+    outline = teacher.outline(grid)
+    assert outline is not None
+    return forward_flops(partial(outline.forward, torch.empty(1, 3, *outline.input_px, device=META)))
 
 
 def _tower(network: nn.Module, arithmetic: str) -> Tower:
@@ -588,10 +597,10 @@ def _edges(plan: Plan) -> list[int]:
 def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
     """Count forward and backward of one image through all that is trained; `alone`: through the denoiser only."""
     plan, networks = counted.plan, counted.networks
-    rows, columns = _grid(plan, step)
-    x_t_BCHW = _latents(plan, step)
+    rows, columns = grid_at(plan, step)
+    x_t_BCHW = latent_input(plan, step)
     channels = x_t_BCHW.shape[1]
-    route = _route(plan, networks.router, rows * columns, step)
+    route = route_at(plan, networks.router, rows * columns, step)
     running = [one for one in networks.terms.values() if one[0].weight_at(step) and not alone]
     terms = [term for _, term in running]
     losses = [{key: value for key, value in loss if key not in ("weight", "schedule")} for loss, _ in running]
@@ -602,9 +611,9 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
     taps = frozenset(tap for term in terms for tap in term.taps)
 
     def work() -> None:
-        text = _text(plan, networks, alone)
+        text = text_input(plan, networks, alone)
         inputs = x_t_BCHW, torch.empty(1, device=META), text
-        output: Output = networks.denoiser(*inputs, route=route, taps=taps, class_BT=_class_tokens(plan, 1, META))
+        output: Output = networks.denoiser(*inputs, route=route, taps=taps, class_BT=class_input(plan, 1, META))
         total = output.prediction_BCHW.sum()
         if output.class_BT is not None:
             total = total + output.class_BT.sum()
@@ -624,17 +633,17 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
     return _known[key]
 
 
-def _latents(plan: Plan, step: int) -> Tensor:
-    """Return the latents of an image."""
-    sides = (side * plan.model.patch for side in _grid(plan, step))
-    return torch.empty(1, plan.tokenizer.compression.channels, *sides, device=META)
+def latent_input(plan: Plan, step: int, images: int = 1) -> Tensor:
+    """Return the latents of images."""
+    sides = (side * plan.model.patch for side in grid_at(plan, step))
+    return torch.empty(images, plan.tokenizer.compression.channels, *sides, device=META)
 
 
 _known: dict[str, float] = {}
 """Counts of this process, by all that decides them: many arms of a study have one denoiser."""
 
 
-def _class_tokens(plan: Plan, images: int, device: torch.device) -> Tensor | None:
+def class_input(plan: Plan, images: int, device: torch.device) -> Tensor | None:
     """Return class tokens of zeros; None for a denoiser without one."""
     width = plan.model.class_token
     return torch.zeros(images, width, device=device) if width else None
@@ -644,20 +653,22 @@ def _teacher_width(term: AlignmentTerm) -> int:
     return term._settings.teacher.width()
 
 
-def _text(plan: Plan, networks: Networks, given: bool) -> TextTokens:
-    count = _text_tokens(plan)
-    mask_BS = torch.ones(1, count, dtype=torch.bool, device=META)
+def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> TextTokens:
+    """Return the captions of images, encoded; `given`: as if they came from somewhere else."""
+    count = text_tokens(plan)
+    mask_BS = torch.ones(images, count, dtype=torch.bool, device=META)
     if given or networks.text is None:
         trained = networks.trains_text and not given
-        shape = (1, count, networks.text_width)
+        shape = (images, count, networks.text_width)
         return TextTokens(torch.empty(shape, device=META, requires_grad=trained), mask_BS)
-    return TextTokens(networks.text(torch.zeros(1, count, dtype=torch.long, device=META)), mask_BS)
+    return TextTokens(networks.text(torch.zeros(images, count, dtype=torch.long, device=META)), mask_BS)
 
 
-def _route(plan: Plan, router: Router, tokens: int, step: int) -> Route | None:
+def route_at(plan: Plan, router: Router, tokens: int, step: int, images: int = 1) -> Route | None:
+    """Return the way of the tokens at a step."""
     if plan.route is None or not plan.route.sparse_blocks(step):
         return router.whole()
-    return router.sparse(torch.zeros(1, plan.route.kept(tokens), dtype=torch.long, device=META))
+    return router.sparse(torch.zeros(images, plan.route.kept(tokens), dtype=torch.long, device=META))
 
 
 def flops_of(work: Callable[[], object]) -> float:
@@ -703,8 +714,8 @@ def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
 def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: int) -> float:
     """Return the mean seconds of a step: forward, backward and optimizer."""
     channels, patch = plan.tokenizer.compression.channels, plan.model.patch
-    rows, columns = _grid(plan, 0)
-    width, length = counted.networks.text_width, _text_tokens(plan)
+    rows, columns = grid_at(plan, 0)
+    width, length = counted.networks.text_width, text_tokens(plan)
     denoiser = Transformer(plan.model, channels, width, plan.precision).to(device)
     for name, parameter in denoiser.named_parameters():
         parameter.data = parameter.data.to(storage_dtype(plan, f"denoiser.{name}"))
@@ -726,7 +737,7 @@ def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: in
     def step() -> None:
         text = TextTokens(tokens_BSC, mask_BS, (length,) * images)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision.compute == "bf16"):
-            class_BT = _class_tokens(plan, images, device)
+            class_BT = class_input(plan, images, device)
             prediction_BCHW = denoiser(x_t_BCHW, t_B, text, route=route, class_BT=class_BT).prediction_BCHW
         prediction_BCHW.float().square().mean().backward()
         optimizer.step()

@@ -77,6 +77,11 @@ class PackedKeyValue:
         )
 
 
+def rows_step(batch: int, most: int, sizes: int = FEW_SIZES) -> int:
+    """Return the rows that a text's number of rows is a multiple of; `most` are the tokens of a padded sample."""
+    return -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
+
+
 def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
     """Take the tokens out of a padded batch, and fill their rows up to one of at most `sizes` numbers.
 
@@ -93,7 +98,7 @@ def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
     ends = list(accumulate(text.lengths))
     first_B, length_B = send(torch.tensor([[0, *ends[:-1]], text.lengths]), device)
     real_BS = torch.arange(most) < torch.tensor(text.lengths)[:, None]
-    step = -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
+    step = rows_step(batch, most, sizes)
     index_N = torch.nn.functional.pad(real_BS.flatten().nonzero().squeeze(1), (0, -ends[-1] % step))
     rows_NC = text.tokens_BLC.flatten(0, 1).index_select(0, send(index_N, device))
     return PackedText(rows_NC, Places(first_B, length_B, most, dense=ends[-1]))

@@ -297,9 +297,9 @@ class Transformer(nn.Module):
         if not self.fused_on(x_t_BCHW.device):
             return False
         tokens = x_t_BCHW.shape[0] * math.prod(self._grid(x_t_BCHW))
-        flops = 2 * tokens * self.settings.width * (4 * self.settings.width + 3 * self.settings.hidden)
-        short = flops < _LONG_FLOPS * (_FP8_FACTOR if self._precision.matmul == "fp8" else 1)
-        return short and (not torch.is_grad_enabled() or self._fits_twice(tokens, x_t_BCHW.device))
+        return is_short(self.settings, self._precision, tokens) and (
+            not torch.is_grad_enabled() or self._fits_twice(tokens, x_t_BCHW.device)
+        )
 
     def _fits_twice(self, tokens: int, device: torch.device) -> bool:
         """Return whether the device can hold the activations of two passes beside the state of training.
@@ -447,6 +447,12 @@ class Transformer(nn.Module):
         head_size = self.settings.width // self.settings.heads
         table = _rotation(rows, columns, head_size, self.settings.rope_theta, device)
         return table.bfloat16() if self.islands.rope == "bf16" else table
+
+
+def is_short(settings: ModelSettings, precision: PrecisionSettings, tokens: int) -> bool:
+    """Return whether a block's products with so many tokens end before the host has started the next ones."""
+    flops = 2 * tokens * settings.width * (4 * settings.width + 3 * settings.hidden)
+    return flops < _LONG_FLOPS * (_FP8_FACTOR if precision.matmul == "fp8" else 1)
 
 
 def allow_shapes() -> None:

@@ -5,7 +5,7 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,23 @@ Known: TypeAlias = Mapping[str, Compression]
 NONE_KNOWN: Known = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class AutoencoderOutline:
+    """An autoencoder with shapes and no numbers, in fp32."""
+
+    network: nn.Module
+    encode: Callable[[Tensor], object]
+    """Encodes images in [-1, 1]."""
+    decode: Callable[[Tensor], object]
+    """Decodes latents."""
+    number_bytes: int = 4
+    """Bytes of a number that it computes in as a frozen tokenizer."""
+
+    @property
+    def numbers(self) -> int:
+        return sum(one.numel() for one in self.network.parameters())
+
+
 class TokenizerPart(Part):
     pipeline: ClassVar[Pipeline] = "PRXPipeline"
     """The pipeline of diffusers that decodes its latents."""
@@ -118,6 +135,10 @@ class TokenizerPart(Part):
     def build(self, device: torch.device) -> Tokenizer:
         """Load its weights; raise a `UserError` for what is missing or does not fit these settings."""
         raise NotImplementedError
+
+    def outline(self) -> AutoencoderOutline | None:
+        """Return its network without the weights, for costs; None where its sizes are not known, or it has none."""
+        return None
 
     def training_record(self) -> Plain:
         """Return how it was trained, where that is known; nothing depends on it."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.pretrained.packages import Untyped
+from tintype.pretrained.published import PUBLISHED
 from tintype.seams import DiffusersForm
 from tintype.tokenizers.latent import LatentPart, Normalisation, PublishedTokenizer, filled
-from tintype.tokenizers.part import Posterior
+from tintype.tokenizers.part import AutoencoderOutline, Posterior
 
 
 class DiffusersPart(LatentPart):
@@ -31,6 +32,12 @@ class DiffusersPart(LatentPart):
         self.check_compression(network.config.latent_channels, 2 ** (len(blocks) - 1))
         normalisation = self.normalisation(lambda: self.stated_normalisation(network, stated))
         return DiffusersTokenizer(self, network, normalisation, device)
+
+    def outline(self) -> AutoencoderOutline | None:
+        if self.weights not in PUBLISHED:
+            return None
+        network = PUBLISHED[self.weights].build()
+        return AutoencoderOutline(network, network.encode, network.decode, 2 if self.compute == "bf16" else 4)
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
         """Return `latents_mean` and `latents_std` where the config states them, as REPA-E's code does; else its two

@@ -24,7 +24,7 @@ from torch.nn.functional import gelu, layer_norm, pixel_shuffle, scaled_dot_prod
 from tintype.pretrained.weights import digest
 from tintype.runtime.identity import check_same
 from tintype.settings import Plain, Settings
-from tintype.tokenizers.part import Compression
+from tintype.tokenizers.part import AutoencoderOutline, Compression
 from tintype.tokenizers.trained_folder import FolderPart, MeasuredTokenizer, TrainedFiles
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.encoders import TeacherChoice
@@ -174,6 +174,23 @@ class RaeSettings(FolderPart):
         remedy = "put the encoder's weights back, or train anew"
         check_same(self.place / RECORD_NAME, "weights of the encoder", record.encoder_digest, encoder.digest, remedy)
         return Rae(network.to(device), encoder)
+
+    def outline(self) -> AutoencoderOutline | None:
+        if not FILES.is_trained(self.place):
+            return None
+        record = FILES.read_record(self.place, Record)
+        if (encoder := record.encoder.outline(_FIRST_GRID)) is None:
+            return None
+        with torch.device("meta"):
+            network = RaeDecoder(record.shape, record.channels).requires_grad_(False)
+
+        def encode(image_BCHW: Tensor) -> None:
+            height, width = (side // record.shape.stride_px for side in image_BCHW.shape[2:])
+            own = record.encoder.outline((height, width))
+            assert own is not None
+            own.forward(image_BCHW.new_empty(len(image_BCHW), 3, *own.input_px))
+
+        return AutoencoderOutline(nn.ModuleList([network, encoder.network]), encode, network.decode_raw)
 
 
 class Record(Settings):

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from tintype.pretrained.weights import digest
 from tintype.settings import Plain, Settings, Since
-from tintype.tokenizers.part import Compression, Posterior, Statistics
+from tintype.tokenizers.part import AutoencoderOutline, Compression, Posterior, Statistics
 from tintype.tokenizers.trained_folder import FolderPart, MeasuredTokenizer, TrainedFiles
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
@@ -169,6 +169,13 @@ class SmallVaeSettings(FolderPart):
 
     def why_frozen(self) -> str | None:
         return None
+
+    def outline(self) -> AutoencoderOutline | None:
+        if not is_trained(self.place):
+            return None
+        with torch.device("meta"):
+            network = Vae(read_record(self.place).shape).requires_grad_(False)
+        return AutoencoderOutline(network, network.posterior, network.decode_raw)
 
     def open(self) -> Vae:
         network = read_vae(self.place, self.sha256)

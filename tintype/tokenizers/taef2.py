@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pretrained.published import without_numbers
 from tintype.pretrained.settings import Source
 from tintype.pretrained.weights import Weights, digest, fill, read_safetensors
 from tintype.tokenizers.latent import Channels, LatentPart, Normalisation, PublishedTokenizer, Scale, StridePx, filled
+from tintype.tokenizers.part import AutoencoderOutline
 
 _WIDTH, _LATENT, _STRIDE_PX = 64, 32, 8
 _POOL_WIDTH, _POOL_GROUPS = 256, 4
@@ -41,6 +43,10 @@ class Taef2Settings(LatentPart):
             fill(network.get_submodule(part), self._read(f"taef2_{part}.safetensors"))
         plain = Normalisation(filled(0.0, self.channels), filled(1.0, self.channels))
         return _Taef2(self, network, self.normalisation(lambda: plain), device)
+
+    def outline(self) -> AutoencoderOutline:
+        network = without_numbers(Taef2)
+        return AutoencoderOutline(network, network.encoder, network.decoder, 2 if self.compute == "bf16" else 4)
 
     def _read(self, name: str) -> Weights:
         checkpoint = self.checkpoint

@@ -22,11 +22,14 @@ from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.published import Outline, outline_of
 from tintype.pretrained.settings import Source
 from tintype.seams import Encoder, TextImageEncoder
 from tintype.vision.part import HubEncoderPart, TransformersEncoder
 
 _TEXT_BATCH = 64
+_CLIP_PX, _SIGLIP_PX = 336, 384
+"""Inputs of the published networks."""
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
 """Texts that show case, marks, padding and truncation."""
 _OUTPUT = "{} image embedding, not normalised,"
@@ -61,6 +64,9 @@ class ClipSettings(HubEncoderPart):
             how = replace(how, fit="crop-first", resampling=Resampling("bicubic", quantise=True), scale=1.0 / 255.0)
         return _ClipEncoder(self.title, checkpoint, model, how, _OUTPUT.format("projected"), device)
 
+    def outline(self) -> Outline | None:
+        return outline_of(self.source, (_CLIP_PX, _CLIP_PX), self.number_bytes, features=768)
+
 
 class SiglipSettings(HubEncoderPart):
     """SigLIP's embeddings of images and texts."""
@@ -75,6 +81,9 @@ class SiglipSettings(HubEncoderPart):
         model = checkpoint.model({"siglip": "SiglipModel"})
         how = _stated_preprocess(checkpoint, model.config.vision_config.image_size, "squash")
         return _TextImageEncoder(self.title, checkpoint, model, how, _OUTPUT.format("pooled"), device)
+
+    def outline(self) -> Outline | None:
+        return outline_of(self.source, (_SIGLIP_PX, _SIGLIP_PX), self.number_bytes, features=1152)
 
 
 class _TextImageEncoder(TransformersEncoder):

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Resampling, Triple
+from tintype.pretrained.published import PUBLISHED, Outline, outline_of
 from tintype.pretrained.settings import Source
 from tintype.seams import Encoder
 from tintype.vision.part import HubEncoderPart, TransformersEncoder
@@ -49,6 +50,11 @@ _FORMS = {
 """fd: dgm-eval's FD-DINOv2 (arXiv 2306.04675). prx: PRX's DINO-MMD, resized without antialiasing."""
 
 
+def _outline(source: str, size_px: int, number_bytes: int) -> Outline | None:
+    features = PUBLISHED[source].width if source in PUBLISHED else 0
+    return outline_of(source, (size_px, size_px), number_bytes, features)
+
+
 class _ClassTokenEncoder(TransformersEncoder):
     def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network(pixel_values=input_BCHW).last_hidden_state[:, 0]
@@ -75,6 +81,11 @@ class Dinov2Settings(HubEncoderPart):
         how = Preprocess(self.size_px or form.size_px, form.resampling, mean=IMAGENET_MEAN, std=IMAGENET_STD)
         return _ClassTokenEncoder(self.title, checkpoint, checkpoint.model(DINOV2), how, _OUTPUT, device)
 
+    def outline(self) -> Outline | None:
+        form = _FORMS[self.form]
+        size_px = self.size_px or form.size_px
+        return _outline(self.source or form.source, size_px, self.number_bytes)
+
 
 class Dinov3Settings(HubEncoderPart):
     """DINOv3's class token. Images are squashed in floats, as the checkpoint's own processor does."""
@@ -90,6 +101,9 @@ class Dinov3Settings(HubEncoderPart):
         resampling = Resampling(said.resize_filter(checkpoint.words))
         how = Preprocess(self.size_px, resampling, "squash", *said.normalisation)
         return _ClassTokenEncoder(self.title, checkpoint, model, how, _OUTPUT, device)
+
+    def outline(self) -> Outline | None:
+        return _outline(self.source, self.size_px, self.number_bytes)
 
 
 class Dinov2TeacherSettings(HubTeacherPart):

@@ -21,6 +21,7 @@ from tintype.errors import UserError
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
 from tintype.pretrained.pickles import read_state_dict, read_torchscript
 from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.published import Outline, without_numbers
 from tintype.pretrained.weights import Known, Packaged, Tensors, Url, fetch, fill
 from tintype.seams import Encoder
 from tintype.settings import PathText
@@ -295,3 +296,7 @@ class InceptionSettings(EncoderPart):
         words, output = f"the Inception-v3 of FID (2015; {weights.source})", f"last pool ({FEATURES} numbers)"
         network = FrozenNetwork(module, preprocess(self.resize), words, output, weights.digest, self.arithmetic)
         return FrozenEncoder(self.title, network, device)
+
+    def outline(self) -> Outline:
+        network = without_numbers(Inception)
+        return Outline(network, (INPUT_PX, INPUT_PX), network, features=FEATURES)

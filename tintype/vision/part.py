@@ -20,6 +20,7 @@ from tintype.pretrained.frozen import Compute, FrozenEncoder, FrozenNetwork, enc
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess
+from tintype.pretrained.published import Outline
 from tintype.pretrained.settings import Revision
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
@@ -66,6 +67,10 @@ class EncoderPart(Part):
     def _make(self, device: torch.device) -> Encoder:
         raise NotImplementedError
 
+    def outline(self) -> Outline | None:
+        """Return the network without its weights, for costs; None where its sizes are not known."""
+        return None
+
 
 @lru_cache(maxsize=8)
 def _built(settings: EncoderPart, device: torch.device) -> Encoder:
@@ -83,6 +88,11 @@ class HubEncoderPart(EncoderPart):
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
     compile: HubCompile = False
+
+    @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number that the network computes in."""
+        return 2 if self.arithmetic == "bf16" else 4
 
     def _checkpoint(self, source: str) -> Checkpoint:
         return Checkpoint(
@@ -164,6 +174,10 @@ class TeacherPart(Part):
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
         raise NotImplementedError
+
+    def outline(self, grid: Grid) -> Outline | None:
+        """Return the network without its weights, for costs; None where its sizes are not known."""
+        return None
 
 
 def row_by_row(map_BDHW: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from tintype.data.scenes.render import POSITION_XY
 from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY
 from tintype.pretrained.frozen import FrozenNetwork, frozen_arithmetic
 from tintype.pretrained.preprocess import Resampling, check_bytes, resize
+from tintype.pretrained.published import Outline, without_numbers
 from tintype.seams import Encoder
 from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, row_by_row
 
@@ -168,6 +169,11 @@ def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px:
     return frozenset(name for name in names if min(style[name] for style in styles) >= VISIBLE_ACCURACY)
 
 
+def _outline(features: int = 0) -> Outline:
+    encoder = without_numbers(SceneEncoder)
+    return Outline(encoder, (INPUT_PX, INPUT_PX), encoder.trunk, features=features)
+
+
 class SceneEncoderSettings(EncoderPart):
     """tintype's own small encoder of scenes; packaged, needs no download."""
 
@@ -175,6 +181,9 @@ class SceneEncoderSettings(EncoderPart):
 
     def _make(self, device: torch.device) -> Encoder:
         return SceneFeatures(device, self.title)
+
+    def outline(self) -> Outline:
+        return _outline(FEATURES)
 
 
 class SceneFeatures:
@@ -232,6 +241,9 @@ class SceneTeacherSettings(TeacherPart):
             weights_digest=scene_encoder_record()["sha256"],
         )
         return _SceneTeacher(self.kind, network, device, grid, FEATURES)
+
+    def outline(self, grid: Grid) -> Outline:
+        return _outline()
 
 
 class _SceneInput:

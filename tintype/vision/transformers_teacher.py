@@ -20,6 +20,7 @@ from tintype.pretrained.frozen import Compute, FrozenNetwork, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
+from tintype.pretrained.published import PUBLISHED, Outline, outline_of
 from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
 from tintype.vision.part import (
@@ -87,6 +88,13 @@ class HubTeacherPart(TeacherPart):
         teacher = TransformersTeacher(self.kind, network, device, grid, self._number(model.config, "hidden_size"))
         teacher.check()
         return teacher
+
+    def outline(self, grid: Grid) -> Outline | None:
+        if self.source not in PUBLISHED:
+            return None
+        patch_px = PUBLISHED[self.source].patch_px
+        narrow = self.arithmetic_on(torch.device("cuda")) == "bf16"
+        return outline_of(self.source, (grid[0] * patch_px, grid[1] * patch_px), 2 if narrow else 4)
 
     @property
     def _checkpoint(self) -> Checkpoint:

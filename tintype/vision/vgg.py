@@ -5,6 +5,7 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from tintype.pretrained.frozen import Compute, FrozenEncoder, FrozenNetwork
 from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.published import Outline, without_numbers
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
 from tintype.settings import PathText
-from tintype.vision.lpips import load_lpips
+from tintype.vision.lpips import Trunk, load_lpips
 from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, offering_packaged_teacher, row_by_row
 
 _PATCH_PX, _WIDTH = 16, 512
+_VGG16 = partial(Trunk, "vgg16")
 
 
 def _network(
@@ -31,6 +34,12 @@ def _network(
     return FrozenNetwork(trunk, preprocess, "VGG16 (ImageNet, as in LPIPS)", output, stored, arithmetic)
 
 
+def _trunk() -> Trunk:
+    """Return the network without its weights."""
+    trunk: Trunk = without_numbers(_VGG16)
+    return trunk
+
+
 class VggSettings(EncoderPart):
     """The mean of VGG16's conv5_3: a feature that needs no hub."""
 
@@ -40,6 +49,9 @@ class VggSettings(EncoderPart):
     def _make(self, device: torch.device) -> Encoder:
         network = _network(self.size_px, "mean of conv5_3 after its ReLU (512 numbers)")
         return _VggEncoder(self.title, network, device)
+
+    def outline(self) -> Outline:
+        return Outline(_trunk(), (self.size_px, self.size_px), _trunk(), features=_WIDTH)
 
 
 class _VggEncoder(FrozenEncoder):
@@ -65,6 +77,10 @@ class VggTeacherSettings(TeacherPart):
         with offering_packaged_teacher():
             network = _network(size_px, "conv5_3 after its ReLU: tokens", self.arithmetic, self.weights)
         return _VggTeacher(self.kind, network, device, grid, _WIDTH)
+
+    def outline(self, grid: Grid) -> Outline:
+        size_px = (grid[0] * _PATCH_PX, grid[1] * _PATCH_PX)
+        return Outline(_trunk(), size_px, _trunk(), 2 if self.arithmetic == "bf16" else 4)
 
 
 class _VggTeacher(Teacher):

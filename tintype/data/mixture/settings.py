@@ -174,6 +174,10 @@ class MixtureSettings(DataPart):
         return f"{own}/{self.evaluate}{self.sources[self.evaluate].data.scored_name.removeprefix(own)}"
 
     @property
+    def resident_bytes(self) -> int:
+        return sum(source.data.resident_bytes for source in self.sources.values())
+
+    @property
     def of_scenes(self) -> bool:
         """Whether the scored source has the captions of scenes."""
         return self.scored.of_scenes

@@ -88,6 +88,11 @@ class ScenesSettings(DataPart):
             yield f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})"
 
     @property
+    def resident_bytes(self) -> int:
+        size = resident_bytes(self.count, self.size_px)
+        return size if size <= _MOST_CACHED_BYTES else 0
+
+    @property
     def of_scenes(self) -> bool:
         return True
 

@@ -8,11 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from tintype.data.resident import resident_bytes
 from tintype.data.store.layout import Store, is_store, open_store
 from tintype.data.store.selection import Selection, select
 from tintype.errors import UserError
 from tintype.runtime.identity import Pin
 from tintype.settings import LARGEST_PX, DataPart, PathText, Since, plain
+
+MOST_ON_GPU_BYTES = 2 << 30
+"""Images that training keeps on a GPU once they were decoded; a larger store is read again in each epoch."""
 
 
 def _tuples(value: object) -> object:
@@ -66,6 +70,14 @@ class StoreSettings(DataPart):
     evaluate_sha256: Annotated[Pin, Since(None)] = Field(
         None, description="The first digits of that store's identity: refuse any other"
     )
+
+    @property
+    def resident_bytes(self) -> int:
+        """How many images a store has is not known here: without a limit, as much as training keeps at most."""
+        if self.buckets:
+            return 0
+        size = MOST_ON_GPU_BYTES if self.limit is None else resident_bytes(self.limit, self.size_px)
+        return size if size <= MOST_ON_GPU_BYTES else 0
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:

@@ -22,14 +22,14 @@ from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.store.layout import Split
 from tintype.data.store.selection import refuse_empty
-from tintype.data.store.settings import StoreSettings
+from tintype.data.store.settings import MOST_ON_GPU_BYTES, StoreSettings
 from tintype.errors import UserError
 from tintype.runtime.identity import check_pin
 from tintype.runtime.notes import note_once
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 
-_MOST_CACHED_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
+_MOST_CACHED_BYTES = {"cpu": 1 << 30, "cuda": MOST_ON_GPU_BYTES}
 _MOST_CACHED_RECORDS = 1 << 18
 _EVAL_ORDER = 0
 _MOST_PREFETCHED_BYTES = 1 << 30

@@ -23,6 +23,11 @@ _CAPABILITY = (8, 0)
 
 def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: torch.device) -> str:
     """Return why the fused kernels cannot run this model on this device, in words; '' where they can."""
+    return why_other_blocks(settings, precision) or why_no_kernels(device)
+
+
+def why_other_blocks(settings: ModelSettings, precision: PrecisionSettings) -> str:
+    """Return why the fused kernels are not for these blocks, whatever the device, in words; '' where they are."""
     head_size, usual = settings.width // settings.heads, IslandSettings(timestep=precision.islands.timestep)
     if settings.variants:
         named = ", ".join(f"model.{name}" for name in settings.variants)
@@ -33,7 +38,7 @@ def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: tor
         return "precision.islands moves an operation of the blocks out of its usual precision"
     if head_size not in _HEAD_SIZES:
         return f"heads have {head_size} numbers (model.width / model.heads), and they take {_HEAD_SIZES}"
-    return why_no_kernels(device)
+    return ""
 
 
 @cache
