@@ -173,7 +173,9 @@ def plan_cost(
     json_: options.Json = False,
 ) -> None:
     """Count what a run of a plan costs: parameters, operations, memory, GPU-hours. Nothing is trained or written."""
+    from tintype.cost.memory import peak_of
     from tintype.cost.plan import USUAL_GPU, cost_of_plan, estimated_speed, measured_speed
+    from tintype.evaluation.presets import default_protocol
     from tintype.runtime.machine import choose_device
     from tintype.terminal.costs import as_json, show_plan_cost
     from tintype.terminal.progress import Progress
@@ -190,7 +192,8 @@ def plan_cost(
         with Progress("measuring", kept="nothing was measured; run the same command again"):
             images = cost.micro_batch(cost.phases[0])  # it measures the first step
             cost, named = replace(cost, speed=measured_speed(plan, device, images)), None
-    print_json(as_json(cost)) if json_ else show_plan_cost(cost, console, named)
+    peak = peak_of(plan, default_protocol(plan), gpus=gpus)
+    print_json(as_json(cost, peak)) if json_ else show_plan_cost(cost, peak, console, named)
 
 
 @app.command("schema")

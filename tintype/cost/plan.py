@@ -622,7 +622,7 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
                 (block,) = term.taps
                 kept_BK = output.tokens_at(block)
                 projected_BKT = term.project(output.features[block], kept_BK, (rows, columns))
-                teacher_BLT = torch.empty(1, rows * columns, _teacher_width(term), device=META)
+                teacher_BLT = torch.empty(1, rows * columns, teacher_width(term), device=META)
                 total = total + term.compare(projected_BKT, teacher_BLT, kept_BK).sum()
             elif isinstance(term, SelfAlignment):
                 (block,) = term.taps
@@ -649,7 +649,7 @@ def class_input(plan: Plan, images: int, device: torch.device) -> Tensor | None:
     return torch.zeros(images, width, device=device) if width else None
 
 
-def _teacher_width(term: AlignmentTerm) -> int:
+def teacher_width(term: AlignmentTerm) -> int:
     return term._settings.teacher.width()
 
 

@@ -77,7 +77,7 @@ def outline_of(source: str, input_px: tuple[int, int], number_bytes: int = 4, fe
     if source not in PUBLISHED:
         return None
     network = PUBLISHED[source].build()
-    images = getattr(network, "vision_model", network)
+    images: Untyped = getattr(network, "vision_model", network)
     return Outline(network, input_px, lambda image: images(pixel_values=image), number_bytes, features)
 
 

@@ -21,7 +21,7 @@ Parameters = Mapping[str, nn.Parameter]
 Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
 """Computes outputs from inputs and parameters; all else that it reads stays where it is in memory."""
 
-_MOST_SHARE = 1 / 8
+MOST_GRADIENT_SHARE = 1 / 8
 """Share of the device's memory that the gradients of a network's graphs may take."""
 
 
@@ -52,7 +52,7 @@ class Graphs:
             return None
         if key not in self._captured:
             needed = sum(one.nbytes for one in parameters.values()) if grad else 0
-            if self._gradient_bytes + needed > _MOST_SHARE * memory_bytes(inputs[0].device):
+            if self._gradient_bytes + needed > MOST_GRADIENT_SHARE * memory_bytes(inputs[0].device):
                 return None
             self._gradient_bytes += needed
             memory = next(iter(self._captured.values())).memory if self._captured else torch.cuda.graph_pool_handle()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from tintype.cost.memory import CONTEXT_BYTES, EXACT, Peak, peak_of, reserved
 from tintype.cost.plan import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
 from tintype.errors import UserError
 from tintype.page import numerals
@@ -23,7 +25,7 @@ _HOST_S = 0.005
 """Steps that are counted as shorter wait for the host, which has to start their kernels."""
 
 
-def as_json(cost: PlanCost) -> dict[str, Any]:
+def as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
     """Return the cost as plain data; keys of estimates say so."""
     exact = {key: value for key, value in vars(cost.memory).items() if key not in _ESTIMATED}
     return {
@@ -48,6 +50,11 @@ def as_json(cost: PlanCost) -> dict[str, Any]:
         "images_per_gpu": cost.largest_micro_batch,
         "memory_bytes": exact,
         "memory_bytes_estimated": {key: getattr(cost.memory, key) for key in _ESTIMATED},
+        "peak_bytes": {"training": peak.training_bytes, "scoring": peak.scoring_bytes, "known": peak.known},
+        "peak_bytes_by_part": {"training": dict(peak.training), "scoring": dict(peak.scoring)},
+        "host_bytes": peak.host_bytes,
+        "shared_host_bytes": dict(peak.shared_host),
+        "memory_not_counted": list(peak.missing),
         "speed": {"flop_per_s": cost.speed.flop_per_s, "measured": cost.speed.measured, "words": cost.speed.words},
         "images_per_s": cost.images_per_s,
         "gpu_hours": cost.gpu_hours,
@@ -56,7 +63,7 @@ def as_json(cost: PlanCost) -> dict[str, Any]:
     }
 
 
-def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> None:
+def show_plan_cost(cost: PlanCost, peak: Peak, console: Console, gpu: str | None = None) -> None:
     """Print parameters, operations, memory by part, and time; estimates are called so."""
     trained = {_OWNERS.get(name, name): count for name, count in cost.parameters.items()}
     say(console, f"trained parameters: {cost.trained:,} ({_counts(trained)})")
@@ -71,7 +78,7 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
     step = "a step" if len({phase.batch for phase in cost.phases}) == 1 else "a step, the mean"
     say(console, f"{step}: {_flop(cost.step_flops)}{products}; the run: {_flop(cost.run_flops)}")
     say(console, f"a caption counts as {cost.caption_tokens} tokens (text.max_tokens), an upper bound")
-    _show_memory(cost, console, gpu)
+    _show_peak(peak, console, gpu, cost.largest_micro_batch)
     gpus = f"{cost.gpus} GPU{'s' if cost.gpus > 1 else ''}"
     say(console, f"speed of a GPU: {cost.speed.flop_per_s / 1e12:,.3g} TFLOP/s, {cost.speed.words}")
     say(
@@ -87,22 +94,39 @@ def show_plan_cost(cost: PlanCost, console: Console, gpu: str | None = None) -> 
         say_note(console, f"not counted: {text}")
 
 
-def _show_memory(cost: PlanCost, console: Console, gpu: str | None, head: str = "memory of a GPU") -> None:
+def _show_peak(peak: Peak, console: Console, gpu: str | None, images: int, head: str = "memory of a GPU") -> None:
+    """Print the parts at the peak of training, the sums of training and scoring, and the host's memory."""
     table = Table(Column(escape(head), no_wrap=True), Column("GiB", justify="right"), "", title_justify="left")
-    for name, count in vars(cost.memory).items():
-        if count:
-            table.add_row(name, f"{count / _GIB:,.2f}", "estimate" if name in _ESTIMATED else "exact")
+    for name, count in peak.training.items():
+        table.add_row(name, f"{count / _GIB:,.2f}", "exact" if name in EXACT else "estimate")
+    table.add_row("allocator", _gib(reserved(peak.training) - sum(peak.training.values())), "estimate")
+    table.add_row("CUDA context", _gib(CONTEXT_BYTES), "estimate")
     table.add_section()
-    count = cost.largest_micro_batch
-    images = f"{count} image{'s' if count > 1 else ''} at a time"
-    table.add_row("together", f"{cost.memory.total / _GIB:,.2f}", f"estimate, {images}")
+    what = f"{images} image{'s' if images > 1 else ''} at a time"
+    table.add_row("training, together", _gib(peak.training_bytes), f"estimate, {what}")
+    if peak.scoring:
+        largest = max(peak.scoring, key=lambda name: peak.scoring[name])
+        table.add_row("scoring, together", _gib(peak.scoring_bytes), f"estimate, at most in: {largest}")
     console.print(table)
-    if gpu is not None and cost.memory.total > GPUS[gpu].memory_gb * 1e9:
+    _show_host(peak.shared_host, console)
+    for text in peak.missing:
+        say_note(console, f"memory that is not counted: {text}")
+    if gpu is not None and peak.bytes > GPUS[gpu].memory_gb * 1e9:
         say_note(
             console,
             f"the {gpu} has {GPUS[gpu].memory_gb:g} GB: take more GPUs, a larger train.accumulate, "
             "model.activation_checkpointing, or run.distribution.kind=fsdp",
         )
+
+
+def _show_host(shared: Mapping[str, int], console: Console) -> None:
+    if shared:
+        names = ", ".join(f"{name} {_gib(size)} GiB" for name, size in shared.items())
+        say(console, f"memory of the host that all runs of a machine share: {_gib(sum(shared.values()))} GiB ({names})")
+
+
+def _gib(count: int) -> str:
+    return f"{count / _GIB:,.2f}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -123,8 +147,9 @@ def _days(days: float) -> str:
 def show_study_cost(study: Study, console: Console, gpu: str) -> dict[str, PlanCost]:
     """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
 
-    The memory of the first arm is given by part. A study that is not meant for a GPU has one line, without time, and
-    notes on what is not counted. Return the costs that were counted, by the arm's label.
+    Each arm has its own peak of memory; that of the first arm is given by part. A study that is not meant for a GPU
+    has one line, without time, and notes on what is not counted. Return the costs that were counted, by the arm's
+    label.
     """
     speed = estimated_speed(gpu)
     baseline = study.arms[0].plans[0]
@@ -136,12 +161,14 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> dict[str, PlanC
         for text in (found,) if isinstance(found, str) else found.missing:
             say_note(console, f"not counted: {text}")
         return {study.arms[0].label: found} if isinstance(found, PlanCost) else {}
-    heads = ("trained", "a step", "images/s", "GiB", "GPU time")
+    heads = ("trained", "a step", "images/s", "train\nGiB", "score\nGiB", "GPU\ntime")
     numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
-    table = Table("arm", *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
+    table = Table(Column("arm", min_width=10), *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
     runs, hours, missing, first = 0, 0.0, list[str](), None
     uncounted: dict[str, list[str]] = {}
+    unknown: dict[str, list[str]] = {}
     counted: dict[str, PlanCost] = {}
+    shared: dict[str, int] = {}
     for arm in study.arms:
         cost = _cost_or_reason(arm.plans[0], speed)
         if isinstance(cost, str):
@@ -152,14 +179,25 @@ def show_study_cost(study: Study, console: Console, gpu: str) -> dict[str, PlanC
         runs += len(arm.plans)
         hours += len(arm.plans) * cost.gpu_hours
         row = (numerals.count(cost.trained), _flop(cost.step_flops), numerals.significant(cost.images_per_s))
-        table.add_row(escape(arm.label), *row, f"{cost.memory.total / _GIB:,.1f}", _days(cost.gpu_hours / 24))
-        first = first or (cost, arm.label)
+        along = study.along(arm.plans[0])
+        peak = peak_of(arm.plans[0], study.settings.evaluation, along.protocol if along else None)
+        shared |= peak.shared_host
+        unknown.update({text: [*unknown.get(text, []), arm.label] for text in peak.missing})
+        gib = [f"{size / _GIB:,.1f}" for size in (peak.training_bytes, peak.scoring_bytes)]
+        table.add_row(
+            escape(arm.label), *row, *(gib if peak.known else [f"> {one}" for one in gib]), _days(cost.gpu_hours / 24)
+        )
+        first = first or (peak, cost.largest_micro_batch, arm.label)
     if first is not None:
         console.print(table)
         which = "these" if uncounted else "all"
         say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
         say(console, "a caption counts as text.max_tokens tokens, an upper bound")
-        _show_memory(first[0], console, gpu, f"memory of a GPU, {first[1]}")
+        peak, images, label = first
+        _show_peak(replace(peak, shared_host={}, missing=()), console, gpu, images, f"memory of a GPU, {label}")
+        _show_host(shared, console)
+        for text, arms in unknown.items():
+            say_note(console, f"memory that is not counted: {text} ({', '.join(arms)})")
     missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")

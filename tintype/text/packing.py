@@ -20,7 +20,7 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 32
 """Lengths are rounded up to this on a GPU: fewer and fuller groups."""
-_MOST_TOKENS = 1 << 15
+MOST_TOKENS = 1 << 15
 """Tokens of a group, padding included."""
 _EVEN = 32
 
@@ -45,7 +45,7 @@ def alone(lengths: Sequence[int]) -> list[Group]:
 
 def by_length(lengths: Sequence[int]) -> list[Group]:
     """Make few groups with little padding."""
-    return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, _MOST_TOKENS // n))]
+    return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, MOST_TOKENS // n))]
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
