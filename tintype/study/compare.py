@@ -29,6 +29,7 @@ from tintype.study.contrasts import (
     own_key,
     trends_of,
 )
+from tintype.study.crowded import read_crowded
 from tintype.study.factorial import FactorContrast
 from tintype.study.interactions import expected_mean, factor_verdict
 from tintype.study.looks import (
@@ -62,6 +63,7 @@ from tintype.study.runs import (
     read_runs,
     warnings_of,
 )
+from tintype.study.shapes import read_alone
 from tintype.study.stats.cells import LOG, RATIO, Cells, with_alike
 from tintype.study.stats.contrast import OF_ARMS, Key, against
 from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
@@ -87,12 +89,12 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
     per_image = read_images(study, out) if images is None else images
     reading = read_at_looks(study, every, metric_infos(study), made_looks(out), per_image)
     study, runs = reading.study, reading.runs
-    along = study.along(study.arms[0].plans[0])
+    along, alone = study.along(study.arms[0].plans[0]), read_alone(study, out, runs)
     found = results.StudyResults(
         name=study.name,
         question=settings.question,
         metrics=list(reading.metrics.values()),
-        arms=[reading.with_verdicts(describe_arm(arm, runs[arm.label])) for arm in study.arms],
+        arms=[reading.with_verdicts(describe_arm(arm, runs[arm.label], alone.get(arm.label))) for arm in study.arms],
         **reading.verdicts(),
         protocol=plain(protocol),
         encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
@@ -102,6 +104,7 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
         along_images=along.protocol.count if along else 0,
         replication=read_replication(out),
         picked=read_picked(out),
+        crowded=read_crowded(out) if known is None else [],
     )
     return with_along(found)
 

@@ -274,6 +274,31 @@ class Comparison(_Data):
         return self.lost or self.verdict
 
 
+class Alone(_Data):
+    """Memory and step time of an arm, measured while nothing else used the GPU. See `study.shapes`."""
+
+    shape: str
+    """Hash of all that decides memory and time of its steps."""
+    device: str
+    peak_bytes: int = 0
+    """The most memory that torch reserved on the GPU; 0 where it was not measured."""
+    host_bytes: int = 0
+    """The most memory of the process on its host; 0 where it was not measured."""
+    step_s: float | None = None
+    """Mean seconds of a step; None where it was not measured, or where steps of the run differ in their work."""
+    steps: int = 0
+    """Steps that were timed."""
+
+
+class Crowded(_Data):
+    """A run whose memory ran out beside other runs, so that it went back to the queue."""
+
+    arm: str
+    """The arm's label."""
+    seed: int
+    times: int
+
+
 class Arm(_Data):
     name: str
     role: Role
@@ -295,11 +320,18 @@ class Arm(_Data):
     """Number of tokens of its denoiser; None in a study of one resolution."""
     stopped: str = ""
     """Why it got no more seeds, in a study that plans its looks; empty while it may get more."""
+    alone: Alone | None = None
+    """None where nothing was measured alone on a GPU, and in older results."""
 
     @property
     def label(self) -> str:
         """Return its name with its resolution, where the study has several."""
         return arm_label(self.name, self.resolution)
+
+    @property
+    def step_s(self) -> float | None:
+        """Return the seconds of a step, measured alone on a GPU; None where they were not."""
+        return self.alone.step_s if self.alone else None
 
     @property
     def sampled_run(self) -> Run | None:
@@ -656,6 +688,8 @@ class StudyResults(_Data):
     """None in a study without `tune`."""
     picked: list[Picked] = []
     """Images that somebody picked by hand, oldest first. Nothing is concluded from them."""
+    crowded: list[Crowded] = []
+    """Runs whose memory ran out beside others; empty in older results."""
 
     @model_validator(mode="before")
     @classmethod
@@ -666,9 +700,11 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
         content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
-        for key in ("tuning", "factors", "picked"):
+        for key in ("tuning", "factors", "picked", "crowded"):
             if not getattr(self, key):
                 del content[key]
+        for arm in content["arms"]:
+            _drop_empty(arm, ("alone",))
         for run in (run for arm in content["arms"] for run in arm["runs"]):
             for one in (run, *run["along"]):
                 _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))
@@ -723,6 +759,11 @@ class StudyResults(_Data):
         """Return the comparisons of the arms on a metric; where there are none, of the control."""
         rows = {role: [arm.comparisons.get(metric) for arm in self.arms if arm.role == role] for role in get_args(Role)}
         return [row for row in rows["arm"] if row] or [row for row in rows["control"] if row]
+
+    @property
+    def timed_alone(self) -> bool:
+        """Return whether a step of every arm was measured alone on a GPU."""
+        return all(arm.step_s is not None for arm in self.arms)
 
     @property
     def several(self) -> bool:

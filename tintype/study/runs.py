@@ -313,8 +313,8 @@ def read_images(study: Study, out: Path) -> PerImage:
     return {p.hash: read_per_image(result_file(out / "runs" / p.hash, protocol, p.train.steps)) for p in plans}
 
 
-def describe_arm(arm: ArmPlan, runs: list[results.Run]) -> results.Arm:
-    """Return an arm of the results, without comparisons yet."""
+def describe_arm(arm: ArmPlan, runs: list[results.Run], alone: results.Alone | None = None) -> results.Arm:
+    """Return an arm of the results, without comparisons yet. `alone` is what was measured of it alone on a GPU."""
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return results.Arm(
         name=arm.name,
@@ -328,6 +328,7 @@ def describe_arm(arm: ArmPlan, runs: list[results.Run]) -> results.Arm:
         comparisons={},
         resolution=arm.resolution,
         tokens=arm.tokens if arm.resolution else None,
+        alone=alone,
     )
 
 

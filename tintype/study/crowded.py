@@ -1,0 +1,56 @@
+"""Runs that ran out of memory while they shared a GPU or a host, and went back to the queue.
+
+A worker ends such an attempt with the state `crowded` in the run's claim. The run is neither dead nor failed: it waits,
+and is resumed from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tintype.runtime.files import finite
+from tintype.runtime.leases import Claim, Leases
+from tintype.study.results import Crowded
+from tintype.study.worker import LEASES
+
+STATE: Final = "crowded"
+"""State in the claim of an attempt that ended so."""
+
+
+def times_crowded(claims: Iterable[Claim]) -> int:
+    """Return how many attempts at a run ended because its memory ran out beside others."""
+    return sum((claim.ended or {}).get("state") == STATE for claim in claims)
+
+
+def read_crowded(out: Path) -> list[Crowded]:
+    """Return the runs of a study whose memory ran out beside others, by arm and seed; none without leases."""
+    leases, found = Leases(out / LEASES), Counter[tuple[str, int]]()
+    for name in leases.disk.names(leases.folder):
+        for claim in leases.history(name):
+            if count := times_crowded([claim]):
+                found[str(claim.about.get("arm", "")), int(finite(claim.about.get("seed")) or 0)] += count
+    return [Crowded(arm=arm, seed=seed, times=times) for (arm, seed), times in sorted(found.items())]
+
+
+def crowded_words(runs: Sequence[Crowded]) -> str:
+    """Say how often memory ran out, and in which runs; empty where it never did."""
+    if not runs:
+        return ""
+    named = ", ".join(f"{run.arm} seed {run.seed}{_often(run.times)}" for run in runs)
+    them = "this run" if len(runs) == 1 else "these runs"
+    return (
+        f"Memory ran out {count_words(sum(run.times for run in runs))} while runs shared a GPU ({named}); {them} went "
+        "back to the queue and resumed from the last checkpoint."
+    )
+
+
+def count_words(times: int) -> str:
+    """Write a number of times."""
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")
+
+
+def _often(times: int) -> str:
+    return f" {count_words(times)}" if times > 1 else ""
