@@ -63,11 +63,27 @@ class VerdictRow(_Open):
     high: float | None
 
 
+class CostRow(_Open):
+    arm: str
+    resolution: str
+    device: str
+    step_s: float | None
+    """Seconds of a training step; None where they were not measured."""
+    relative: float | None
+    """These seconds over the baseline's."""
+    steps: int
+    peak_bytes: int
+    """The most memory that torch reserved on the GPU; 0 where it was not measured."""
+    host_bytes: int
+
+
 class Reported(Usual):
     report: str | None = None
     """Path of the report; None where there is none, which `no_report` explains."""
     results: str | None = None
     verdicts: list[VerdictRow] = []
+    costs: list[CostRow] = []
+    """Arms of which something was measured alone on a GPU."""
     done: int | None = None
     total: int | None = None
     failed: list[str] = []

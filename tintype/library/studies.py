@@ -63,6 +63,14 @@ class Results:
             for run in arm.runs
         ]
 
+    def costs(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each arm of which something was measured alone on a GPU.
+
+        `step_s` are the seconds of a training step, `relative` that over the baseline's, `peak_bytes` the most memory
+        that torch reserved.
+        """
+        return findings.cost_rows(self.content)
+
     @property
     def failed(self) -> list[dict[str, Any]]:
         """Return the runs that diverged or failed; `error` says why."""

@@ -78,7 +78,7 @@ class _Curve:
 
     steps: list[int]
     seconds: list[float]
-    """Mean over the runs, at each step."""
+    """Training seconds at each step; see `seconds_of`."""
     sizes: list[int | None]
     """At each step, the size of the images where it is that of a stage."""
     values: list[list[float]]
@@ -118,11 +118,21 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
     by_step = list(zip(*whole, strict=True))
     return _Curve(
         steps,
-        [fmean(score.seconds for score in scores) for scores in by_step],
+        [seconds_of(view, arm, scores) for scores in by_step],
         [scores[0].size_px for scores in by_step],
         [[score.metrics[metric] for score in scores] for scores in by_step],
         len(whole) == len(runs),
     )
+
+
+def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float:
+    """Return an arm's training seconds up to scores of one step.
+
+    They are those of steps alone on a GPU where every arm of the resolution was timed so, else the mean over the runs.
+    """
+    if view.timed_alone and arm.step_s is not None:
+        return arm.step_s * scores[0].step
+    return fmean(score.seconds for score in scores)
 
 
 @dataclass(frozen=True)

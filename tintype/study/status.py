@@ -19,6 +19,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.runtime.files import finite, read_sealed, without_seal
 from tintype.runtime.leases import Claim, Leases
+from tintype.study.crowded import times_crowded
 from tintype.study.folder import stored_study
 from tintype.study.lab import next_runs
 from tintype.study.looks import SeedPlan
@@ -53,6 +54,8 @@ class RunStatus:
     """Seconds of all workers that worked on it."""
     deaths: int = 0
     """How many workers died in it or lost it."""
+    crowded: int = 0
+    """How often its memory ran out beside other runs, so that it went back to the queue."""
     error: str = ""
     unread: str = ""
     """Its first claim that cannot be read, and why; empty where all can."""
@@ -247,6 +250,7 @@ def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path
         left_s=_pace(newest, steps) if newest is not None and state == "running" else None,
         spent_s=sum(one.held_s for one in claims),
         deaths=len(lost) - (state in ("running", "silent") and newest in lost),
+        crowded=times_crowded(claims),
         error=_error(task, state, out),
         unread=f"{LEASES}/{wanted.hash}/{unread}" if unread else "",
     )

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.study.crowded import count_words
 from tintype.study.status import RunState, RunStatus, StudyStatus, status_of
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import number, start_live
@@ -59,6 +60,7 @@ def _shown(status: StudyStatus) -> Group:
     lines = [f"{status.name}: {len(status.runs)} runs: {summary}", _cost(status)]
     lines += [line for run in status.of("failed", "diverged") for line in _failure(run, status.folder)]
     lines += [f"{run.arm}, seed {run.seed}: {run.unread}" for run in status.runs if run.unread]
+    lines += [_crowded(run) for run in status.of("waiting") if run.crowded]
     parts = [_table(status.of("running", "silent", "died"))] if status.of("running", "silent", "died") else []
     return Group(*map(escape, lines), *parts)
 
@@ -76,6 +78,11 @@ def _cost(status: StudyStatus) -> str:
 def _failure(run: RunStatus, folder: str) -> list[str]:
     again = f"tintype work {quote(folder)} --run {run.hash}"
     return [f"{run.state}: {run.arm}, seed {run.seed}: {run.error}", f"  again: {again}"]
+
+
+def _crowded(run: RunStatus) -> str:
+    times = count_words(run.crowded)
+    return f"{run.arm}, seed {run.seed}: waiting; its memory ran out {times} beside other runs"
 
 
 def _table(runs: list[RunStatus]) -> Table:

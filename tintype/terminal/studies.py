@@ -25,6 +25,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import count_failures
 from tintype.settings import plain
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
+from tintype.study.crowded import crowded_words
 from tintype.study.effect import Effect
 from tintype.study.lab import (
     StudyOutcome,
@@ -169,7 +170,12 @@ def report_with_progress(out: Path, console: Console, without_data: bool = False
 
 def show_report(report: StudyReport, console: Console) -> None:
     page = report.page.resolve()
-    answer(report=str(page), results=str(page.with_name("results.json")), verdicts=_verdict_rows(report.results))
+    answer(
+        report=str(page),
+        results=str(page.with_name("results.json")),
+        verdicts=_verdict_rows(report.results),
+        costs=findings.cost_rows(report.results),
+    )
     show_verdicts(report.results, console)
     say(console, f"report: {report.page.resolve()}")
 
@@ -361,15 +367,22 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
     first = ["resolution"] if results.several else []
     heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
-    table = Table(*first, "arm", *heads, "other verdicts", title=title)
+    costs = ["cost"] if any(arm.alone for arm in results.arms) else []
+    table = Table(*first, "arm", *heads, "other verdicts", *costs, title=title)
     others = [metric for metric in results.metrics if metric not in shown]
     for view in results.by_resolution():
         baseline, *arms = view.arms
         means = [number(findings.compared_mean(view, baseline, one.name)) or "–" for one in shown]
-        table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
+        table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "", *_cost(view, baseline, costs))
         for arm in arms:
             cells = [_verdict_text(view, arm, metric) for metric in shown]
-            table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
+            table.add_row(
+                *[""] * len(first),
+                escape(arm.name),
+                *cells,
+                _other_verdicts(arm.comparisons, others),
+                *_cost(view, arm, costs),
+            )
         table.add_section()
     console.print(table)
     for arm in results.arms:
@@ -382,6 +395,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         findings.replication_note(results),
         *(note.removeprefix("Note: ") for note in findings.verdict_notes(results)),
         findings.control_warning(results),
+        crowded_words(results.crowded),
+        *dict.fromkeys(findings.cost_note(view) for view in results.by_resolution()),
     ]
     notes += tuning.notes(results.tuning)
     for note in filter(None, notes):
@@ -395,6 +410,11 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         _show_trends(results, console)
     if results.factors:
         _show_factors(results, console)
+
+
+def _cost(view: StudyResults, arm: Arm, costs: Sequence[str]) -> list[str]:
+    """Return the cell of each column on costs: the step of an arm measured alone, and its peak memory."""
+    return [escape(findings.step_words(view, arm) or findings.memory_words(arm))] if costs else []
 
 
 def _show_trends(results: StudyResults, console: Console) -> None:

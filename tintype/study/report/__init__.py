@@ -16,6 +16,9 @@ from tintype.study.results import StudyResults
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """First characters of a formula. Spreadsheets take the wide forms too."""
 
+_ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_bytes", "host_bytes": "host_bytes"}
+"""Columns of what was measured of an arm alone on a GPU."""
+
 
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
     """Write all four files, each whole or not at all, and return the page's path.
@@ -35,18 +38,21 @@ def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -
 def to_csv(results: StudyResults) -> str:
     """Return one row for each arm, seed and metric; the value is empty where the run has none.
 
-    With several resolutions, each row begins with its resolution and the number of tokens.
+    With several resolutions, each row begins with its resolution and the number of tokens. Where something was measured
+    of an arm alone on a GPU, its rows end with that.
     """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
     first = ["resolution", "tokens"] if results.several else []
-    writer.writerow([*first, "arm", "role", "seed", "metric", "value", "hash", "state"])
+    last = _ALONE if any(arm.alone for arm in results.arms) else {}
+    writer.writerow([*first, "arm", "role", "seed", "metric", "value", "hash", "state", *last.values()])
     for arm in results.arms:
         where = [arm.resolution, arm.tokens] if results.several else []
+        alone = [getattr(arm.alone, key, None) or "" for key in last]
         for run in arm.runs:
             for metric in results.metrics:
                 value = run.metrics.get(metric.name, "")
-                row = [*where, arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state]
+                row = [*where, arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state, *alone]
                 writer.writerow([_cell(one) for one in row])
     return sheet.getvalue()
 

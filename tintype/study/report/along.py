@@ -6,6 +6,7 @@ import math
 from statistics import fmean
 
 from tintype.page import numerals
+from tintype.study.along import seconds_of
 from tintype.study.report.charts import Band
 from tintype.study.report.view import Column, View
 from tintype.study.results import AlongArm, Arm, DifferenceAt, EqualTime, MetricInfo, ScoreAt, StudyResults
@@ -13,19 +14,30 @@ from tintype.study.results import AlongArm, Arm, DifferenceAt, EqualTime, Metric
 HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
 MOST_UNEQUAL = 1.2
 """The longest over the shortest training seconds of an arm's runs, above which the seconds are not to be trusted."""
-NOTE = (
-    "The baseline's final quality is its mean at its last step; the control's runs count as the baseline's. An "
-    "interval begins where an arm may have reached it and ends where it surely has; … lies beyond the last score. "
-    "Seconds are those of the steps themselves, without data loading, saves and compilations. At equal time: the arm, "
-    "interpolated at the seconds of the whole baseline, minus the baseline's end; such a score comes before the end of "
-    "the arm's own schedule. Nothing is extrapolated."
-)
 
 STAGE_HEADS = ["Step", "Images", "Mean", "Lowest to highest seed"]
 _STAGES = (
     " Weights of an earlier stage were scored with images of its size: such scores are in tables of their own, and are "
     "compared with scores of the same size alone."
 )
+
+
+def note(results: StudyResults) -> str:
+    """Say how to read the table, and which seconds it has."""
+    alone = [view for view in results.by_resolution() if view.timed_alone]
+    seconds = "Seconds are those of the steps themselves, without data loading, saves and compilations."
+    if alone:
+        where = (
+            "" if len(alone) == len(results.resolutions) else f" at {', '.join(one.resolution.name for one in alone)}"
+        )
+        others = f" Other seconds{seconds.removeprefix('Seconds')}" if where else ""
+        seconds = f"Seconds{where} are steps times the seconds of a step measured alone on the device.{others}"
+    return (
+        "The baseline's final quality is its mean at its last step; the control's runs count as the baseline's. An "
+        "interval begins where an arm may have reached it and ends where it surely has; … lies beyond the last score. "
+        f"{seconds} At equal time: the arm, interpolated at the seconds of the whole baseline, minus the baseline's "
+        "end; such a score comes before the end of the arm's own schedule. Nothing is extrapolated."
+    )
 
 
 def metrics_along(results: StudyResults) -> list[MetricInfo]:
@@ -47,8 +59,12 @@ def lead(results: StudyResults) -> str:
 
 
 def timing_note(results: StudyResults) -> str:
-    """Return a warning where runs of one arm took so different times that something else used the machine."""
-    ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in results.arms}
+    """Return a warning where runs of one arm took so different times that something else used the machine.
+
+    Seconds of steps that were measured alone need none.
+    """
+    by_runs = [arm for view in results.by_resolution() if not view.timed_alone for arm in view.arms]
+    ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in by_runs}
     ratios = {label: max(seconds) / min(seconds) for label, seconds in ends.items() if seconds and min(seconds) > 0}
     label, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 1.0))
     if ratio <= MOST_UNEQUAL:
@@ -117,7 +133,7 @@ def _seconds(value: float | None) -> str:
 
 
 def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
-    """Return the mean and the range over runs at each scored step, by step or by the mean seconds of the runs.
+    """Return the mean and the range over runs at each scored step, by step or by the training seconds.
 
     Runs that fell off are left out, and so are scores with the smaller images of an earlier stage.
     """
@@ -127,7 +143,7 @@ def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) ->
         if scores[0].size_px != last_size_px:
             continue
         values = [one.metrics[metric] for one in scores]
-        place = fmean(one.seconds for one in scores) if over_seconds else float(step)
+        place = seconds_of(results, arm, scores) if over_seconds else float(step)
         found.append((place, fmean(values), min(values), max(values)))
     return found
 

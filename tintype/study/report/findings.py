@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, median, stdev
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -20,6 +20,7 @@ from tintype.page import numerals
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
 from tintype.study.contrasts import ANOTHER_SPACE
+from tintype.study.crowded import crowded_words
 from tintype.study.results import (
     SPEED,
     Arm,
@@ -370,6 +371,79 @@ def speed_words(comparison: Comparison) -> str:
     return change if comparison.verdict in ("measured", "sketch") else f"{change} ({comparison.words})"
 
 
+def step_words(results: StudyResults, arm: Arm) -> str:
+    """Write the cost of an arm's step, measured alone at one resolution; empty where it or the baseline's was not.
+
+    Relative to the baseline's it is one number: it was measured once, so it has no interval.
+    """
+    usual = baseline_of(results).step_s
+    if arm.step_s is None or usual is None:
+        return ""
+    change = [] if arm.role == "baseline" else [f"{percent(arm.step_s / usual - 1)} time"]
+    return "; ".join(filter(None, [f"step alone {step_time(arm.step_s)}", *change, memory_words(arm)]))
+
+
+def step_time(seconds: float | None) -> str:
+    """Write the seconds of a step."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{numerals.significant(seconds)} s" if seconds >= 1 else f"{numerals.significant(1000 * seconds)} ms"
+
+
+def memory_words(arm: Arm) -> str:
+    """Write the peak of an arm's memory on its GPU; empty where it was not measured."""
+    return gigabytes(arm.alone.peak_bytes) if arm.alone and arm.alone.peak_bytes else ""
+
+
+def gigabytes(count: int) -> str:
+    """Write a number of bytes; a dash for none."""
+    return f"{fixed(count / 1e9, 1)} GB" if count else UNKNOWN
+
+
+def cost_rows(results: StudyResults) -> list[dict[str, Any]]:
+    """Return memory and step time of each arm that was measured alone, with the step over the baseline's."""
+    found: list[dict[str, Any]] = []
+    for view in results.by_resolution():
+        usual = baseline_of(view).step_s
+        for arm in view.arms:
+            if arm.alone is not None:
+                relative = None if usual is None or arm.step_s is None else arm.step_s / usual
+                row = arm.alone.model_dump(exclude={"shape"})
+                found.append({"arm": arm.name, "resolution": arm.resolution, **row, "relative": relative})
+    return found
+
+
+COST_HEADS = ("Step alone", "Relative", "Steps timed", "Peak memory", "Host memory")
+MEMORY_NOTE = "Peak memory is the most that torch reserved on the device; host memory is that of the whole process."
+
+
+def cost_cells(results: StudyResults, arm: Arm) -> list[str]:
+    """Return what was measured of an arm alone, under `COST_HEADS`."""
+    usual, alone = baseline_of(results).step_s, arm.alone
+    if alone is None:
+        return [UNKNOWN] * len(COST_HEADS)
+    relative = None if usual is None or alone.step_s is None or arm.role == "baseline" else alone.step_s / usual - 1
+    memory = [gigabytes(alone.peak_bytes), gigabytes(alone.host_bytes)]
+    return [step_time(alone.step_s), percent(relative), str(alone.steps or UNKNOWN), *memory]
+
+
+def cost_note(results: StudyResults) -> str:
+    """Say how steps were measured alone; empty where none was."""
+    timed = [arm.alone for arm in results.arms if arm.alone is not None and arm.alone.step_s is not None]
+    if not timed:
+        return ""
+    steps = sorted({alone.steps for alone in timed})
+    counts = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+    others = [arm.label for arm in results.arms if arm.step_s is None]
+    left = f" Not measured so: {_listed(others)}." if others else ""
+    factor = _uneven(results)
+    logs = f" In the runs' logs, images/s differ up to {factor:.1f} times between runs of one plan: they are no cost."
+    return (
+        f"Cost: the time of a training step, measured alone on one {timed[0].device}, mean of {counts} steps. Each was "
+        f"measured once, so there is no interval.{logs if factor else ''}{left}"
+    )
+
+
 def interval_words(results: StudyResults, comparison: Comparison) -> str:
     """Name the interval; empty where there is none."""
     return "" if comparison.low is None else f"simultaneous {100 * results.confidence:g}% interval"
@@ -576,7 +650,8 @@ def notes(results: StudyResults) -> list[str]:
 
 def _study_notes(results: StudyResults) -> list[str]:
     replication = [] if contradicted(results) else [replication_note(results)]
-    return [*filter(None, [few_seeds_note(results), *replication]), *look_notes(results)]
+    crowded = crowded_words(results.crowded)
+    return [*filter(None, [few_seeds_note(results), *replication, crowded]), *look_notes(results)]
 
 
 def few_seeds_note(results: StudyResults) -> str:
@@ -715,20 +790,29 @@ def _going_on(results: StudyResults) -> bool:
 
 
 def _notes_at_one(results: StudyResults) -> list[str]:
-    every = (control_note(results), blind_note(results), *apart_notes(results), speed_note(results))
+    every = (control_note(results), blind_note(results), *apart_notes(results), speed_note(results), cost_note(results))
     return [note for note in every if note]
 
 
 def speed_note(results: StudyResults) -> str:
-    """Warn of speeds that differ between runs of one plan, which is how runs look that share a GPU; empty otherwise."""
-    speeds = [metric_values(arm, SPEED) for arm in results.arms]
-    factor = max((max(of) / min(of) for of in speeds if of and min(of) > 0), default=1.0)
-    if factor < _UNEVEN:
+    """Warn of speeds that differ between runs of one plan, which is how runs look that share a GPU; empty otherwise.
+
+    Nothing is to warn of where a step of every arm was measured alone: that is shown as the cost.
+    """
+    factor = _uneven(results)
+    if not factor or results.timed_alone:
         return ""
     return (
         f"Runs of one plan differ up to {factor:.1f} times in throughput, as they do where several share a device or "
         "other work runs beside them: speeds here say nothing of the arms. Measure them by tintype bench."
     )
+
+
+def _uneven(results: StudyResults) -> float:
+    """Return the largest ratio of two speeds of one plan; 0 where all runs of each plan are about as fast."""
+    speeds = [metric_values(arm, SPEED) for arm in results.arms]
+    factor = max((max(of) / min(of) for of in speeds if of and min(of) > 0), default=1.0)
+    return factor if factor >= _UNEVEN else 0.0
 
 
 def control_note(results: StudyResults) -> str:

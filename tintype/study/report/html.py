@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -148,8 +148,13 @@ class HtmlView(View):
         quality = next((metric for metric in findings.primary_metrics(self.results) if metric != speed), None)
         if speed is None or quality is None or not (clouds := self._clouds(speed, quality)):
             return None
-        lower, fallen = quality.direction == "lower", self._fallen_points(speed, quality)
-        return charts.scatter(clouds, speed.label, quality.label, lower, possible=quality.range, fallen=fallen)
+        lower, fallen, label = quality.direction == "lower", self._fallen_points(speed, quality), speed.label
+        if self.results.timed_alone:
+            steps_s = {arm.name: 1 / arm.step_s for arm in self.results.arms if arm.step_s}
+            clouds = [replace(one, data=[(steps_s[one.name], y) for _, y in one.data]) for one in clouds]
+            fallen = {name: [(steps_s[name], y) for _, y in points] for name, points in fallen.items()}
+            label = "steps a second, alone on the device"
+        return charts.scatter(clouds, label, quality.label, lower, possible=quality.range, fallen=fallen)
 
     def prompts_figure(self, group: list[tuple[str, Column]]) -> Markup | None:
         """Draw the first two kinds of prompts against each other, for a primary metric."""

@@ -44,6 +44,8 @@ def to_markdown(results: StudyResults) -> str:
         trust_lead=LEAD,
         trust_heads=list(TRUST_HEADS),
         trust_rows=_trust_rows,
+        cost_heads=list(findings.COST_HEADS),
+        cost_rows=_cost_rows,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -133,6 +135,12 @@ def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
                 *where, name = _named(arm)
                 cells = [columns[kind].mean_and_effect(arm) if kind in columns else "" for kind in kinds]
                 yield [*where, group[0][1].info.label, name, *cells]
+
+
+def _cost_rows(views: Sequence[View]) -> Iterator[list[str]]:
+    """Yield a row for each arm of which something was measured alone."""
+    for view in views:
+        yield from ([*_named(arm), *findings.cost_cells(view.results, arm)] for arm in view.everyone if arm.alone)
 
 
 def _trust_rows(views: Sequence[View]) -> Iterator[list[str]]:

@@ -149,7 +149,20 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """Return the throughput of the baseline, and that of an arm relative to it where it can be compared."""
+        """Return the cost of an arm's step where it was measured alone; else the throughput.
+
+        That is shown of the baseline, and of an arm relative to it where it can be compared. Peak memory comes last.
+        """
+        if words := findings.step_words(self.results, arm):
+            return words
+        return "; ".join(filter(None, [self._throughput_words(arm), findings.memory_words(arm)]))
+
+    @property
+    def measured(self) -> bool:
+        """Return whether anything was measured of an arm alone."""
+        return any(arm.alone is not None for arm in self.results.arms)
+
+    def _throughput_words(self, arm: Arm) -> str:
         mean, cell = findings.mean_of(findings.metric_values(arm, SPEED)), self.speed and self.speed.cells.get(arm.name)
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
