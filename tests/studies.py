@@ -26,12 +26,12 @@ def _run_tasks_here(
     """Do in one process what `run_tasks` does in `jobs` of them."""
     waiting, last = list(tasks), dict[tuple[str, int], Message]()
     while waiting:
-        task = runner._next_task(waiting, [])
+        task = runner.next_task(waiting, [])
         assert task is not None
         waiting.remove(task)
-        last[task.key] = runner._run(task, protocol, interrupt, on_message)
+        last[task.key] = runner.run_task(task, protocol, interrupt, on_message)
         on_message(last[task.key])
-        runner._note_failure(task, last[task.key])
+        runner.note_failure(task, last[task.key])
     return last
 
 

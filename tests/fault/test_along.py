@@ -26,7 +26,7 @@ from tintype.evaluation.results import write_result
 from tintype.runtime import fault
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
-from tintype.study.runner import Message, Task, _run
+from tintype.study.runner import Message, Task, run_task
 from tintype.study.runs import read_run
 from tintype.study.study import Along
 from tintype.train.load import drop_kept
@@ -91,7 +91,7 @@ def score(root: Path, kill: tuple[str, int] | None, forget: bool) -> None:
     if kill and kill in KEEP_KILLS:
         fault.arm(kill[0], partial(count_down, kill[0]))
     os.environ["TINTYPE_CACHE"] = str(root / "cache")
-    last = _run(Task("arm", PLAN, root / "runs" / PLAN.hash, ALONG), FULL, Interrupt(), send)
+    last = run_task(Task("arm", PLAN, root / "runs" / PLAN.hash, ALONG), FULL, Interrupt(), send)
     assert last.state == "done", last.text
 
 

@@ -26,8 +26,8 @@ from tintype.runtime.files import Json, checksum_of
 from tintype.runtime.host import Process
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import BEAT_S, EXPIRY_S, MOST_EXPIRY_S, Claim, Lease, Leases
+from tintype.study.admission import Need, crowds_in, with_corrections
 from tintype.study.lab import prepare_study
-from tintype.study.packing import room_of
 from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.status import StatusReader
 from tintype.study.study import Study
@@ -35,7 +35,7 @@ from tintype.study.worker import Worker, deaths_in, message_of, progress_of
 from tintype.terminal.lines import EncodedConsole
 from tintype.terminal.status import show_status
 
-LIVE: dict[str, Json] = {"state": "training", "share": 0.5, "step": 3, "loss": 0.2, "images_per_s": 10.0}
+LIVE: dict[str, Json] = {"state": "training", "share": 0.5, "step": 3, "loss": 0.2, "images_per_s": 10.0, "text": ""}
 OVER: dict[str, Json] = {
     "state": "done",
     "text": "",
@@ -44,6 +44,7 @@ OVER: dict[str, Json] = {
     "scoring_s": 1.0,
     "peak_bytes": 0,
     "gpu_bytes": 0,
+    "needs_bytes": 0,
 }
 ABOUT: dict[str, Json] = {"round": "", "arm": "baseline", "seed": 0, "step": 0, "gpu": ""}
 VALUES: list[Any] = [
@@ -138,9 +139,9 @@ def cases() -> list[tuple[str, bytes]]:
 def read_all(reader: StatusReader, leases: Leases, task: Task, console: Console) -> None:
     """Read the claims of a run by all that read claims."""
     show_status(reader.read(), console)
-    room_of(leases)
     claims = leases.history(task.plan.hash)
     deaths_in(claims, ABOUT)
+    with_corrections(Need(1, 1, ""), crowds_in(claims, 0))
     for claim in claims:
         assert claim.words and claim.expiry_s <= MOST_EXPIRY_S
         if claim.ended is not None and claim.ended["state"] == "done":

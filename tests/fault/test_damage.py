@@ -55,8 +55,8 @@ def run_in_this_process(
     """The work of the workers, without their processes; a run that fails ends it with its error."""
     last = {}
     for task in tasks:
-        message = runner._run(task, protocol, Interrupt(), lambda message: None)
-        runner._note_failure(task, message)
+        message = runner.run_task(task, protocol, Interrupt(), lambda message: None)
+        runner.note_failure(task, message)
         if message.state != "done":
             raise (RuntimeError if "Traceback" in message.text else UserError)(message.text)
         last[message.key] = message

@@ -19,7 +19,7 @@ from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.transfer import PendingNumbers
 from tintype.settings import SKIP_WINDOW_STEPS
-from tintype.study.runner import Task, _note_failure, _run
+from tintype.study.runner import Task, note_failure, run_task
 from tintype.study.runs import read_run
 from tintype.train import checkpoint, loop
 from tintype.train.divergence import count_step, too_large
@@ -182,8 +182,8 @@ def test_control_without_the_limits_a_diverged_run_is_called_trained(
 def test_a_study_calls_the_run_diverged_and_tries_it_again(diverged: Path, tmp_path: Path) -> None:
     """Run the plan as a task of a study: its state is diverged, with the reason."""
     task = Task("arm", MANY_SKIPS, tmp_path / "runs" / MANY_SKIPS.hash)
-    last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
-    _note_failure(task, last)
+    last = run_task(task, PROTOCOL, Interrupt(), lambda message: None)
+    note_failure(task, last)
     run = read_run(MANY_SKIPS, PROTOCOL, tmp_path)
     assert (last.state, run.state) == ("diverged", "diverged") and "15 steps were skipped" in (run.error or "")
 

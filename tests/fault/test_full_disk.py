@@ -116,7 +116,7 @@ def test_a_signal_ends_the_wait(quick: None, tmp_path: Path, monkeypatch: pytest
     def full(task: Task, *_: object) -> Message:
         return Message(task.key, "full", text=NO_ROOM)
 
-    monkeypatch.setattr(module, "_run", full)
+    monkeypatch.setattr(module, "run_task", full)
     Worker(tmp_path / "leases", PROTOCOL, interrupt, send).work([task])
     assert [message.state for message in sent] == ["waiting", "interrupted"]
     assert "waiting until 1 MB are free" in sent[0].text
@@ -157,7 +157,7 @@ def test_a_worker_that_cannot_write_a_claim_waits(quick: None, tmp_path: Path, m
     (task,) = tasks_in(tmp_path, 1)
     disk, sent = FullDisk(), list[Message]()
     disk.full = True
-    monkeypatch.setattr(module, "_run", done)
+    monkeypatch.setattr(module, "run_task", done)
     worker = Worker(tmp_path / "leases", PROTOCOL, Interrupt(), sent.append)
     worker._leases.disk = disk
 

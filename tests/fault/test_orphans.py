@@ -172,10 +172,9 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
     found = {str(file.relative_to(PACKAGE)) for file, text in files.items() if starts.search(text)}
     words = {
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
-        "study/jobs.py": ("study/jobs.py", "end_with_parent(parent)"),
+        "study/supervisor.py": ("study/supervisor.py", "end_with_parent(parent)"),
         "study/launch/launcher.py": ("study/launch/launcher.py", "subprocess.run(command_with_parent("),
         "study/launch/ray.py": ("study/launch/ray.py", "subprocess.Popen(command_with_parent("),
-        "study/pack.py": ("study/pack.py", "subprocess.Popen(command_with_parent("),
         "study/ranks.py": ("study/ranks.py", "subprocess.Popen(command_with_parent("),
         "runtime/mps.py": ("runtime/mps.py", "command_with_parent([control"),
         "runtime/machine.py": ("runtime/machine.py", "subprocess.run(command_with_parent("),

@@ -1,6 +1,6 @@
 """`tintype bench --study`: runs an hour of a study on this machine, by the workers of `tintype ablate`.
 
-Every run is the baseline with another seed, trained and scored in a folder that is removed again.
+Every run is the baseline with another seed, or an arm, trained and scored in a folder that is removed again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tintype.plan import Plan
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, environment
-from tintype.study.jobs import run_tasks
 from tintype.study.runner import Message, tasks_of
 from tintype.study.settings import StudySettings
 from tintype.study.study import Study, resolve
+from tintype.study.supervisor import Jobs, run_tasks
 
 RUNS_PER_JOB = 3
 _STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")
@@ -65,49 +65,59 @@ class StudySpeeds:
     later: RunSeconds | None
 
 
-def study_to_measure(name: str | None, recipe: str | None, assignments: Sequence[str], runs: int) -> Study:
-    """Return a study of a baseline alone, with one seed for each run.
+def study_to_measure(
+    name: str | None, recipe: str | None, assignments: Sequence[str], runs: int, arms: bool = False
+) -> Study:
+    """Return a study of a baseline alone, with one seed for each run; or of all `arms`, with about as many runs.
 
     The baseline and its scoring are those of the study `name`; `recipe` is another plan to be scored so.
     """
     settings = parse(StudySettings, recipes.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET
-    baseline_alone = {
+    mixed = settings.arms if arms else ()
+    changed = {
         "recipe": recipe or settings.recipe,
         "set": (*usual, *assignments),
-        "seeds": tuple(range(runs)),
+        "seeds": tuple(range(-(-runs // (1 + len(mixed))))),
         "control_seeds": (),
         "resolutions": (),
-        "arms": (),
+        "arms": mixed,
     }
-    return resolve(Path(name or _STUDY).stem, settings.model_copy(update=baseline_alone))
+    return resolve(Path(name or _STUDY).stem, settings.model_copy(update=changed))
 
 
 def plan_of_study(study: Study) -> Plan:
     return study.arms[0].plans[0]
 
 
-def work_of_study(study: Study, jobs: int) -> dict[str, Json]:
+def work_of_study(study: Study, jobs: Jobs) -> dict[str, Json]:
     """Return what decides how much there is to do."""
+    others: list[Json] = [arm.plans[0].hash for arm in study.arms[1:]]
     return {
         "bench": "study",
         "plan": plan_of_study(study).hash,
+        **({"arms": others} if others else {}),
         "protocol": study.settings.evaluation.hash,
-        "runs": len(study.arms[0].plans),
+        "runs": sum(len(arm.plans) for arm in study.arms),
         "jobs": jobs,
         "gpus": torch.cuda.device_count(),
     }
 
 
 def measure_study(
-    study: Study, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None] = lambda message: None
+    study: Study, jobs: Jobs, interrupt: Interrupt, on_message: Callable[[Message], None] = lambda message: None
 ) -> StudySpeeds | None:
     """Train and score the runs of the study in `jobs` processes. Return None if a signal stopped them."""
     done: dict[tuple[str, int], _Run] = {}
+    begun: set[tuple[str, int]] = set()
+    most = 1
 
     def note(message: Message) -> None:
         if message.state in ("failed", "diverged", "interrupted") and interrupt.signal is None:
             raise UserError(f"nothing was measured: seed {message.key[1]} {message.state}: {message.text.strip()}")
+        nonlocal most
+        begun.add(message.key)
+        most = max(most, len(begun - done.keys()))
         if message.state == "done":
             done[message.key] = _Run(time.perf_counter() - began_s, message.training_s, message.scoring_s)
         on_message(message)
@@ -119,7 +129,9 @@ def measure_study(
     if interrupt.signal is not None:
         return None
     plan = plan_of_study(study)
-    return _speeds(environment(choose_device(plan.run.device)), plan.hash, jobs, [done[task.key] for task in tasks])
+    at_a_time = min(most, len(tasks)) if jobs == "auto" else jobs
+    runs = [done[task.key] for task in tasks]
+    return _speeds(environment(choose_device(plan.run.device)), plan.hash, at_a_time, runs)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,11 @@ def bench(
     batch: Annotated[str | None, Option(help="Measure training at these batch sizes: 32,256")] = None,
     study: Annotated[bool, Option("--study", help="Measure how many runs of a study are done in an hour")] = False,
     runs: Annotated[int | None, Option(min=1, help="With --study: runs to time; by default 3 per job")] = None,
-    jobs: Annotated[int | None, Option(min=1, help="With --study: runs in parallel; by default 1")] = None,
+    jobs: Annotated[
+        str | None,
+        Option(help="With --study: runs at a time, a number or auto; by default auto on a GPU, 1 on a CPU"),
+    ] = None,
+    arms: Annotated[bool, Option("--arms", help="With --study: all arms of the study, not its baseline alone")] = False,
     metrics: Annotated[bool, Option("--metrics", help="Time the metrics on 10,000 images")] = False,
     data: Annotated[
         bool,
@@ -78,6 +82,7 @@ def bench(
     from tintype.bench.study import RUNS_PER_JOB, plan_of_study, study_to_measure, work_of_study
     from tintype.runtime.files import write_json
     from tintype.runtime.machine import choose_device, cpu_threads, environment
+    from tintype.study.supervisor import most_of, parse_jobs
     from tintype.terminal.measure import NOTHING_MEASURED, show, show_changes, study_with_progress
 
     of_training = bool(technique) or tokens is not None or batch is not None
@@ -88,17 +93,17 @@ def bench(
         raise UserError(f"{' and '.join(kinds)}: each is measured by itself; leave out {others}")
     if against is not None and kinds not in ([], ["--study"]):
         raise UserError(f"--against compares training, sampling, rendering and studies; leave out {kinds[0]}")
-    if not study and (of, runs, jobs) != (None, None, None):
-        raise UserError("STUDY, --runs and --jobs are for the runs of a study; add --study")
+    if not study and (of, runs, jobs, arms) != (None, None, None, False):
+        raise UserError("STUDY, --runs, --jobs and --arms are for the runs of a study; add --study")
     if study and steps is not None:
         raise UserError("--steps: the runs of a study have the steps of their plan; use --set train.steps=N")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out: {out.parent} is no folder; make it first")
     counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
-    jobs, steps = jobs or 1, steps or 40
+    at_a_time, steps = parse_jobs(jobs), steps or 40
     if study:
-        to_run = study_to_measure(of, recipe, set_, runs or RUNS_PER_JOB * jobs)
-        plan, work = plan_of_study(to_run), work_of_study(to_run, jobs)
+        to_run = study_to_measure(of, recipe, set_, runs or RUNS_PER_JOB * most_of(at_a_time), arms)
+        plan, work = plan_of_study(to_run), work_of_study(to_run, at_a_time)
     else:
         plan = plan_of(recipe or "pocket", set_, [])
         work = {"bench": "training" if of_training else "plan", "plan": plan.hash}
@@ -109,7 +114,7 @@ def bench(
 
     result: AnyResult
     if study:
-        result = study_with_progress(to_run, jobs)
+        result = study_with_progress(to_run, at_a_time)
     elif import_ is not None:
         with Progress("importing", kept="nothing was kept; run the same command again") as bars:
             result = measure_import(import_, lambda now: bars.show(None, now.done, now.total))

@@ -12,9 +12,13 @@ from tintype.cli import complete, options
 from tintype.cli.shared import app, console, print_json
 from tintype.terminal.lines import progress_console
 
-PerGpu = Annotated[
+Jobs = Annotated[
     str | None,
-    Option("--per-gpu", help="Workers on each GPU: a number, or auto for as many as a measured run's memory allows"),
+    Option(
+        "--jobs",
+        help="Runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU, "
+        "1 on a CPU",
+    ),
 ]
 
 
@@ -28,8 +32,7 @@ def ablate(
         ),
     ],
     out: options.Out,
-    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; 1 by default")] = None,
-    per_gpu: PerGpu = None,
+    jobs: Jobs = None,
     set_: Annotated[
         list[str], Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
@@ -41,7 +44,11 @@ def ablate(
         bool, Option("--dry-run", help="Show the arms, the number of runs and their cost, and stop")
     ] = False,
     like: Annotated[
-        Path | None, Option(help="With --dry-run: take the seconds of a run from this study of the same baseline")
+        Path | None,
+        Option(
+            help="A past study: memory and steps of the same plans are taken from it, and for --dry-run "
+            "the seconds of a run, if its baseline is the same"
+        ),
     ] = None,
     gpu: Annotated[
         str, Option(help="Kind of GPU that the cost of a run is estimated for: h200, h100, b200, …")
@@ -57,25 +64,25 @@ def ablate(
     from tintype.library.studies import load_study
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.folder import check_folder
-    from tintype.study.packing import choose_jobs
+    from tintype.study.supervisor import most_of, parse_jobs
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.progress import Progress
     from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
 
-    resolved = load_study(study, *set_, arms=arm)
+    resolved, wanted = load_study(study, *set_, arms=arm), parse_jobs(jobs)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
     counted = show_study_cost(resolved, console, gpu)
     if dry_run:
         check_folder(resolved, out)
         with Progress("estimating the time", kept="nothing was measured; run the same command again"):
-            cost = cost_of(resolved, out, like, jobs or 1, partial(expected_seconds, resolved, counted))
+            cost = cost_of(resolved, out, like, most_of(wanted), partial(expected_seconds, resolved, counted))
         show_cost(cost, console)
         return
     if prepare:
         prepare_with_progress(resolved, out, console, ["tintype", *sys.argv[1:]])
         return
-    code = run_with_progress(resolved, out, choose_jobs(jobs, per_gpu), console, ["tintype", *sys.argv[1:]], budget_s)
+    code = run_with_progress(resolved, out, wanted, console, ["tintype", *sys.argv[1:]], budget_s, like)
     if code:
         sys.exit(code)
 
@@ -92,16 +99,14 @@ def work(
     expiry: Annotated[
         str, Option(help="A worker that cannot write for so long loses its run to another; as 120s")
     ] = "120s",
-    per_gpu: PerGpu = None,
+    jobs: Jobs = None,
 ) -> None:
     """Run what is left of a study, beside any number of other workers; end when nothing is left."""
     from tintype.study.costs import parse_duration
-    from tintype.terminal.studies import pack_workers, work_with_progress
+    from tintype.study.supervisor import parse_jobs
+    from tintype.terminal.studies import work_with_progress
 
-    if per_gpu is not None:
-        pack_workers(folder, per_gpu, run, wait, expiry, console)
-        return
-    work_with_progress(folder, console, run, wait, parse_duration(expiry))
+    work_with_progress(folder, console, run, wait, parse_duration(expiry), parse_jobs(jobs))
 
 
 @app.command()
@@ -110,7 +115,9 @@ def launch(
     on: Annotated[str, Option("--on", help="Where to start workers: slurm, ray, or ssh:HOST,HOST")],
     workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
     gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
-    per_gpu: PerGpu = None,
+    jobs: Annotated[
+        str | None, Option("--jobs", help="Runs of each worker at a time: a number, or auto; by default 1")
+    ] = None,
     time: Annotated[
         str | None, Option(help="Time limit of a worker with slurm, as 4h: it then saves and is queued again")
     ] = None,
@@ -126,7 +133,7 @@ def launch(
     from tintype.terminal.studies import launch_workers
 
     time_s = None if time is None else parse_duration(time)
-    crew = Crew(folder.resolve(), workers, gpus_per_worker, time_s, partition, per_gpu or "")
+    crew = Crew(folder.resolve(), workers, gpus_per_worker, time_s, partition, jobs or "")
     launch_workers(crew, choose_launcher(on, address), console)
 
 
@@ -167,18 +174,20 @@ def report(
 def replicate(
     folder: options.StudyFolder,
     seeds: Annotated[int, Option(min=2, help="Fresh seeds for each arm with a verdict, and for the baseline")] = 10,
-    jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
+    jobs: Jobs = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show the verdicts, the number of fresh runs and their time, and stop")
     ] = False,
 ) -> None:
     """Hold each verdict of a study against fresh seeds: it holds, is open, or is contradicted."""
+    from tintype.study.supervisor import parse_jobs
     from tintype.terminal.studies import replicate_with_progress, show_replication
 
+    wanted = parse_jobs(jobs)
     if dry_run:
-        show_replication(folder, seeds, jobs, console)
+        show_replication(folder, seeds, wanted, console)
         return
-    code = replicate_with_progress(folder, seeds, jobs, console, ["tintype", *sys.argv[1:]])
+    code = replicate_with_progress(folder, seeds, wanted, console, ["tintype", *sys.argv[1:]])
     if code:
         sys.exit(code)
 
@@ -193,8 +202,7 @@ def propose(
             "all proposals"
         ),
     ] = None,
-    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; 1 by default")] = None,
-    per_gpu: PerGpu = None,
+    jobs: Jobs = None,
     budget: Annotated[
         str | None, Option(help="Time for this command, as 45m: a look begins only where it is expected to fit")
     ] = None,
@@ -205,8 +213,8 @@ def propose(
     json_: options.Json = False,
 ) -> None:
     """Propose one more arm to a study: run the seeds that it needs, and answer keep, drop or more seeds needed."""
-    from tintype.study.packing import choose_jobs
     from tintype.study.propose import proposals
+    from tintype.study.supervisor import parse_jobs
     from tintype.terminal.proposals import Options, propose_with_progress, show_proposal, show_proposals
 
     if arm is None:
@@ -215,7 +223,7 @@ def propose(
         return
     given = Options(arm, budget, looks, dry_run)
     lines = progress_console if json_ else console
-    found = propose_with_progress(folder, given, choose_jobs(jobs, per_gpu), lines, ["tintype", *sys.argv[1:]])
+    found = propose_with_progress(folder, given, parse_jobs(jobs), lines, ["tintype", *sys.argv[1:]])
     print_json(found.model_dump(mode="json")) if json_ else show_proposal(found, console)
     if found.failed:
         sys.exit(1)

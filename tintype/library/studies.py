@@ -24,6 +24,7 @@ from tintype.study.runner import Message
 from tintype.study.settings import split_changes
 from tintype.study.side_by_side import SideBySide, compare_runs
 from tintype.study.study import Study, choose_arms, study_from_document
+from tintype.study.supervisor import Jobs
 
 _RESULTS, _REPORT = "results.json", "report.html"
 _BASELINE = "baseline.yaml"
@@ -202,7 +203,7 @@ def run_study(
     study: Study | str | PathLike[str],
     out: str | PathLike[str],
     *,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     on_progress: Callable[[Message], None] | None = None,
 ) -> Results:
     """Train and score every arm of a study with every seed, in processes of their own, and write its report.
@@ -213,7 +214,7 @@ def run_study(
     Args:
         study: a study, or what `load_study` takes.
         out: the study's folder; it is made where it is not there.
-        jobs: runs in parallel.
+        jobs: runs at a time; "auto" for as many as fit on the GPUs and raise the throughput.
         on_progress: called while runs train and are scored, with `key` (arm and seed), `state`, `share` and more.
 
     Raises:

@@ -164,6 +164,7 @@ class _Now(_Checked):
     step: _Step = 0
     loss: float | None = None
     images_per_s: float | None = Field(None, ge=0)
+    text: str = ""
     died: str = ""
 
 
@@ -175,6 +176,7 @@ class _Ended(_Checked):
     scoring_s: _Seconds = 0.0
     peak_bytes: _Bytes = 0
     gpu_bytes: _Bytes = 0
+    needs_bytes: _Bytes = 0
 
 
 class _Content(_Checked):
@@ -277,8 +279,9 @@ class Leases:
         disk: Disk | None = None,
         clock: Callable[[], float] = boot_clock,
         anchor: Path | None = None,
+        beat_s: float = BEAT_S,
     ) -> None:
-        self.folder, self.worker, self.expiry_s = folder, worker, expiry_s
+        self.folder, self.worker, self.expiry_s, self.beat_s = folder, worker, expiry_s, beat_s
         self.disk, self.clock = disk or Disk(), clock
         self.anchor = anchor if anchor is not None and anchor.is_file() else None
         """A file that is there as long as its folder is in its place."""
@@ -377,7 +380,7 @@ class Lease:
         self._lock, self._over = threading.RLock(), threading.Event()
         self._now: Mapping[str, Json] = {}
         self._beats, self._lost = 0, False
-        self._beat_s = min(BEAT_S, leases.expiry_s / 10)
+        self._beat_s = min(leases.beat_s, leases.expiry_s / 10)
         threading.Thread(target=self._keep, name=f"lease {name}", daemon=True).start()
 
     @property

@@ -39,3 +39,19 @@ def checked_memory() -> Iterator[None]:
             "GPU memory ran out in an operation that takes another algorithm then, with other last digits; run fewer "
             "trainings at a time on this GPU"
         ) from hidden
+
+
+_RAN_OUT = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR")
+"""Words of errors that libraries raise without memory, beside torch's own."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether an error means that the memory of the host or of a GPU ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _RAN_OUT)
+
+
+def lost_gpu(error: BaseException) -> bool:
+    """Return whether this process can no longer use its GPU: a kernel failed, its own or a neighbour's."""
+    return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "CUDA driver error"))

@@ -23,6 +23,7 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
+from tintype.study.admission import Admission
 from tintype.study.compare import (
     collect,
     compare_fresh,
@@ -43,9 +44,7 @@ from tintype.study.folder import (
     stored_study,
     untuned_study,
 )
-from tintype.study.jobs import run_tasks
 from tintype.study.looks import SeedPlan, listed_seeds, record_looks
-from tintype.study.packing import Jobs, most_of
 from tintype.study.recompute import recompute
 from tintype.study.replicate import (
     FOLDER,
@@ -63,7 +62,9 @@ from tintype.study.results import Replication, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, task_of, tasks_of
 from tintype.study.runs import Runs, standing_runs
 from tintype.study.settings import ArmSettings
+from tintype.study.shapes import copy_shapes, shape_of
 from tintype.study.study import ArmPlan, Study, check_study, resolve
+from tintype.study.supervisor import Jobs, most_of, run_tasks
 from tintype.study.tracking import track_verdicts
 from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.study.version import check_version
@@ -142,11 +143,13 @@ def run_study(
     progress: StudyProgress = SILENT,
     argv: Sequence[str] = (),
     budget_s: float | None = None,
+    like: Path | None = None,
 ) -> StudyOutcome:
     """Run what is not done yet, then write the report.
 
     `argv` is the command line as it was given, for the report; empty where the study was not started by one. A look
-    after the first begins only where its expected time fits into what is left of `budget_s`.
+    after the first begins only where its expected time fits into what is left of `budget_s`. What a past study `like`
+    has measured of the same shapes is taken from it.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -156,6 +159,8 @@ def run_study(
     with locked(out):
         _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
         _prepare(study, out, progress, argv)
+        if like is not None and not copy_shapes(like, out, {shape_of(arm.plans[0]) for arm in study.arms}):
+            progress.note(f"--like {like}: it has measured no plan of this study that is not measured here already")
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
@@ -240,6 +245,8 @@ class WorkOutcome:
     last: dict[tuple[str, int], Message]
     signal: int | None
     """The signal that stopped the worker, if one did."""
+    spent: bool = False
+    """Whether the rest is left to a new process: GPU memory ran out in this one, or its GPU failed."""
 
     @property
     def done(self) -> int:
@@ -252,11 +259,13 @@ def work_on_study(
     run: str | None = None,
     wait: bool = True,
     expiry_s: float = EXPIRY_S,
+    jobs: Jobs = 1,
 ) -> WorkOutcome:
     """Run what a study wants and nobody else runs, until nothing is left or a signal comes.
 
     `run` is the hash of one run, or its beginning: it is tried even if it has failed. With `wait` the worker also waits
-    for the runs of others, which may die, and for the next planned look.
+    for the runs of others, which may die, and for the next planned look. Several `jobs` are workers of their own; one
+    works in this process.
     """
     if not (out / STUDY).is_file():
         raise UserError(
@@ -273,6 +282,7 @@ def work_on_study(
         tasks = chosen or [*tuning_tasks(study, out), *tasks_of(study, out)]
         _check_devices(tasks)
         _check_weights(tasks, _check_data(study, tasks))
+    spent = False
     with watch_signals(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as interrupt:
         protocol, before = study.settings.evaluation, list[Task]()
         while interrupt.signal is None and (tasks := chosen or _unsettled(study, out)) and tasks != before:
@@ -283,9 +293,16 @@ def work_on_study(
                     show(message)
 
                 round = uuid.uuid4().hex[:12] if chosen else ""
-                Worker(lease_folder(tasks), protocol, interrupt, note, round, expiry_s).work(tasks, wait)
+                if jobs == 1:
+                    admission = Admission.here(out, protocol)
+                    worker = Worker(lease_folder(tasks), protocol, interrupt, note, round, expiry_s, admission)
+                    worker.work(tasks, wait)
+                    if spent := worker.is_spent:
+                        break
+                else:
+                    last.update(run_tasks(tasks, protocol, jobs, interrupt, on_message, round, wait, expiry_s))
             before = tasks
-    return WorkOutcome(last, interrupt.signal)
+    return WorkOutcome(last, interrupt.signal, spent)
 
 
 def _unsettled(study: Study, out: Path) -> list[Task]:
@@ -531,7 +548,7 @@ def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) ->
 
 
 def replicate_study(
-    out: Path, count: int, jobs: int, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
+    out: Path, count: int, jobs: Jobs, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
 ) -> StudyOutcome:
     """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
     planned = plan_replication(out, count, progress)

@@ -40,7 +40,6 @@ from tintype.study.folder import note_command, stored_study
 from tintype.study.lab import SILENT, StudyProgress, check_runs, run_more, seeds_in, study_with_arm
 from tintype.study.ledger import Answered, Begun, Charged, Ledger, LookSeeds, left_after, level_of, read_ledger
 from tintype.study.looks import SeedPlan
-from tintype.study.packing import Jobs, most_of
 from tintype.study.replicate import fresh_seeds, read_replication
 from tintype.study.results import Comparison, Role, Run
 from tintype.study.runner import Task, task_of
@@ -50,6 +49,7 @@ from tintype.study.stats.contrast import Key, against
 from tintype.study.stats.estimate import CONFIDENCE, estimate
 from tintype.study.stats.family import UNSTABLE
 from tintype.study.study import ArmPlan, Study
+from tintype.study.supervisor import Jobs, most_of
 from tintype.study.verdicts import Collapse, cells_of, match, tested_row, without_seeds
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]

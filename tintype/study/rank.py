@@ -14,7 +14,7 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import Lease, Leases
 from tintype.runtime.parent import end_with_parent
 from tintype.study.ranks import RankedRun
-from tintype.study.runner import Message, Task, _run
+from tintype.study.runner import Message, Task, run_task
 from tintype.study.worker import about_run, anchor_of, end_lease, report_to
 
 
@@ -26,7 +26,7 @@ def train_rank(run: RankedRun, world: World, interrupt: Interrupt) -> Message | 
     if shared is None:
         return None
     fence = lease.fence if lease else Fence(suffix=shared[0], takes_over=shared[1])
-    message = _run(task, run.protocol, interrupt, report_to(lease) if lease else _ignore, fence, score=False)
+    message = run_task(task, run.protocol, interrupt, report_to(lease) if lease else _ignore, fence, score=False)
     return end_lease(task, lease, message) if lease else message
 
 

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.early import score_along
 from tintype.evaluation.progress import Scoring
@@ -29,7 +27,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import LostLeaseError
-from tintype.runtime.memory import checked_memory
+from tintype.runtime.memory import checked_memory, lost_gpu, ran_out
 from tintype.runtime.room import is_full
 from tintype.study.settings import PRIMARY, RETRIES
 from tintype.study.study import Along, Study
@@ -40,13 +38,17 @@ from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
 """The file in a run's folder that has the reason why it has no result, by the state of the run."""
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY, GPU_LOST = "out of memory", "the GPU failed"
 """The first words of a run that died so."""
+HOST_KILLED = "the host ran out of memory"
+"""The first words of how a process ended that the kernel killed for want of memory."""
 NO_ROOM = "no space is left on the disk"
 """The first words of a run that stopped so."""
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
-State = Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died", "full"]
+State = Literal[
+    "waiting", "training", "scoring", "done", "diverged", "failed", "interrupted", "lost", "died", "full", "crowded"
+]
 STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("done", "diverged", "failed")
 """States of a run that is not tried again unless somebody asks for it."""
@@ -58,7 +60,8 @@ class Message:
 
     key: tuple[str, int]
     state: State
-    """It is lost where another worker has taken over its run, died where memory ran out, and full where the disk is."""
+    """It is lost where another worker has taken over its run, died where memory ran out, and full where the disk is. It
+    is crowded where memory ran out beside others: it goes back to the queue."""
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -70,6 +73,8 @@ class Message:
     peak_bytes: int = 0
     gpu_bytes: int = 0
     """Peak of what the run needed of its GPU's memory, and all that the GPU has; 0 where it did not train on one."""
+    needs_bytes: int = 0
+    """What a crowded run needs of its GPU at least; 0 where its share was large enough, and not there."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
     ]
 
 
-def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
+def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
     """Return the first task whose parent run has ended. One whose parent failed reports that when it begins."""
     unfinished = {task.plan.hash for task in (*waiting, *begun)}
     return next((task for task in waiting if task.parent not in unfinished), None)
@@ -129,19 +134,24 @@ class _StoppedError(Exception):
     """Raised when scoring was asked to stop."""
 
 
-def _run(
+def run_task(
     task: Task,
     protocol: Protocol,
     interrupt: Interrupt,
     send: Callable[[Message], None],
     fence: Fence = OPEN,
+    on_step: Callable[[int], None] = lambda step: None,
     score: bool = True,
 ) -> Message:
-    """Train and score. The `fence` is that of the worker's lease of the run. Without `score` it is left unscored."""
+    """Train and score. The `fence` is that of the worker's lease of the run. Without `score` it is left unscored.
+
+    `on_step` is called after every step.
+    """
     sent_s = 0.0
 
     def on_progress(progress: Progress) -> None:
         nonlocal sent_s
+        on_step(progress.step)
         if time.monotonic() - sent_s < _SEND_S:
             return
         sent_s = time.monotonic()
@@ -181,11 +191,13 @@ def _run(
         return Message(task.key, "interrupted", text="while scoring")
     except LostLeaseError as error:
         return Message(task.key, "lost", text=str(error))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return Message(task.key, "died", text=f"{OUT_OF_MEMORY}: {' '.join(str(error).split())}")
     except DivergedError as error:
         return Message(task.key, "diverged", text=str(error))
     except Exception as error:  # the study's other runs continue; the whole trace is stored with this one
+        if ran_out(error):
+            return Message(task.key, "died", text=f"{OUT_OF_MEMORY}: {' '.join(str(error).split())}")
+        if lost_gpu(error):
+            return Message(task.key, "died", text=f"{GPU_LOST}: {' '.join(str(error).split())}")
         if is_full(error):
             return Message(task.key, "full", text=f"{NO_ROOM} of {task.folder}")
         if isinstance(error, UserError):
@@ -217,7 +229,7 @@ def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
     return {name: float(error_TN.mean())}
 
 
-def _note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
+def note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
     """Write why the run has no result, for the report; remove what an earlier attempt wrote."""
     if message.state not in ENDED:
         return

@@ -23,13 +23,25 @@ from tintype.runtime.files import Json, finite
 from tintype.runtime.garbage import without_pauses
 from tintype.runtime.host import process_name
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.leases import EXPIRY_S, Claim, Lease, Leases, LostLeaseError
+from tintype.runtime.leases import BEAT_S, EXPIRY_S, Claim, Lease, Leases, LostLeaseError
 from tintype.runtime.memory import count_failures
 from tintype.runtime.room import has_room as has_room_in
 from tintype.runtime.room import is_full, size_of
-from tintype.study.packing import forget_peak, read_peak
+from tintype.study.admission import MOST_CROWDED, Admission, Grant, crowds_in, end_of, kills_in, wait_s
 from tintype.study.ranks import RankedRun, start_ranks
-from tintype.study.runner import ENDED, FAILURES, NO_ROOM, STATES, Message, Task, _next_task, _note_failure, _run
+from tintype.study.runner import (
+    ENDED,
+    FAILURES,
+    GPU_LOST,
+    NO_ROOM,
+    STATES,
+    Message,
+    Task,
+    next_task,
+    note_failure,
+    run_task,
+)
+from tintype.study.shapes import StepTimer
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
@@ -46,6 +58,8 @@ _SPARE_BYTES = 1 << 20
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
 """Ranks that end so often before they take their run are not started again."""
+TIMED_FROM = 20
+"""Steps that a process has taken of a run before its steps are timed: the first compile, capture and measure."""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -81,8 +95,18 @@ class Worker:
         send: Callable[[Message], None],
         round: str = "",
         expiry_s: float = EXPIRY_S,
+        admission: Admission | None = None,
+        beat_s: float = BEAT_S,
     ) -> None:
-        self._leases = Leases(leases, process_name(), expiry_s, anchor=anchor_of(leases))
+        self._leases = Leases(leases, process_name(), expiry_s, anchor=anchor_of(leases), beat_s=beat_s)
+        self._admission = admission
+        self._timer: StepTimer | None = None
+        self._quiet = False
+        """Whether all others on this GPU stand still, so that steps can be timed."""
+        self._turned_away = False
+        """Whether a run is left that could be taken but for the memory that it needs."""
+        self._spent = False
+        """Whether this process cannot train any more: its GPU failed."""
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
@@ -96,13 +120,15 @@ class Worker:
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
         """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'.
 
-        It also ends when the GPU's memory has run out: later runs need a new process (`tintype.runtime.memory`).
+        It also ends when the GPU's memory has run out, or the GPU has failed: later runs need a new process
+        (`tintype.runtime.memory`).
         """
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
-            while self._interrupt.signal is None and not count_failures():
+            while self._interrupt.signal is None and not self.is_spent:
                 self._leases.check_place()
                 left = [task for task in left if not self._has_ended(task)]
+                self._turned_away = False
                 try:
                     found = self._take_next(left)
                 except OSError as error:
@@ -111,14 +137,32 @@ class Worker:
                     self._wait_for_room(left[0])
                     continue
                 if found:
-                    task, lease = found
-                    self._train_in_ranks(task) if lease is None else self._work_on(task, lease)
+                    task, lease, grant = found
+                    try:
+                        self._train_in_ranks(task) if lease is None else self._work_on(task, lease, grant)
+                    finally:
+                        if grant is not None:
+                            grant.release()
                     look_s = _LOOK_S
-                elif left and wait:
+                elif left and (wait or self._turned_away):
                     self._sleep(look_s)
                     look_s = min(1.5 * look_s, _MOST_LOOK_S)
                 else:
                     return
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether this process must leave the other runs to a new one."""
+        return self._spent or count_failures() > 0
+
+    def be_timed(self) -> None:
+        """Begin a quiet moment, in which the steps of the run that trains now are timed, or end the one under way.
+
+        A signal's handler calls it.
+        """
+        self._quiet = not self._quiet
+        if self._quiet and self._timer is not None:
+            self._timer.request()
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but not long after a signal."""
@@ -148,39 +192,51 @@ class Worker:
         told_s = self._told_s.setdefault((task.plan.hash, newest.number), clock())
         return not is_settled(task, self._protocol) and clock() - told_s < expiry_s / 2
 
-    def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None] | None:
-        """Take the lease of the first run that is free, and whose parent run has ended; none for one of several ranks.
+    def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None, Grant | None] | None:
+        """Take the lease of the first run that is free and fits, and whose parent run has ended.
 
-        A run that needs more GPUs than this process sees is left to other workers.
+        Of a run of several ranks none is taken here. A run that needs more GPUs than this process sees is left to
+        other workers, one that was sent back a moment ago to later, and one that does not fit until it does.
         """
         waiting, held = list(left), list[Task]()
-        while (task := _next_task(waiting, held)) is not None:
+        if self._admission is not None:
+            self._admission.refresh()
+        while (task := next_task(waiting, held)) is not None:
             waiting.remove(task)
-            newest = self._leases.newest(task.plan.hash)
-            finished = self._needs_no_claim(task, newest)
-            if self._is_late(task, newest):
-                pass
-            elif has_room(task) and self._wants_ranks(task):
-                if self._leases.is_free(task.plan.hash, finished):
-                    return task, None
-            elif has_room(task):
-                lease = self._leases.take(task.plan.hash, about_run(task, self._round), finished)
-                if lease is not None:
-                    return task, lease
             held.append(task)
+            name, newest = task.plan.hash, self._leases.newest(task.plan.hash)
+            finished = self._needs_no_claim(task, newest)
+            if self._is_late(task, newest) or not has_room(task) or not self._leases.is_free(name, finished):
+                continue
+            about = about_run(task, self._round)
+            claims = self._leases.history(name) if newest is not None else []
+            if self._leases.silent_s(name) < wait_s(len(crowds_in(claims, about["step"]))):
+                self._turned_away = True
+                continue
+            wanted = None if is_settled(task, self._protocol) else self._admission  # what is done needs no memory
+            grant = wanted.admit(task, claims, about["step"]) if wanted is not None else None
+            if wanted is not None and grant is None:
+                self._turned_away = True
+                continue
+            if self._wants_ranks(task):
+                return task, None, grant
+            if (lease := self._leases.take(name, about, finished)) is not None:
+                return task, lease, grant
+            if grant is not None:
+                grant.release()
         return None
 
     def _needs_no_claim(self, task: Task, newest: Claim | None) -> bool:
         """Return whether a claim cannot be read and nobody has to wait for it: the run has ended by its files."""
         return newest is not None and bool(newest.damage) and is_settled(task, self._protocol)
 
-    def _work_on(self, task: Task, lease: Lease) -> None:
+    def _work_on(self, task: Task, lease: Lease, grant: Grant | None) -> None:
         while lease.before and self._is_late(task, lease.before[-1]) and self._interrupt.signal is None:
             time.sleep(_LOOK_S)
         if lease.before and self._is_over(task, lease.before[-1]):  # another worker ended it a moment ago
             lease.end(dict(lease.before[-1].ended or {"state": "done"}))
             return
-        message = self._try(task, lease)
+        message = self._try(task, lease, grant)
         while True:
             try:
                 message = end_lease(task, lease, message)
@@ -190,7 +246,10 @@ class Worker:
                     raise
         if message.state in ENDED:
             self._mine.add(task.plan.hash)
+        self._spent |= message.text.startswith(GPU_LOST)
         gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
+        if torch.cuda.is_initialized() and not self.is_spent:
+            torch.cuda.empty_cache()  # neighbours may have it
         self._send(message)
 
     def _wait_for_room(self, task: Task) -> bool:
@@ -247,7 +306,7 @@ class Worker:
             self._mine |= {name} if newest.ended["state"] in ENDED else set()
             self._send(message_of(task, newest))
 
-    def _try(self, task: Task, lease: Lease) -> Message:
+    def _try(self, task: Task, lease: Lease, grant: Grant | None) -> Message:
         if self._unborn[task.plan.hash] >= _MOST_UNBORN:
             return Message(task.key, "failed", text="its ranks did not begin; their log in launch/ says why")
         deaths = deaths_in(lease.before, lease.claim.about)
@@ -262,18 +321,49 @@ class Worker:
             report(message)
             self._send(message)
 
-        forget_peak()
-        while (message := _run(task, self._protocol, self._interrupt, tell, lease.fence)).state == "full":
+        if grant is not None:
+            grant.begin()
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        timed = self._timed(task, grant)
+        while (message := run_task(task, self._protocol, self._interrupt, tell, lease.fence, timed)).state == ("full"):
             if not self._wait_for_room(task):
                 return Message(task.key, "interrupted", text=message.text)
             try:
                 lease.check()
             except LostLeaseError as error:
                 return Message(task.key, "lost", text=str(error))
+        self._timer = None
+        message = grant.judge(message) if grant is not None else message
         if lease.claim.about.get("step") == task.plan.train.steps:  # it was scored alone, which needs less
             return message
-        peak_bytes, gpu_bytes = read_peak()
-        return replace(message, peak_bytes=peak_bytes, gpu_bytes=gpu_bytes)
+        if torch.cuda.is_initialized() and not message.text.startswith(GPU_LOST):
+            total = torch.cuda.get_device_properties(0).total_memory
+            message = replace(message, peak_bytes=torch.cuda.max_memory_reserved(), gpu_bytes=total)
+        if self._admission is not None and grant is not None:
+            self._admission.note(task, message, grant)
+        return message
+
+    def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
+        """Return a function to be called after each step. It times steps in a quiet moment, or of a run that is alone.
+
+        If it is not quiet any more at the end, the time is dropped.
+        """
+        admission = self._admission
+        if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:
+            return lambda step: None
+        timer = self._timer = StepTimer.of(task.plan, task.along.steps if task.along else ())
+        first = -1
+
+        def on_step(step: int) -> None:
+            nonlocal first
+            first = step if first < 0 else first
+            if step == first + TIMED_FROM and not admission.has_step(task) and grant.is_alone:
+                timer.request()
+            if (step_s := timer.tick(step)) is not None and (self._quiet or grant.is_alone):
+                admission.note_step(task, step_s, timer.steps)
+
+        return on_step
 
 
 def has_room(task: Task) -> bool:
@@ -297,9 +387,16 @@ def report_to(lease: Lease) -> Callable[[Message], None]:
 
     def report(message: Message) -> None:
         loss, speed = finite(message.loss), finite(message.images_per_s)  # a diverging run has neither
-        share = min(1.0, message.share)
+        share, text = min(1.0, message.share), message.text[-_MOST_WORDS:]
         lease.report(
-            {"state": message.state, "share": share, "step": message.step, "loss": loss, "images_per_s": speed}
+            {
+                "state": message.state,
+                "share": share,
+                "step": message.step,
+                "loss": loss,
+                "images_per_s": speed,
+                "text": text,
+            }
         )
 
     return report
@@ -319,7 +416,7 @@ def end_lease(task: Task, lease: Lease, message: Message) -> Message:
     try:
         if message.state != "done":
             fence.check()  # an error may come of what the next holder did
-        _note_failure(task, message, fence)
+        note_failure(task, message, fence)
     except LostLeaseError as error:
         message = Message(task.key, "lost", text=str(error))
     lease.end(_ended(message))
@@ -341,6 +438,7 @@ def _ended(message: Message) -> dict[str, Json]:
         "scoring_s": message.scoring_s,
         "peak_bytes": message.peak_bytes,
         "gpu_bytes": message.gpu_bytes,
+        "needs_bytes": message.needs_bytes,
     }
 
 
@@ -351,15 +449,20 @@ def message_of(task: Task, claim: Claim) -> Message:
 
 
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
-    """Return the attempts of this round that died since the run last got further, oldest first."""
+    """Return the attempts of this round that died since the run last got further, oldest first.
+
+    Those that were sent back for want of memory are not among them, but for those that the kernel ended again and again
+    for want of the host's.
+    """
     found: list[Claim] = []
     for claim in reversed(claims):
-        state = (claim.ended or {"state": "full" if claim.now.get("died") == NO_ROOM else "died"})["state"]
+        state = end_of(claim)
         same = all(claim.about.get(key) == about.get(key) for key in ("round", "step"))
-        if state not in ("died", "continued", "full") or not same:
+        if state not in ("died", "continued", "full", "crowded") or not same:
             break
-        found += [claim] if state == "died" else []
-    return found[::-1]
+        found += [claim] if state in ("died", "crowded") else []
+    kills = kills_in(found)[:MOST_CROWDED]
+    return [claim for claim in found[::-1] if end_of(claim) == "died" or (claim.ended is None and claim not in kills)]
 
 
 def _gpu() -> str:

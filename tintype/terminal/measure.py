@@ -22,6 +22,7 @@ from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import count, significant
 from tintype.runtime.interrupt import watch_signals
 from tintype.study.study import Study, check_study
+from tintype.study.supervisor import Jobs
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress
@@ -125,11 +126,11 @@ def _cpu(one: Loading | ImportSpeed) -> str:
     return f"{one.cpu_ms_per_image:.2f} ms of CPU each ({one.images_per_s_per_core:,.0f} images/s per core)"
 
 
-def study_with_progress(study: Study, jobs: int) -> StudySpeeds:
+def study_with_progress(study: Study, jobs: Jobs) -> StudySpeeds:
     """Measure the runs of a study and show their progress."""
     with Progress("checking the data", kept=NOTHING_MEASURED):
         check_study(study)
-    total = len(study.arms[0].plans)
+    total = sum(len(arm.plans) for arm in study.arms)
     with watch_signals() as interrupt, StudyDisplay(progress_console, total, interrupt) as display:
         speeds = measure_study(study, jobs, interrupt, display.on_message)
     if speeds is None:

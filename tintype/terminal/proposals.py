@@ -15,8 +15,8 @@ from tintype.page.numerals import significant
 from tintype.study.costs import parse_duration
 from tintype.study.ledger import ERROR, left_after
 from tintype.study.looks import SeedPlan
-from tintype.study.packing import Jobs
 from tintype.study.propose import Proposal, parse_arm, propose
+from tintype.study.supervisor import Jobs
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import say, say_note
 from tintype.terminal.studies import ShownProgress

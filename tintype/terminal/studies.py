@@ -22,7 +22,6 @@ from tintype.evaluation.protocol import definitions
 from tintype.metrics.table import TRAINING_METRICS
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.memory import count_failures
 from tintype.settings import plain
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
 from tintype.study.crowded import crowded_words
@@ -41,8 +40,6 @@ from tintype.study.lab import (
 )
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
-from tintype.study.pack import Pack
-from tintype.study.packing import Jobs, jobs_of, parse_per_gpu
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
@@ -51,6 +48,7 @@ from tintype.study.search import range_of, words_of
 from tintype.study.stats.estimate import POWER
 from tintype.study.stats.family import FIRST_SHARE
 from tintype.study.study import ArmPlan, Study
+from tintype.study.supervisor import Jobs, most_of, parse_jobs
 from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import VERDICT_STYLE, number, progress_console, say, say_note
@@ -58,18 +56,24 @@ from tintype.terminal.progress import Progress, speed_note
 
 
 def run_with_progress(
-    study: Study, out: Path, jobs: Jobs, console: Console, argv: Sequence[str] = (), budget_s: float | None = None
+    study: Study,
+    out: Path,
+    jobs: Jobs,
+    console: Console,
+    argv: Sequence[str] = (),
+    budget_s: float | None = None,
+    like: Path | None = None,
 ) -> int:
     """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
-    return _show_outcome(run_study(study, out, jobs, ShownProgress(console), argv, budget_s), console)
+    return _show_outcome(run_study(study, out, jobs, ShownProgress(console), argv, budget_s, like), console)
 
 
-def replicate_with_progress(out: Path, seeds: int, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
+def replicate_with_progress(out: Path, seeds: int, jobs: Jobs, console: Console, argv: Sequence[str] = ()) -> int:
     """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
     return _show_outcome(replicate_study(out, seeds, jobs, ShownProgress(console), argv), console)
 
 
-def show_replication(out: Path, seeds: int, jobs: int, console: Console) -> None:
+def show_replication(out: Path, seeds: int, jobs: Jobs, console: Console) -> None:
     """Show the verdicts that a replication would hold against fresh seeds, and what its runs take."""
     planned = plan_replication(out, seeds, ShownProgress(console))
     answer(
@@ -88,7 +92,7 @@ def show_replication(out: Path, seeds: int, jobs: int, console: Console) -> None
     fresh = replace(planned.study, settings=tuned)
     with Progress("estimating the time", kept="nothing was measured; run the same command again"):
         cost = cost_of(
-            fresh, planned.folder, None, jobs, lambda: seconds_here(planned.results) or expected_seconds(fresh)
+            fresh, planned.folder, None, most_of(jobs), lambda: seconds_here(planned.results) or expected_seconds(fresh)
         )
     show_cost(cost, console)
 
@@ -99,35 +103,27 @@ def prepare_with_progress(study: Study, out: Path, console: Console, argv: Seque
     say(console, f"{out} is ready: start any number of `tintype work {quote(str(out))}`, here or on other machines")
 
 
-def work_with_progress(out: Path, console: Console, run: str | None, wait: bool, expiry_s: float) -> None:
-    """Work on a study and show the progress of the runs that this worker takes."""
-    outcome = work_on_study(out, ShownProgress(console), run, wait, expiry_s)
-    done = f"{outcome.done} of the {len(outcome.last)} runs that this worker took are done"
-    if outcome.signal is None and count_failures():
-        say(console, f"{done}; GPU memory ran out, so the worker starts again in a new process")
+def work_with_progress(
+    out: Path, console: Console, run: str | None, wait: bool, expiry_s: float, jobs: Jobs = 1
+) -> None:
+    """Work on a study and show the progress of the runs that its workers take."""
+    jobs = 1 if run is not None else jobs
+    outcome = work_on_study(out, ShownProgress(console), run, wait, expiry_s, jobs)
+    who = "this worker" if jobs == 1 else "these workers"
+    done = f"{outcome.done} of the {len(outcome.last)} runs that {who} took are done"
+    if outcome.signal is None and outcome.spent:
+        say(console, f"{done}; the GPU failed or its memory ran out, so the worker starts again in a new process")
         os.execv(sys.executable, [sys.executable, "-m", "tintype", *sys.argv[1:]])
     if outcome.signal is not None:
         leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
     say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
 
 
-def pack_workers(out: Path, per_gpu: str, run: str | None, wait: bool, expiry: str, console: Console) -> None:
-    """Keep several workers on each GPU of this machine until nothing is left."""
-    if run is not None:
-        raise UserError(f"--run {run} is one run for one worker; leave --per-gpu out")
-    _check_folder(out)
-    options = ["--expiry", expiry, *([] if wait else ["--no-wait"])]
-    stopped = Pack(out, jobs_of(per_gpu), options, lambda line: say(console, line)).run()
-    if stopped is not None:
-        leave(signal.SIGTERM, "what the workers had begun is saved; another worker resumes it")
-    say(console, f"nothing is left; `tintype status {quote(str(out))}` shows all")
-
-
 def launch_workers(crew: Crew, launcher: Launcher, console: Console) -> None:
     """Start workers elsewhere, and say what was started and how to follow it."""
     _check_folder(crew.study)
-    if crew.per_gpu:
-        parse_per_gpu(crew.per_gpu)
+    if crew.jobs:
+        parse_jobs(crew.jobs)
     for line in launcher.launch(crew):
         say(console, line)
     say(console, f"`tintype status {quote(str(crew.study))} --watch` shows how far they are")
@@ -340,9 +336,10 @@ class StudyDisplay(Progress):
             say(self._lines, f"{row}: {message.text}", "yellow")
             self.show(None, message.share, 1.0, message.text, row=row)
             return
-        if message.state in ("lost", "died"):
+        if message.state in ("lost", "died", "crowded"):
             self.remove(row)
-            say(self._lines, f"{row}: {_last_line(message)}; it will be resumed", "yellow")
+            then = "it goes back to the queue" if message.state == "crowded" else "it will be resumed"
+            say(self._lines, f"{row}: {_last_line(message)}; {then}", "yellow")
             return
         if message.state in ("training", "scoring"):
             scoring = message.state == "scoring"

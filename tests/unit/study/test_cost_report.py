@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from tests.unit.study.example_results import draw_previews, example, several, with_scores_along
 from tests.unit.study.test_adaptive import study_with
-from tests.unit.study.test_packing import claim
 from tests.unit.study.test_work import work
 from tests.written_runs import Writer
 from tintype import cli
@@ -142,7 +141,8 @@ def test_runs_that_ran_out_of_memory_are_counted_in_the_report_and_the_status(tm
         ended: dict[str, Json] = {"state": state, "text": "it ran out of memory"}
         file = leases.path(first.plan.hash, number)
         assert leases.disk.create(file, Claim(number, Process.this(), about=about, ended=ended).dump(0))
-    claim(leases, second.plan.hash, "full")
+    full = Claim(1, Process.this(), ended={"state": "full", "text": ""})
+    assert leases.disk.create(leases.path(second.plan.hash, 1), full.dump(0))
     (waiting, other) = status_of(out).of("waiting")
     assert (waiting.crowded, waiting.deaths, other.crowded) == (2, 1, 0)
     shown = CliRunner().invoke(cli.app, ["status", str(out)]).stdout

@@ -11,7 +11,7 @@ from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.study.lab import run_study
 from tintype.study.results import read_results_file
-from tintype.study.runner import Task, _next_task, tasks_of
+from tintype.study.runner import Task, next_task, tasks_of
 from tintype.study.study import Study, choose_arms, read_settings, resolve
 
 STUDY = """
@@ -45,12 +45,12 @@ def test_a_task_waits_for_the_run_that_it_starts_from(tmp_path: Path) -> None:
     waiting = list(tasks)
     begun: list[Task] = []
     order: list[tuple[str, int]] = []
-    while (task := _next_task(waiting, begun)) is not None:
+    while (task := next_task(waiting, begun)) is not None:
         waiting.remove(task)
         begun.append(task)
         order.append(task.key)
     assert order == [(arm, seed) for seed in (3, 4) for arm in ("baseline", "stage one")], "the others wait"
-    done = _next_task(waiting, begun[2:])
+    done = next_task(waiting, begun[2:])
     assert done is not None and done.key == ("last", 3)
 
 

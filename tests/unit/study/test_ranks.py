@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.tiny import tiny_plan
-from tests.unit.study.test_jobs import PROTOCOL
+from tests.unit.study.test_supervisor import PROTOCOL
 from tintype.errors import UserError
 from tintype.runtime.dist import ALONE
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Leases
-from tintype.study import jobs, worker
+from tintype.study import supervisor, worker
 from tintype.study.rank import train_rank
 from tintype.study.ranks import RankedRun, start_ranks
 from tintype.study.runner import FAILURES, Message, Task
@@ -114,13 +114,9 @@ def test_a_worker_leaves_runs_that_need_more_gpus_to_others(
     Worker(tmp_path / "leases", PROTOCOL, Interrupt(), lambda message: None, "round").work([task], wait=False)
     assert not (tmp_path / "leases").exists()
     with pytest.raises(UserError, match=r"run.ranks is 2, and this machine has 1 GPUs"):
-        jobs.run_tasks([task], PROTOCOL, 1, Interrupt(), lambda message: None)
+        supervisor.run_tasks([task], PROTOCOL, 1, Interrupt(), lambda message: None)
 
 
-@pytest.mark.parametrize(("slot", "expected"), [(0, "0,1"), (1, "2,3"), (2, "0,1")])
-def test_each_worker_gets_the_gpus_of_its_largest_run(
-    slot: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    jobs._pin_gpu(slot, 2)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+@pytest.mark.parametrize(("slot", "expected"), [(0, [0, 1]), (1, [2, 3]), (2, [0, 1])])
+def test_each_worker_gets_the_gpus_of_its_largest_run(task: Task, slot: int, expected: list[int]) -> None:
+    assert list(supervisor.Crew((task,), PROTOCOL, 3, 1, "round", True, 120.0).gpus_of(slot, 5)) == expected

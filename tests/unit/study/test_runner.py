@@ -19,7 +19,7 @@ from tintype.evaluation.results import EvaluationResult, result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.study.lab import run_study
-from tintype.study.runner import Message, Task, _headline, _note_failure, _run, tasks_of
+from tintype.study.runner import Message, Task, _headline, note_failure, run_task, tasks_of
 from tintype.study.runs import read_run
 from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
@@ -56,7 +56,7 @@ def test_a_restart_waits_for_a_run_that_still_ends(
     task = Task("baseline", tiny_plan("train.steps=2"), tmp_path / "run")
     sent: list[Message] = []
     with hold_lock(task.folder, 0.5) as process:
-        last = _run(task, PROTOCOL, Interrupt(), sent.append)
+        last = run_task(task, PROTOCOL, Interrupt(), sent.append)
         process.kill()
     assert last.state == ("done" if wait_s else "failed")
     words = f"waiting for another process ({process.pid}) that works in {task.folder}, {wait_s:g} s at most"
@@ -111,8 +111,8 @@ def test_a_run_that_diverges_is_no_failed_one(tmp_path: Path, monkeypatch: pytes
     task = Task("arm", plan, tmp_path / "runs" / plan.hash)
 
     def attempt() -> str:
-        last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
-        _note_failure(task, last)
+        last = run_task(task, PROTOCOL, Interrupt(), lambda message: None)
+        note_failure(task, last)
         return last.state
 
     def state() -> tuple[str, str]:
@@ -134,7 +134,7 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
     task = Task("arm", tiny_plan(), tmp_path / "run")
     nan = torch.full((8, 2), torch.nan, dtype=torch.float64)
     monkeypatch.setattr("tintype.metrics.validation.batch_errors", lambda *arguments: nan)
-    last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
+    last = run_task(task, PROTOCOL, Interrupt(), lambda message: None)
     assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
 
 
@@ -149,12 +149,12 @@ def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_
         if message.text and message.step == 4:
             interrupt.signal = signal.SIGTERM
 
-    assert _run(task, PROTOCOL, interrupt, send).state == "interrupted"
+    assert run_task(task, PROTOCOL, interrupt, send).state == "interrupted"
     assert read_run(task.plan, PROTOCOL, tmp_path, along).state == "done"
     assert [one.step for one in read_run(task.plan, PROTOCOL, tmp_path, along).along] == [2, 6]
     first = result_file(task.folder, along.protocol, 2).stat().st_mtime_ns
     assert checkpoint.steps(RunFolder(task.folder).kept) == [4], "the scored one is dropped, the other is not"
-    assert _run(task, PROTOCOL, Interrupt(), sent.append).state == "done"
+    assert run_task(task, PROTOCOL, Interrupt(), sent.append).state == "done"
     scores = read_run(task.plan, PROTOCOL, tmp_path, along).along
     assert [(one.step, one.images) for one in scores] == [(2, 8), (4, 16), (6, 24)]
     assert sorted(one.seconds for one in scores) == [one.seconds for one in scores]

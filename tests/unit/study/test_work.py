@@ -33,12 +33,14 @@ from tintype.study.tune import tuning_of, tuning_tasks
 def written(writer: Writer) -> Iterator[None]:
     """Let the writer make the runs of workers in this process."""
 
-    def write(task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence) -> Message:
+    def write(
+        task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence, on_step: object = None
+    ) -> Message:
         writer.run_tasks([task], protocol, 1, interrupt, lambda message: None)
         return Message(task.key, "failed" if task.key in writer.failing else "done", 1.0, text="it was made to fail")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_run", write)
+        patch.setattr(worker, "run_task", write)
         patch.setattr("tintype.study.worker.gc.collect", lambda: 0)
         yield
 
@@ -175,7 +177,7 @@ def test_a_signal_ends_a_worker_with_143_whichever_it_is(tmp_path: Path) -> None
             return Message(task.key, "interrupted", text="saved at step 2")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(worker, "_run", stop)
+            patch.setattr(worker, "run_task", stop)
             ended = CliRunner().invoke(cli.app, ["work", str(out)])
         assert ended.exit_code == 143, (number, ended.output)
         assert len(status_of(out).of("waiting")) == 2

@@ -38,17 +38,21 @@ def work(tasks: list[Task], round: str = "", run: Run | None = None, wait: bool 
     sent: list[Message] = []
     with pytest.MonkeyPatch.context() as patch:
         if run is not None:
-            patch.setattr(module, "_run", run)
+            patch.setattr(module, "run_task", run)
         Worker(lease_folder(tasks), PROTOCOL, Interrupt(), sent.append, round).work(tasks, wait)
     return [message for message in sent if message.state not in ("training", "scoring")]
 
 
-def done(task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence) -> Message:
+def done(
+    task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence, on_step: object = None
+) -> Message:
     fence.check()
     return Message(task.key, "done", 1.0)
 
 
-def refused(task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence) -> Message:
+def refused(
+    task: Task, protocol: Protocol, interrupt: Interrupt, send: object, fence: Fence, on_step: object = None
+) -> Message:
     task.folder.mkdir(parents=True, exist_ok=True)
     return Message(task.key, "failed", text="the data are not there")
 
@@ -88,7 +92,7 @@ def test_a_run_with_a_users_error_is_not_tried_again_and_stops_no_other(tmp_path
 def dies(task: Task) -> int:
     """Let a worker in a process of its own die within the run; return how the process ended."""
 
-    def kill(*_: object) -> Message:
+    def kill(*_: object, **__: object) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -166,7 +170,7 @@ def test_scores_of_another_machine_that_are_seen_late_are_not_made_again(
         lease.end({"state": "done"})
     looks = iter(range(100))
     monkeypatch.setattr(module, "is_settled", lambda *_: seen and next(looks) >= 4)
-    monkeypatch.setattr(module, "_run", done)
+    monkeypatch.setattr(module, "run_task", done)
     sent: list[Message] = []
     Worker(lease_folder([task]), PROTOCOL, Interrupt(), sent.append, expiry_s=4.0).work([task])
     assert [one.state for one in sent] == ([] if seen else ["done"]), "scores that do not come are made after a while"

@@ -29,8 +29,8 @@ class Crew:
     time_s: float | None = None
     """How long a worker may take before it saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
-    per_gpu: str = ""
-    """How many workers share each of its GPUs, as `--per-gpu` says it; empty for one on all of them."""
+    jobs: str = ""
+    """How many runs it makes at a time, as `--jobs` says it; empty for one."""
 
     @property
     def folder(self) -> Path:
@@ -39,7 +39,7 @@ class Crew:
     @property
     def command(self) -> str:
         """Return the command line of a worker, by this Python."""
-        packed = ["--per-gpu", self.per_gpu] if self.per_gpu else []
+        packed = ["--jobs", self.jobs or "1"]
         plugins = [word for file in given_files() for word in ("--plugin", str(file))]
         return shlex.join([sys.executable, "-m", "tintype", *plugins, "work", str(self.study), *packed])
 

@@ -1,13 +1,13 @@
-"""The worker processes of `tintype ablate`: what they share, and what follows when one of them ends."""
+"""The supervisor of worker processes: what it starts, reads in the claims, and does when one of them ends."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from multiprocessing import Pipe, spawn
+from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,8 +15,8 @@ from tests.tiny import tiny_plan
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Leases
-from tintype.study import jobs
-from tintype.study.runner import Message, Task
+from tintype.study import supervisor
+from tintype.study.runner import Task
 from tintype.study.worker import lease_folder
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
@@ -25,24 +25,6 @@ PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 def tasks_in(out: Path, count: int = 2) -> list[Task]:
     plans = [tiny_plan(f"seed={seed}") for seed in range(count)]
     return [Task("arm", plan, out / "runs" / plan.hash) for plan in plans]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_several_workers_share_a_folder_of_scenes_while_they_run(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One worker has nobody to share with."""
-    seen: list[tuple[object, bool]] = []
-
-    def note(shift: Any) -> dict[tuple[str, int], Message]:
-        folder = shift.crew.scenes
-        seen.append((folder, folder is not None and folder.is_dir()))
-        return {}
-
-    monkeypatch.setattr(jobs._Shift, "run", note)
-    jobs.run_tasks(tasks_in(tmp_path), PROTOCOL, count, Interrupt(), lambda message: None)
-    shared = tmp_path / jobs.SCENES
-    assert seen == [(shared, True) if count > 1 else (None, False)] and not shared.exists()
 
 
 class Ended:
@@ -66,7 +48,7 @@ def crew_of(tasks: list[Task], codes: list[int], monkeypatch: pytest.MonkeyPatch
     """Let workers end with these codes before they take a run, then end the runs by themselves; note the slots."""
     started: list[int] = []
 
-    def start(crew: jobs.Crew, slot: int) -> jobs._Job:
+    def start(crew: supervisor.Crew, slot: int, barren: int, gpus: object) -> supervisor._Job:
         started.append(slot)
         code = codes.pop(0) if codes else 0
         if not code:
@@ -74,12 +56,12 @@ def crew_of(tasks: list[Task], codes: list[int], monkeypatch: pytest.MonkeyPatch
                 lease = Leases(lease_folder(tasks)).take(task.plan.hash, {"round": crew.round})
                 assert lease is not None
                 lease.end({"state": "done", "text": "", "step": 6})
-        here, there = Pipe(duplex=False)
-        there.close()
-        return jobs._Job(slot, cast(BaseProcess, Ended(code)), here)
+        return supervisor._Job(slot, cast(BaseProcess, Ended(code)), barren)
 
-    monkeypatch.setattr(jobs, "_start", start)
-    monkeypatch.setattr(jobs, "wait", lambda pipes, seconds: None)
+    monkeypatch.setattr(supervisor, "_start", start)
+    monkeypatch.setattr(supervisor, "wait", lambda sentinels, seconds: None)
+    monkeypatch.setattr(supervisor, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(supervisor, "_FILL_S", 0.01)
     return started
 
 
@@ -89,7 +71,7 @@ def test_a_worker_that_ends_before_it_takes_a_run_is_started_again(
 ) -> None:
     tasks = tasks_in(tmp_path)
     started = crew_of(tasks, [code], monkeypatch)
-    last = jobs.run_tasks(tasks, PROTOCOL, 1, Interrupt(), lambda message: None)
+    last = supervisor.run_tasks(tasks, PROTOCOL, 1, Interrupt(), lambda message: None)
     assert started == [0, 0] and {message.state for message in last.values()} == {"done"}
     assert last.keys() == {task.key for task in tasks}, "the ends that no worker told stand in the claims"
 
@@ -97,7 +79,7 @@ def test_a_worker_that_ends_before_it_takes_a_run_is_started_again(
 def test_a_worker_that_never_takes_a_run_fails_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = tasks_in(tmp_path)
     started = crew_of(tasks, [1] * 9, monkeypatch)
-    last = jobs.run_tasks(tasks, PROTOCOL, 1, Interrupt(), lambda message: None)
+    last = supervisor.run_tasks(tasks, PROTOCOL, 1, Interrupt(), lambda message: None)
     assert len(started) == 3 and {message.state for message in last.values()} == {"failed"}
     assert "exit code 1, 3 times before it took a run" in last[tasks[0].key].text
 
@@ -106,10 +88,9 @@ def test_workers_that_a_signal_ends_while_they_import_have_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, interrupt = tasks_in(tmp_path), Interrupt()
-    interrupt.signal = signal.SIGTERM
     started = crew_of(tasks, [-signal.SIGUSR1], monkeypatch)
-    monkeypatch.setattr(jobs, "_stop", lambda process: None)
-    assert jobs.run_tasks(tasks, PROTOCOL, 1, interrupt, lambda message: None) == {} and started == [0]
+    monkeypatch.setattr(supervisor, "wait", lambda *_: setattr(interrupt, "signal", signal.SIGTERM))
+    assert supervisor.run_tasks(tasks, PROTOCOL, 1, interrupt, lambda message: None) == {} and started == [0]
 
 
 def test_a_worker_does_not_run_the_program_of_its_study_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +100,6 @@ def test_a_worker_does_not_run_the_program_of_its_study_again(monkeypatch: pytes
     monkeypatch.setattr(main, "__spec__", None)
     again = {"init_main_from_path", "init_main_from_name"}
     assert again & set(spawn.get_preparation_data("worker"))
-    with jobs._without_main():
+    with supervisor._without_main():
         assert not again & set(spawn.get_preparation_data("worker"))
     assert sys.modules["__main__"] is main

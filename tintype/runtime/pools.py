@@ -1,0 +1,147 @@
+"""Memory that several processes share: that of a GPU, or of the host. How much there is, and how much is free.
+
+NVML is asked for a GPU's memory: `cudaMemGetInfo` would open a context of its own, half a gigabyte in each process that
+only waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+_MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Level:
+    """Bytes of a pool."""
+
+    free: int
+    total: int
+
+
+class Pool(Protocol):
+    """Memory of this machine."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, the same in all processes of the machine."""
+
+    @property
+    def empty_share(self) -> float:
+        """Return the share of it that is free, or the asking process's own, where it is called empty."""
+
+    def read(self) -> Level: ...
+    def own_bytes(self) -> int:
+        """Return what this process holds of it."""
+
+
+CONTEXT_BYTES = 1 << 30
+"""Allowance for what torch does not count: a process's CUDA context, and the libraries that it loads there."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that this process sees under an index."""
+
+    index: int = 0
+    empty_share: float = 0.9
+
+    @property
+    def name(self) -> str:
+        return f"gpu-{_uuid(self.index)}"
+
+    def read(self) -> Level:
+        free, total = _nvml_memory(_uuid(self.index)) or torch.cuda.mem_get_info(self.index)
+        return Level(free, total)
+
+    def own_bytes(self) -> int:
+        if not torch.cuda.is_initialized() or not (reserved := torch.cuda.memory_reserved(self.index)):
+            return 0
+        return reserved + CONTEXT_BYTES
+
+
+@cache
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@cache
+def _nvml() -> Any:
+    """Return NVIDIA's management library, ready for questions; None where there is none."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _nvml_memory(uuid: str) -> tuple[int, int] | None:
+    """Return free and total bytes; None where NVML does not know the GPU."""
+    library, handle, memory = _nvml(), ctypes.c_void_p(), _NvmlMemory()
+    if library is None or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
+        return None
+    if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+        return None
+    return memory.free, memory.total
+
+
+@dataclass(frozen=True)
+class Host:
+    """The memory of the host, or of the container that this process is in."""
+
+    name: str = "host"
+    empty_share: float = 0.0
+    """Other programs always hold some of it."""
+
+    def read(self) -> Level:
+        known = _kilobytes(_MEMINFO)
+        if "MemTotal" not in known:  # not Linux: nothing is known of other processes
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return Level(total, total)
+        free, total = known.get("MemAvailable", known["MemTotal"]) * 1024, known["MemTotal"] * 1024
+        limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+        if limit is not None and used is not None and limit < total:
+            cached = _kilobytes(_CGROUP / "memory.stat").get("inactive_file", 0)  # in bytes, and given back when asked
+            free, total = min(free, max(0, limit - used + cached)), limit
+        return Level(free, total)
+
+    def own_bytes(self) -> int:
+        return _kilobytes(_STATUS).get("RssAnon", 0) * 1024
+
+
+def count_kills() -> int:
+    """Return how often the kernel has killed a process of this machine or container for want of memory."""
+    return max(
+        _kilobytes(Path("/proc/vmstat")).get("oom_kill", 0),
+        _kilobytes(_CGROUP / "memory.events").get("oom_kill", 0),
+    )
+
+
+def _kilobytes(file: Path) -> Mapping[str, int]:
+    """Return the numbers of a file of the kernel, by name, in its own units."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    words = [line.replace(":", " ").split() for line in lines]
+    return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdecimal()}
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # "max": no limit
+        return None

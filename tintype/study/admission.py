@@ -1,0 +1,265 @@
+"""Whether a run may start now: by the memory that it needs of its GPU and of the host, beside those that run there.
+
+What a run needs was measured on an earlier run of its shape (`tintype.study.shapes`), or is estimated with everything
+in it (`tintype.cost`). A run whose need is not known has the GPU for itself. torch's allocator is held to the share, so
+that a run which needs more than was thought runs out of memory itself and not its neighbours: its share is corrected,
+and it goes back to the queue. That is no failure of the run, unless it was alone on an empty GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from tintype.cost.memory import peak_of
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.runtime.leases import Claim
+from tintype.runtime.machine import choose_device, environment
+from tintype.runtime.pools import CONTEXT_BYTES, Gpu, Host
+from tintype.runtime.shares import Share, Shares
+from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, Message, Task
+from tintype.study.shapes import ShapeFacts, note_shape, read_shapes, shape_of
+
+MARGIN = 1.05
+"""A run may take so many times what was measured of its shape: text of another length, other scores."""
+GROWTH = 1.5
+"""A run that reached its share gets so many times as much the next time."""
+REACHED = 0.8
+"""A run that ran out of memory with so much of its share in use has reached it: what it asked for last is not in."""
+MOST_CROWDED = 3
+"""A run that was sent back so often in a row has the GPU for itself the next time."""
+HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30
+"""Allowance for the host's memory of a run that was not measured, on a GPU and on a CPU: torch, its libraries, data."""
+_FIRST_WAIT_S, _MOST_WAIT_S = 10.0, 300.0
+"""A run that was sent back waits so long before it is tried again, twice as long each time."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a run needs."""
+
+    gpu: int | None
+    """Of each of its GPUs; None where that is not known: it gets them for itself."""
+    host: int | None
+    words: str
+    """How the GPU's was found."""
+
+
+def end_of(claim: Claim) -> str:
+    """Return the state in which an attempt ended; where its process did not say, by what others saw."""
+    if claim.ended is not None:
+        return str(claim.ended.get("state", "died"))
+    died = str(claim.now.get("died", ""))
+    return "full" if died == NO_ROOM else "crowded" if died.startswith(HOST_KILLED) else "died"
+
+
+def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
+    """Return the attempts that were sent back for want of memory since the run last got further, oldest first."""
+    found: list[Claim] = []
+    for claim in reversed(claims):
+        state = end_of(claim)
+        if claim.about.get("step") != step or state not in ("crowded", "died", "interrupted", "continued", "full"):
+            break
+        found += [claim] if state == "crowded" else []
+    return found[::-1]
+
+
+def kills_in(claims: Sequence[Claim]) -> list[Claim]:
+    """Return the attempts that the kernel ended for want of the host's memory."""
+    return [claim for claim in claims if claim.ended is None and end_of(claim) == "crowded"]
+
+
+def wait_s(crowds: int) -> float:
+    """Return how long a run is left alone after it was sent back so often."""
+    return min(_FIRST_WAIT_S * 2.0 ** (crowds - 1), _MOST_WAIT_S) if crowds else 0.0
+
+
+def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
+    """Return the need as earlier attempts have corrected it."""
+    told = [int(known) for one in crowds if isinstance(known := (one.ended or {}).get("needs_bytes"), int) and known]
+    gpu, host = need.gpu, need.host
+    if told:
+        gpu = max(gpu, *told) if gpu is not None else None
+    if len(crowds) >= MOST_CROWDED:
+        gpu = None
+    if (kills := len(kills_in(crowds))) and host is not None:
+        host = None if kills >= MOST_CROWDED else math.ceil(host * GROWTH**kills)
+    return replace(need, gpu=gpu, host=host, words=f"{need.words}, corrected" if crowds else need.words)
+
+
+class Grant:
+    """The shares that a run has while it runs."""
+
+    def __init__(self, gpus: Sequence[Share], host: Share, need: Need, hold: bool) -> None:
+        self.gpus, self.host, self.need = gpus, host, need
+        self._hold = hold
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the run has its GPUs for itself, and nobody held anything of note there when it began."""
+        return all(one.whole and one.empty for one in self.gpus)
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether nobody else is on its GPUs now."""
+        return bool(self.gpus) and all(one.is_alone for one in self.gpus)
+
+    def begin(self) -> None:
+        """Hold this process to its share of the GPU."""
+        if self._hold:
+            total = torch.cuda.get_device_properties(0).total_memory
+            share = 1.0 if self.gpus[0].whole else (self.gpus[0].bytes - CONTEXT_BYTES) / total
+            torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)))
+
+    def release(self) -> None:
+        for share in (*self.gpus, self.host):
+            share.release()
+
+    def judge(self, message: Message) -> Message:
+        """Return what the end of a run means that ran out of memory, or whose GPU failed, beside others or alone."""
+        ran_out, lost = message.text.startswith(OUT_OF_MEMORY), message.text.startswith(GPU_LOST)
+        if message.state != "died" or not (ran_out or lost):
+            return message
+        if not self.gpus:
+            return message if self.host.empty else replace(message, state="crowded")
+        if not self.is_empty:
+            reached = ran_out and self.gpus[0].most >= REACHED * self.gpus[0].bytes
+            needs = math.ceil(GROWTH * self.gpus[0].bytes) if reached and not self.gpus[0].whole else 0
+            return replace(message, state="crowded", needs_bytes=needs)
+        if lost:
+            return message
+        advice = (
+            "it was alone on the GPU, so it needs more memory than that has: raise train.accumulate, set "
+            "model.activation_checkpointing=true, take a smaller train.batch or evaluation.sampler.batch, or shard it "
+            "(run.distribution.kind=fsdp)"
+        )
+        return replace(message, state="failed", text=f"{message.text}; {advice}")
+
+
+class Admission:
+    """Decides which runs of a study this process may start."""
+
+    def __init__(
+        self,
+        out: Path,
+        protocol: Protocol,
+        gpus: Sequence[Shares],
+        host: Shares,
+        device: str,
+        estimate: Callable[[Task, Protocol], Need] | None = None,
+    ) -> None:
+        self.out, self.protocol, self.gpus, self.host, self.device = out, protocol, gpus, host, device
+        self._estimate = estimate or estimated_need
+        self._estimates: dict[str, Need] = {}
+        self._hold = False
+        self._known: dict[str, ShapeFacts] = {}
+
+    @classmethod
+    def here(cls, out: Path, protocol: Protocol, gpus: Sequence[int] | None = None) -> Admission:
+        """Return that of this process on the GPUs that it sees, or on some of them by their index."""
+        seen = range(torch.cuda.device_count()) if gpus is None else gpus
+        found = cls(
+            out,
+            protocol,
+            [Shares(Gpu(index)) for index in seen],
+            Shares(Host()),
+            str(environment(choose_device("auto"))["device"]),
+        )
+        found._hold = True
+        return found
+
+    def refresh(self) -> None:
+        """Read again what was measured."""
+        self._known = read_shapes(self.out, self.device)
+
+    def need_of(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Need:
+        """Return what a run needs, by what is known now."""
+        if not self.gpus_of(task):
+            return with_corrections(Need(0, CPU_BYTES, "an allowance"), crowds_in(claims, step))
+        shape = shape_of(task.plan)
+        if shape not in self._estimates:
+            self._estimates[shape] = self._estimate(task, self.protocol)
+        need, facts = self._estimates[shape], self._known.get(shape) or ShapeFacts(self.device)
+        if facts.peak_bytes:
+            need = replace(need, gpu=math.ceil(MARGIN * facts.peak_bytes) + CONTEXT_BYTES, words="measured")
+        if facts.host_bytes:
+            need = replace(need, host=math.ceil(MARGIN * facts.host_bytes))
+        return with_corrections(need, crowds_in(claims, step))
+
+    def gpus_of(self, task: Task) -> Sequence[Shares]:
+        """Return the GPUs of a run's ranks; none where it trains on the CPU."""
+        return self.gpus[: task.plan.run.ranks] if task.plan.run.device != "cpu" else ()
+
+    def admit(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Grant | None:
+        """Take the shares of a run; None where they do not fit beside those that run."""
+        need, taken = self.need_of(task, claims, step), list[Share]()
+        wanted = [(gpu, need.gpu) for gpu in self.gpus_of(task)] + [(self.host, need.host)]
+        for shares, size in wanted:
+            if (share := shares.take(size)) is None:
+                for one in taken:
+                    one.release()
+                return None
+            taken.append(share)
+        return Grant(taken[:-1], taken[-1], need, self._hold and len(taken) > 1 and task.plan.run.ranks == 1)
+
+    def count_fitting(self, tasks: Sequence[Task]) -> int:
+        """Return how many of these runs, the first ones first, fit beside those that run, on one of its GPUs each."""
+        free, host, count = [gpu.left() for gpu in self.gpus], self.host.left(), 0
+        idle = [not gpu.promises() for gpu in self.gpus]
+        for task in tasks:
+            need = self.need_of(task)
+            if count and (need.host is None or need.host > host):
+                continue
+            if self.gpus_of(task):
+                fitting = [n for n, left in enumerate(free) if idle[n] or (need.gpu is not None and need.gpu <= left)]
+                if not fitting:
+                    continue
+                place = max(fitting, key=lambda n: free[n])
+                free[place] = max(0, free[place] - (free[place] if need.gpu is None else need.gpu))
+                idle[place] = False
+            host -= host if need.host is None else need.host
+            count += 1
+        return count
+
+    def note(self, task: Task, message: Message, grant: Grant) -> None:
+        """Store what a run that was trained and scored took of GPU and host."""
+        if message.state == "done" and task.plan.run.ranks == 1 and message.peak_bytes:
+            facts = ShapeFacts(self.device, message.peak_bytes, grant.host.most)
+            note_shape(self.out, shape_of(task.plan), facts)
+
+    def note_step(self, task: Task, step_s: float, steps: int) -> None:
+        """Store how long a step took alone on the GPU."""
+        note_shape(self.out, shape_of(task.plan), ShapeFacts(self.device, step_s=step_s, steps=steps))
+
+    def step_s_of(self, task: Task) -> float | None:
+        """Return the seconds of a step alone on the GPU; of a shape that was not timed, the mean of the others."""
+        known = [facts.step_s for facts in self._known.values() if facts.step_s is not None]
+        facts = self._known.get(shape_of(task.plan))
+        if facts is not None and facts.step_s is not None:
+            return facts.step_s
+        return fmean(known) if known else None
+
+    def words(self) -> str:
+        """Say how much memory is free now."""
+        free = [f"{max(0, one.left()) / 1e9:.1f} GB of {one.pool.name}" for one in (*self.gpus, self.host)]
+        return f"free: {', '.join(free)}"
+
+    def has_step(self, task: Task) -> bool:
+        """Return whether the step of a run's shape was timed on this kind of device."""
+        facts = self._known.get(shape_of(task.plan))
+        return facts is not None and facts.step_s is not None
+
+
+def estimated_need(task: Task, protocol: Protocol) -> Need:
+    """Return the estimated need of a run, without what all processes of the machine share."""
+    try:
+        peak = peak_of(task.plan, protocol, task.along.protocol if task.along else None, task.plan.run.ranks)
+    except UserError:
+        return Need(None, HOST_BYTES, "not known")
+    return Need(peak.bytes, peak.host_bytes, "estimated") if peak.known else Need(None, peak.host_bytes, "not known")

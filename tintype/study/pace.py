@@ -1,0 +1,75 @@
+"""How many runs at a time raise the throughput of a study, measured while they run.
+
+The unit is a run that has the GPU for itself: a run that takes half as many steps a second as it would alone counts
+one half. So the sum over the runs of a GPU says how much of their work it does, and what one more of them adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+START = 8
+"""Runs on a GPU at first, where they fit."""
+MOST = 16
+"""However small the runs: each worker also needs a core and memory of the host."""
+_WINDOW_S = 12.0
+"""Seconds over which the speed of the runs is measured."""
+_GAIN = 0.02
+"""One more run must add so much of the throughput."""
+_NO_GAIN = 1.05
+"""Where the sum is no more than that, the GPU was full with one run."""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How far a run is that trains now."""
+
+    step: int
+    step_s: float
+    """Seconds of its steps alone on the GPU."""
+
+
+class Pace:
+    """Chooses the number of runs on a GPU by what it has measured."""
+
+    def __init__(self, start: int = START, most: int = MOST) -> None:
+        self.target, self.most = min(start, most), most
+        self.rates: dict[int, float] = {}
+        """The best sum that was measured with so many runs."""
+        self._settled = False
+        self._began_s = 0.0
+        self._began: Mapping[str, Pulse] = {}
+
+    def note(self, running: Mapping[str, Pulse], now_s: float) -> None:
+        """Take in how far the runs are that train now, by their names."""
+        if running.keys() != self._began.keys():  # one has begun or ended: the window begins anew
+            self._began, self._began_s = dict(running), now_s
+            return
+        seconds = now_s - self._began_s
+        if seconds < _WINDOW_S or not running:
+            return
+        taken = {name: pulse.step - self._began[name].step for name, pulse in running.items()}
+        rate = sum(taken[name] * pulse.step_s for name, pulse in running.items()) / seconds
+        self.rates[len(running)] = max(rate, self.rates.get(len(running), 0.0))
+        self._began, self._began_s = dict(running), now_s
+        if len(running) == self.target and not self._settled:
+            self._choose(len(running))
+
+    def _choose(self, count: int) -> None:
+        """Choose the next target, after `count` runs were measured."""
+        rate, fewer = self.rates[count], [number for number in self.rates if number < count]
+        if count > 1 and rate <= _NO_GAIN:
+            self.target = max(1, count // 2)
+            self._settled = self.target == 1
+            return
+        if max(self.rates) > count:  # it came down from more, and here they still gain something
+            self._settled = True
+            return
+        if fewer:
+            before = max(fewer)
+            if rate < self.rates[before] * (1 + _GAIN * (count - before)):
+                self.target, self._settled = before, True
+                return
+        self.target = min(self.most, count + 1)
+        self._settled = self.target == count

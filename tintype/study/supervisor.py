@@ -1,0 +1,480 @@
+"""The supervisor of a study's workers on this machine: it starts them, starts those again that die, and stops them.
+
+The workers take runs by their leases, as any `tintype work` does, and where memory admits them. What the supervisor
+knows of a run stands in its claim, which `tintype status` reads too; nothing else passes between it and its workers but
+signals. It starts a worker where a run would fit, as many as `--jobs` says, or as many as raise the throughput.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import FrameType, ModuleType
+from typing import Literal
+
+import torch
+
+from tintype.data.decoding.threads import share_cores
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.runtime.interrupt import Interrupt, watch_signals
+from tintype.runtime.leases import EXPIRY_S, Claim, Leases, MovedError
+from tintype.runtime.machine import choose_device, cores
+from tintype.runtime.mps import side_by_side
+from tintype.runtime.parent import end_with_parent
+from tintype.runtime.pools import count_kills
+from tintype.runtime.signals import ignored
+from tintype.runtime.streams import prepare_streams
+from tintype.study.admission import Admission
+from tintype.study.pace import MOST, Pace, Pulse
+from tintype.study.runner import ENDED, HOST_KILLED, Message, State, Task
+from tintype.study.worker import (
+    TIMED_FROM,
+    Worker,
+    anchor_of,
+    ended_in,
+    has_room,
+    is_settled,
+    lease_folder,
+    message_of,
+    progress_of,
+)
+
+_POLL_S, _READ_S, _FILL_S = 0.2, 0.5, 1.0
+"""Seconds between looks at the processes, at the claims, and at what fits."""
+_SETTLED_S = 5.0
+"""Seconds between looks for runs that other commands have ended."""
+_WAITING_S = 60.0
+"""Seconds between words on a study that waits for memory."""
+_BEAT_S = 1.0
+"""Seconds between heartbeats of a worker: the display is as old as that."""
+_JOIN_S = 5.0
+_STOP, _TIME = signal.SIGUSR1, signal.SIGUSR2
+"""The signals that ask a worker to stop, and that begin and end a moment in which it is timed. A scheduler may send
+SIGTERM too, and a second one would end it at once."""
+_MOST_STARTS = 3
+"""A worker that dies so often in a row before it takes a run is not started again."""
+_AGAIN_S = 2.0
+"""It is started again after so many seconds, three times as many each time."""
+_SPENT = 75
+"""Exit code of a worker that leaves the other runs to a new process."""
+_QUIET_S, _QUIET_AGAIN_S = 5.0, 60.0
+"""How long others stand still at most while the steps of one run are timed, and when that is tried again."""
+_STRANGERS_SHARE = 0.1
+"""Share of a GPU's memory that nobody accounts for, from which others are taken to work there."""
+
+Jobs = int | Literal["auto"]
+"""Workers of a command: a number, or as many as raise the throughput."""
+
+
+def parse_jobs(text: str | None) -> Jobs:
+    """Read `--jobs`: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
+    if text is None:
+        return "auto" if choose_device("auto").type == "cuda" else 1
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--jobs {text}: give a number of at least 1, or auto")
+    return int(text)
+
+
+def most_of(jobs: Jobs) -> int:
+    """Return the most workers that there may be at a time."""
+    if jobs != "auto":
+        return jobs
+    gpus = torch.cuda.device_count()
+    return gpus * min(MOST, max(1, cores() // gpus)) if gpus else 1
+
+
+def gpu_names() -> list[str]:
+    """Return the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The work and the settings that all workers of one command share."""
+
+    tasks: tuple[Task, ...]
+    protocol: Protocol
+    most: int
+    threads: int
+    round: str
+    """Names the workers of a command that goes through each run once; empty for one that takes what is left."""
+    wait: bool
+    expiry_s: float
+
+    def gpus_of(self, slot: int, gpus: int) -> range:
+        """Return the GPUs of a worker, of so many: its own, as many as its largest run needs."""
+        width = max(task.plan.run.ranks for task in self.tasks)
+        first = slot * width % max(1, gpus - gpus % width)
+        return range(first, first + width)
+
+
+@dataclass
+class _Job:
+    """A worker process."""
+
+    slot: int
+    process: BaseProcess
+    barren: int = 0
+    """How often the process of this slot died before it took a run."""
+    took: bool = False
+    """Whether it has taken a run."""
+
+    @property
+    def was_told(self) -> bool:
+        """Return whether the process ended because a signal said so, or because it was spent."""
+        return self.process.exitcode in (0, _SPENT, -signal.SIGTERM, -_STOP)
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    protocol: Protocol,
+    jobs: Jobs,
+    interrupt: Interrupt,
+    on_message: Callable[[Message], None],
+    round: str | None = None,
+    wait: bool = True,
+    expiry_s: float = EXPIRY_S,
+) -> dict[tuple[str, int], Message]:
+    """Run the tasks in workers; return the last message of each task that one of them began.
+
+    By default they go through every run once, as a round of their own.
+    """
+    widest = max(task.plan.run.ranks for task in tasks)
+    if not all(map(has_room, tasks)):
+        raise UserError(f"run.ranks is {widest}, and this machine has {torch.cuda.device_count()} GPUs for them")
+    most = min(most_of(jobs), len(tasks))
+    threads = max(1, torch.get_num_threads() // most)  # of the host of a GPU; on a CPU, runs set their own number
+    named = uuid.uuid4().hex[:12] if round is None else round
+    crew = Crew(tuple(tasks), protocol, most, threads, named, wait, expiry_s)
+    with side_by_side(most):
+        return Supervisor(crew, interrupt, on_message, Pace() if jobs == "auto" else None).run()
+
+
+@dataclass
+class _Seen:
+    """What was read last of a run's newest claim."""
+
+    claim: Claim
+    told: tuple[object, ...] = field(default_factory=tuple)
+
+
+class Supervisor:
+    """The work of a crew, from its start to the end of the last run."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        interrupt: Interrupt,
+        on_message: Callable[[Message], None],
+        pace: Pace | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self.crew, self.interrupt, self.on_message, self.pace = crew, interrupt, on_message, pace
+        folder = lease_folder(crew.tasks)
+        self.leases = Leases(folder, anchor=anchor_of(folder))
+        self.admission = admission or Admission.here(folder.parent, crew.protocol)
+        self.gpus = gpu_names()
+        self.last: dict[tuple[str, int], Message] = {}
+        self.jobs: list[_Job] = []
+        self.pids: set[int] = set()
+        """All processes that it has started."""
+        self.seen: dict[str, _Seen] = {}
+        self.settled: set[str] = set()
+        """Runs that other commands have ended."""
+        self.closed: set[int] = set()
+        """Slots in which no worker is started any more."""
+        self.barren: dict[int, tuple[int, float]] = {}
+        """By slot how often its process died before it took a run, and when it may be started again."""
+        self.over = False
+        """Whether a worker has found nothing left to do."""
+        self.due: dict[str, float] = {}
+        """When something is next to be done, by its name."""
+        self.kills = count_kills()
+
+    def run(self) -> dict[tuple[str, int], Message]:
+        stopping = False
+        try:
+            while True:
+                self.leases.check_place()
+                if not stopping and (self.interrupt.signal is not None or not self._left()):
+                    stopping = True
+                    for job in self.jobs:
+                        _signal(job.process, _STOP)
+                if not stopping and self._is_due("fill", _FILL_S):
+                    self._fill()
+                if not self.jobs and (stopping or self.over or not self._can_start()):
+                    break
+                wait([job.process.sentinel for job in self.jobs], _POLL_S)
+                if self._is_due("read", _READ_S) or any(not job.process.is_alive() for job in self.jobs):
+                    self._read()
+                for job in [job for job in self.jobs if not job.process.is_alive()]:
+                    self._replace(job)
+                if not stopping and self.gpus and self._is_due("quiet", _FILL_S):
+                    self._time_steps()
+        finally:
+            _dismiss(self.jobs)
+        self.leases.check_place()
+        stopped = [key for key, message in self.last.items() if message.state not in ENDED]
+        return self.last | {key: replace(self.last[key], state="interrupted") for key in stopped}
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        if time.monotonic() < self.due.get(what, 0.0):
+            return False
+        self.due[what] = time.monotonic() + every_s
+        return True
+
+    # Processes
+
+    def _can_start(self) -> bool:
+        """Return whether a worker will be started later, if not now."""
+        return bool(self._left()) and len(self.closed) < self.crew.most
+
+    def _fill(self) -> None:
+        """Start workers for the runs that fit now and that nobody has taken."""
+        self.admission.refresh()
+        target = self.crew.most if self.pace is None else min(self.crew.most, self._paced() * max(1, len(self.gpus)))
+        held = {name for name, seen in self.seen.items() if seen.claim.ended is None and not seen.claim.is_dead}
+        waiting = [task for task in self._left() if task.plan.hash not in held]
+        idle = sum(not self._run_of(job) for job in self.jobs)
+        room = min(target - len(self.jobs), self.admission.count_fitting(waiting) - idle)
+        free = [slot for slot in range(self.crew.most) if slot not in self.closed]
+        for slot in [slot for slot in free if slot not in {job.slot for job in self.jobs}]:
+            barren, again_s = self.barren.get(slot, (0, 0.0))
+            if room > 0 and time.monotonic() >= again_s and not self.over:
+                job = _start(self.crew, slot, barren, self.gpus)
+                self.jobs.append(job)
+                self.pids.add(job.process.pid or 0)
+                room -= 1
+        if not self.jobs and waiting:
+            need = self.admission.need_of(waiting[0])
+            size = "all of a GPU" if need.gpu is None else f"{need.gpu / 1e9:.1f} GB of a GPU"
+            if self._is_due("waiting", _WAITING_S):
+                self.on_message(
+                    Message(waiting[0].key, "waiting", text=f"waiting for {size}; {self.admission.words()}")
+                )
+
+    def _paced(self) -> int:
+        """Return how many runs a GPU is to have, by the speed of those that train now."""
+        assert self.pace is not None
+        running: dict[str, Pulse] = {}
+        for job in self.jobs:
+            if (task := self._run_of(job)) is None:
+                continue
+            claim = self.seen[task.plan.hash].claim
+            step_s = self.admission.step_s_of(task)
+            if claim.now.get("state") == "training" and step_s is not None:
+                running[f"{claim.process.pid} {task.plan.hash}"] = Pulse(_number(claim.now.get("step")), step_s)
+        if len(self.gpus) == 1:
+            self.pace.note(running, time.monotonic())
+        return self.pace.target
+
+    def _run_of(self, job: _Job) -> Task | None:
+        """Return the run that a worker has now."""
+        for task in self.crew.tasks:
+            seen = self.seen.get(task.plan.hash)
+            if seen and seen.claim.ended is None and seen.claim.process.pid == job.process.pid:
+                return task
+        return None
+
+    def _replace(self, job: _Job) -> None:
+        """Note how a worker has ended. Another is started in its place where there is work left."""
+        self.jobs.remove(job)
+        code, kills = job.process.exitcode, count_kills()
+        reason = f"its process ended with exit code {code}"
+        if code == -signal.SIGKILL and kills > self.kills:
+            reason = f"{HOST_KILLED}: {reason}"
+        self.kills = kills
+        for task in self._left():
+            if self.leases.note_death(task.plan.hash, job.process.pid or 0, reason):
+                job.took = True
+                stopped, crowded = self.interrupt.signal is not None, reason.startswith(HOST_KILLED)
+                state: State = "interrupted" if stopped else "crowded" if crowded else "died"
+                self._note(Message(task.key, state, text=reason))
+        barren = 0 if job.took or job.was_told else job.barren + 1
+        self.over |= code == 0
+        self.barren[job.slot] = barren, time.monotonic() + (_AGAIN_S * 3.0 ** (barren - 1) if barren else 0.0)
+        if barren < _MOST_STARTS:
+            return
+        self.closed.add(job.slot)
+        if not self.jobs and self.interrupt.signal is None:
+            self.closed |= set(range(self.crew.most))
+            for task in self._left():
+                self._note(Message(task.key, "failed", text=f"{reason}, {barren} times before it took a run"))
+
+    # Claims
+
+    def _read(self) -> None:
+        """Read the claims of the runs that are left, and report what is new in them."""
+        others = self._is_due("settled", _SETTLED_S)
+        for task in self._left():
+            name, newest = task.plan.hash, self.leases.newest(task.plan.hash)
+            if newest is None:
+                continue
+            seen = self.seen.get(name)
+            self.seen[name] = _Seen(newest, seen.told if seen else ())
+            mine = newest.process.is_here and newest.process.pid in self.pids
+            for job in self.jobs:
+                job.took |= mine and job.process.pid == newest.process.pid
+            if (self.crew.round and ended_in(newest, self.crew.round)) or (
+                mine and newest.ended is not None and newest.ended["state"] != "continued"
+            ):
+                self._tell(task, message_of(task, newest), newest)
+            elif mine and (progress := progress_of(task, newest)) is not None:
+                self._tell(task, progress, newest)
+            elif others and not self.crew.round and not mine and is_settled(task, self.crew.protocol):
+                self.settled.add(name)
+
+    def _tell(self, task: Task, message: Message, claim: Claim) -> None:
+        """Report a message that was not reported before."""
+        seen = self.seen[task.plan.hash]
+        told = (claim.number, message)
+        if seen.told != told:
+            seen.told = told
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        if message.state == "failed" and self.interrupt.signal is not None:
+            message = replace(message, state="interrupted")
+        if message.state == "interrupted" and self.interrupt.signal is None:  # a signal to the worker alone
+            message = replace(message, state="lost", text=f"told to stop, {message.text}")
+        self.last[message.key] = message
+        self.on_message(message)
+
+    def _left(self) -> list[Task]:
+        """Return the tasks of which no end was noted."""
+        ended = {key for key, message in self.last.items() if message.state in ENDED}
+        return [task for task in self.crew.tasks if task.key not in ended and task.plan.hash not in self.settled]
+
+    # Steps alone on the GPU
+
+    def _time_steps(self) -> None:
+        """Time the steps of a shape that was not timed yet: for a moment, its run has the GPU for itself."""
+        for job in self.jobs:
+            task = self._run_of(job)
+            if task is None or self.admission.has_step(task) or not self._can_be_timed(task):
+                continue
+            others = [one for one in self.jobs if one is not job and self._gpu_of(one) == self._gpu_of(job)]
+            if self._has_strangers(self._gpu_of(job)):
+                continue
+            self._keep_quiet(job, others, task)
+            if not self.admission.has_step(task):
+                self.due["quiet"] = time.monotonic() + _QUIET_AGAIN_S
+            return
+
+    def _can_be_timed(self, task: Task) -> bool:
+        claim = self.seen[task.plan.hash].claim
+        step, began = _number(claim.now.get("step")), _number(claim.about.get("step"))
+        left = task.plan.train.steps - step
+        return task.plan.run.ranks == 1 and claim.now.get("state") == "training" and step - began > TIMED_FROM < left
+
+    def _gpu_of(self, job: _Job) -> int:
+        return self.crew.gpus_of(job.slot, len(self.gpus))[0]
+
+    def _has_strangers(self, gpu: int) -> bool:
+        """Return whether others than these workers have memory of a GPU."""
+        shares = self.admission.gpus[gpu]
+        promises, level = shares.promises(), shares.pool.read()
+        unknown = level.total - level.free - sum(one.used for one in promises)
+        return any(one.process.pid not in self.pids for one in promises) or unknown > _STRANGERS_SHARE * level.total
+
+    def _keep_quiet(self, job: _Job, others: Sequence[_Job], task: Task) -> None:
+        """Let the others stand still until the run was timed, or too long."""
+        try:
+            for one in others:
+                _signal(one.process, signal.SIGSTOP)
+            _signal(job.process, _TIME)
+            until_s = time.monotonic() + _QUIET_S
+            while time.monotonic() < until_s and self.interrupt.signal is None and job.process.is_alive():
+                time.sleep(_POLL_S / 4)
+                self.admission.refresh()
+                if self.admission.has_step(task):
+                    break
+        finally:
+            _signal(job.process, _TIME)
+            for one in others:
+                _signal(one.process, signal.SIGCONT)
+
+
+def _start(crew: Crew, slot: int, barren: int, gpus: Sequence[str]) -> _Job:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_work, args=(crew, slot, os.getpid(), list(gpus)), daemon=True)
+    # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
+    with ignored(signal.SIGINT), _without_main():
+        process.start()
+    return _Job(slot, process, barren)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a process that is started within from running the program of this one again, as `spawn` would.
+
+    A worker needs nothing of it, and a script that runs a study outside of `if __name__ == "__main__"` would run it in
+    every worker.
+    """
+    name = "__main__"
+    main, sys.modules[name] = sys.modules[name], ModuleType(name)
+    try:
+        yield
+    finally:
+        sys.modules[name] = main
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _signal(process: BaseProcess, number: int) -> None:
+    """Send a signal to a worker, if it is still there."""
+    if process.pid is not None and process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _dismiss(jobs: Sequence[_Job]) -> None:
+    """End the workers of a study that ended by an error."""
+    for job in jobs:
+        _signal(job.process, _STOP)
+    for job in jobs:
+        job.process.join(_JOIN_S)
+        job.process.kill()
+        job.process.join()
+
+
+def _work(crew: Crew, slot: int, parent: int, gpus: Sequence[str]) -> None:
+    """Run tasks in a worker process until none is left. It ends with the study."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the study was started by a thread that could not say so
+    prepare_streams()
+    torch.set_num_threads(crew.threads)
+    share_cores(crew.most)
+    if len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index] for index in crew.gpus_of(slot, len(gpus)))
+    folder = lease_folder(crew.tasks)
+    with watch_signals(signal.SIGTERM) as interrupt:
+        admission = Admission.here(folder.parent, crew.protocol)
+        worker = Worker(
+            folder, crew.protocol, interrupt, lambda message: None, crew.round, crew.expiry_s, admission, _BEAT_S
+        )
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            interrupt.signal = number
+
+        signal.signal(_STOP, stop)
+        signal.signal(_TIME, lambda number, frame: worker.be_timed())
+        with contextlib.suppress(MovedError):  # the study raises it
+            worker.work(crew.tasks, crew.wait)
+        if worker.is_spent or interrupt.signal is not None:
+            sys.exit(_SPENT)
