@@ -1,6 +1,7 @@
-"""Locks that keep a second process out of a folder, and fall with the process that holds them.
+"""Locks that keep a second process out of a folder, or from work that another one is doing.
 
-Some file systems of clusters have none. There a lock stops nobody; the leases of a study (`leases`) need none.
+They fall with the process that holds them. Some file systems of clusters have none. There a lock stops nobody; the
+leases of a study (`leases`) need none.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import time
-from collections.abc import Callable, Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import remove_unfinished
 from tintype.runtime.notes import note_once
+
+T = TypeVar("T")
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -53,6 +58,87 @@ def taking_turns(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class SharedWork:
+    """Work on many items that several processes share, so that each item is done once.
+
+    Who does an item holds the lock of its byte in a file that all of them open. A killed process leaves its items to
+    the others. The locks are the open file's and not the process's (`F_OFD_SETLK`): the latter fall as soon as any
+    descriptor of the file is closed, also one of a library. Without such locks each process does all: double work, and
+    the same results.
+    """
+
+    def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
+        """`words` names the items in a note. `open_file` returns a new descriptor that can be written.
+
+        Without it the work is this process's own.
+        """
+        self._words, self._open = words, open_file
+        self._held: tuple[int, int] | None = None
+        """The process that opened the file, and its descriptor: a fork shares the locks of its parent."""
+        self._has_locks = open_file is not None and hasattr(fcntl, "F_OFD_SETLK")
+
+    def do(
+        self,
+        items: Sequence[T],
+        left: Callable[[Sequence[T]], list[T]],
+        place: Callable[[T], int],
+        make: Callable[[list[T]], None],
+        portion: int,
+    ) -> int:
+        """Return when none of the items is left, and how many of them this process made.
+
+        It makes a portion at a time, and waits for those that others are making. `place` is the byte of an item.
+        """
+        made = 0
+        while items := left(items):
+            mine = self._take(items, place, portion)
+            try:
+                if mine := left(mine):  # another process may have made some just before
+                    make(mine)
+                    made += len(mine)
+            finally:
+                self._release()
+        return made
+
+    def _take(self, items: Sequence[T], place: Callable[[T], int], portion: int) -> list[T]:
+        """Lock some items that no other process is making; where there are none, wait for the first."""
+        mine: list[T] = []
+        try:
+            for item in items:
+                if len(mine) < portion and self._lock("F_OFD_SETLK", fcntl.F_WRLCK, place(item)):
+                    mine.append(item)
+            if not mine and self._lock("F_OFD_SETLKW", fcntl.F_WRLCK, place(items[0])):
+                mine.append(items[0])
+        except OSError as error:
+            self._has_locks = False
+            text = f"processes do not share the work on {self._words}, and each does its own: no locks ({error})"
+            note_once(f"locks of {self._words}", text)
+        return mine or list(items[:portion])
+
+    def _release(self) -> None:
+        if self._held is not None and self._held[0] == os.getpid():
+            self._lock("F_OFD_SETLK", fcntl.F_UNLCK, 0, count=0)  # to the end of the file, and beyond
+
+    def _lock(self, command: str, kind: int, first: int, count: int = 1) -> bool:
+        if not self._has_locks or self._open is None:
+            return True
+        if self._held is None or self._held[0] != os.getpid():
+            descriptor = self._open()
+            self._held = os.getpid(), descriptor
+            weakref.finalize(self, _close_own, *self._held)
+        try:
+            fcntl.fcntl(self._held[1], getattr(fcntl, command), struct.pack("hhqqi0q", kind, 0, first, count, 0))
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _close_own(process: int, descriptor: int) -> None:
+    if process == os.getpid():
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def wait_for_lock(

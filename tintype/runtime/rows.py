@@ -1,7 +1,7 @@
-"""Rows of numbers, one for each image of the data, in a file that is mapped into memory.
+"""Rows of numbers, one for each image of the data, in memory or in a file that is mapped into memory.
 
 What a frozen network says of an image is computed once and kept by the image's id: a teacher's tokens, a tokenizer's
-latents.
+latents. Rows that live no longer than the processes that use them are in `shared`.
 
 B: images asked for. M: those whose rows are written. N: images of the data.
 """
@@ -15,27 +15,31 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tintype.errors import UserError, as_user_error
 from tintype.runtime import fault
 from tintype.runtime.files import damaged
+from tintype.runtime.locks import SharedWork
 
 _FORMAT = b"tintype rows 2\n\0"
 """The first bytes of the file. Earlier files had none, and sums that swapped numbers or rows did not change."""
-_SUM_BYTES = 8
+SUM_BYTES = 8
+PORTION = 64
+"""Rows that a process takes at a time: enough for one call, and some are left for the others."""
 _LEFT_S = 3600
 
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a file of rows."""
+    """Content of rows."""
 
     words: str
     """Names it in errors, in the plural."""
@@ -43,13 +47,13 @@ class Content:
     """[N, …]"""
     dtype: torch.dtype
     otherwise: str
-    """Advice to a user without room on the disk."""
+    """Advice to a user without room for them."""
     stamp: bytes = b""
-    """Stands at the head of the file and says which rows these are; of a multiple of 8 bytes."""
+    """Stands at the head and says which rows these are; of a multiple of 8 bytes."""
 
     @property
     def head(self) -> bytes:
-        """The file's first bytes."""
+        """The first bytes."""
         return _FORMAT + self.stamp
 
     @property
@@ -59,37 +63,25 @@ class Content:
 
     @property
     def file_bytes(self) -> int:
-        return len(self.head) + _SUM_BYTES * self.shape[0] + self.row_bytes
+        return len(self.head) + SUM_BYTES * self.shape[0] + self.row_bytes
 
 
-class DiskRows:
-    """A memory-mapped file that all processes share: a head, for each image a checksum, for each its row.
+class Rows:
+    """Mapped memory: a head, for each image a checksum, for each its row.
 
-    The checksum is written after the row and says that it is there. It is compared when a process first reads the row,
-    so that a row that a crash left unwritten, that is damaged or that lies in another's place is computed again.
+    The checksum is written after the row and says that it is there. It is compared when a process first asks for the
+    row, so that a row that a crash left unwritten, that is damaged or that lies in another's place is computed again.
     """
 
-    def __init__(self, file: Path, content: Content) -> None:
-        count, size = content.shape[0], content.file_bytes
-        if not file.exists():
-            make_file(file, content)
-        with file.open("rb") as opened:
-            head = opened.read(len(content.head))
-        remake = f"delete it, and its {content.words} will be computed again"
-        if not head.startswith(_FORMAT):
-            raise damaged(file, "or was written by an earlier version of tintype", remake)
-        if (found := file.stat().st_size) != size:
-            raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
-        if head != content.head:
-            raise UserError(f"{file} holds the {content.words} of something else; {remake}")
-        with as_user_error(RuntimeError, f"cannot map {file} into memory"):
-            mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
-        first = len(head)
-        rows = first + _SUM_BYTES * count
-        self.file, self.shape, self._stamp = file, content.shape, content.stamp
+    def __init__(self, mapped: Tensor, content: Content, stride_bytes: int, work: SharedWork) -> None:
+        """`stride_bytes` lie between the beginnings of two rows."""
+        count, first = content.shape[0], len(content.head)
+        rows = first + SUM_BYTES * count
+        stride_NK = mapped[rows:].view(count, stride_bytes)
+        self.shape, self.dtype, self._stamp, self._work = content.shape, content.dtype, content.stamp, work
         self._sum_N = mapped[first:rows].view(torch.int64)
-        self._row_N = mapped[rows:].view(content.dtype).view(content.shape)
-        self._byte_NK = mapped[rows:].view(count, -1).numpy()
+        self._stride_NK = stride_NK.numpy()
+        self._byte_NK = self._stride_NK[:, : content.row_bytes // count]
         self._known_N = torch.zeros(count, dtype=torch.bool)
 
     @property
@@ -104,15 +96,70 @@ class DiskRows:
             self._known_N[new] = self._sums(new) == self._sum_N[new]
         return self._known_N[id_B]
 
+    def missing(self, ids: Sequence[int]) -> list[int]:
+        """Return the images whose rows are not there or damaged, each once."""
+        id_B = torch.tensor(ids, dtype=torch.int64)
+        found: list[int] = id_B[~self.has(id_B)].unique().tolist()
+        return found
+
+    def fill(self, ids: Sequence[int], make: Callable[[list[int]], Tensor], portion: int = PORTION) -> int:
+        """Return when the rows of these images are there, and how many of them this process made.
+
+        Each is made by one process of those that share the rows: a portion at a time by this one, while others make
+        the rest.
+        """
+
+        def write(some: list[int]) -> None:
+            self.write(torch.tensor(some), make(some))
+
+        return self._work.do(ids, self.missing, int, write, portion)
+
     def write(self, id_M: Tensor, row_M: Tensor) -> None:
-        self._row_N[id_M] = row_M.cpu()
+        row_M = row_M.to("cpu", self.dtype).contiguous().view(len(id_M), *self.shape[1:])
+        self._byte_NK[id_M.numpy()] = row_M.view(len(id_M), -1).view(torch.uint8).numpy()
         fault.point("rows.sum")
         self._sum_N[id_M] = self._sums(id_M)
         self._known_N[id_M] = True
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        return self._row_N[id_B]
+        """Return the rows. numpy copies them: torch's threads wait for each other where others compute too."""
+        stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
+        return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
+
+    def read_into(self, ids: Sequence[int], out_B: Tensor) -> bool:
+        """Copy the rows in a thread of the caller's, without torch's own threads; return False if one is missing."""
+        if not bool(self.has(torch.tensor(ids, dtype=torch.int64)).all()):
+            return False
+        byte_BK = out_B.view(len(ids), -1).view(torch.uint8).numpy()
+        for index, id_ in enumerate(ids):
+            byte_BK[index] = self._byte_NK[id_]
+        return True
+
+    def _sums(self, id_M: Tensor) -> Tensor:
+        """Return 64 bits over what the rows are of, each row's place, and the row. Zero is left for missing rows."""
+        raise NotImplementedError
+
+
+class DiskRows(Rows):
+    """A memory-mapped file that all processes share."""
+
+    def __init__(self, file: Path, content: Content) -> None:
+        size = content.file_bytes
+        if not file.exists():
+            make_file(file, content)
+        with file.open("rb") as opened:
+            head = opened.read(len(content.head))
+        remake = f"delete it, and its {content.words} will be computed again"
+        if not head.startswith(_FORMAT):
+            raise damaged(file, "or was written by an earlier version of tintype", remake)
+        if (found := file.stat().st_size) != size:
+            raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
+        if head != content.head:
+            raise UserError(f"{file} holds the {content.words} of something else; {remake}")
+        self.file = file
+        work = SharedWork(content.words, lambda: os.open(file, os.O_RDWR | os.O_CLOEXEC))
+        super().__init__(map_file(file, size), content, content.row_bytes // content.shape[0], work)
 
     def flush(self) -> None:
         """Return when all that was written is on the disk."""
@@ -120,16 +167,19 @@ class DiskRows:
             os.fsync(file.fileno())
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return the first 64 bits of SHA-256 over what the file is of, the row's place and the row.
-
-        Zero is left for rows that are not there.
-        """
+        """Return the first 64 bits of SHA-256."""
         sums = []
         for id_ in id_M.tolist():
             total = hashlib.sha256(self._stamp + id_.to_bytes(8, "little"))
             total.update(self._byte_NK[id_])
-            sums.append(int.from_bytes(total.digest()[:_SUM_BYTES], "little", signed=True) or 1)
+            sums.append(int.from_bytes(total.digest()[:SUM_BYTES], "little", signed=True) or 1)
         return torch.tensor(sums, dtype=torch.int64)
+
+
+def map_file(file: Path, size: int) -> Tensor:
+    """Map a file of this size into memory; what is written there is in the file."""
+    with as_user_error(RuntimeError, f"cannot map {file} into memory"):
+        return torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
 
 
 class _Images(Protocol):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+_MOST_AHEAD_BYTES = 256 << 20
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -30,3 +36,85 @@ class PendingNumbers:
             self._event.synchronize()
         found: list[float] = self._value.tolist()
         return found
+
+
+@dataclass
+class _UnderWay:
+    out_B: Tensor
+    reading: Future[bool]
+    """Whether all rows were there."""
+    sent_B: Tensor | None = None
+    event: torch.cuda.Event | None = None
+
+
+class ReadAhead:
+    """Batches of rows that a thread reads, and that go to the device, while earlier steps compute.
+
+    A batch is named by its ids, and an id's row never changes: a batch that is taken is the one that was asked for. The
+    thread copies on the host only; all that the GPU is asked for comes from the thread that trains, so that nothing
+    comes between when it captures a graph.
+    """
+
+    def __init__(
+        self,
+        read_into: Callable[[Sequence[int], Tensor], bool],
+        row_shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`read_into` copies the rows with these ids into a tensor, or returns False where some are missing."""
+        self._read_into, self._row_shape, self._dtype, self._device = read_into, tuple(row_shape), dtype, device
+        self._on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._on_gpu else None
+        self._pool = ThreadPoolExecutor(1, "rows")
+        self._begun: dict[tuple[int, ...], _UnderWay] = {}
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Begin to read a batch, unless those under way take much memory: one is always read ahead.
+
+        Batches are expected in the order in which they are taken.
+        """
+        if tuple(ids) in self._begun:
+            return
+        if self._begun and sum(one.out_B.nbytes for one in self._begun.values()) > _MOST_AHEAD_BYTES:
+            return
+        shape = (len(ids), *self._row_shape)
+        out_B = torch.empty(shape, dtype=self._dtype, pin_memory=self._on_gpu)
+        self._begun[tuple(ids)] = _UnderWay(out_B, self._pool.submit(self._read_into, list(ids), out_B))
+
+    def take(self, ids: Sequence[int]) -> Tensor | None:
+        """Return a batch on the device; None where it was not expected, or rows were missing.
+
+        Batches that were expected before it are dropped.
+        """
+        wanted = tuple(ids)
+        if wanted not in self._begun:
+            return None
+        while (earlier := next(iter(self._begun))) != wanted:
+            self._begun.pop(earlier).reading.cancel()
+        one = self._begun.pop(wanted)
+        there = one.reading.result()
+        if there:
+            self._send(one)
+        upcoming = next(iter(self._begun.values()), None)
+        if upcoming is not None and upcoming.reading.done() and upcoming.reading.result():
+            self._send(upcoming)  # beside the step that is about to be computed
+        if not there or one.sent_B is None:
+            return None
+        if one.event is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(one.event)
+            one.sent_B.record_stream(current)
+        return one.sent_B
+
+    def _send(self, one: _UnderWay) -> None:
+        """Begin the copy to the device, on a stream of its own; a batch that was sent stays as it is."""
+        if one.sent_B is not None:
+            return
+        if self._stream is None:
+            one.sent_B = one.out_B
+            return
+        with torch.cuda.stream(self._stream):
+            one.sent_B = one.out_B.to(self._device, non_blocking=True)
+            one.event = torch.cuda.Event()
+            one.event.record(self._stream)

@@ -1,0 +1,219 @@
+"""Rows in memory that all processes of a user on this machine share, for as long as one of them uses them.
+
+The memory is a file without a name (`memfd_create`). The process that makes it publishes a record, an empty file in the
+cache whose name says which rows they are, of which process, by which descriptor. Others open that descriptor
+(`/proc/PID/fd/N`), which gives them one of their own, and publish a record too. The kernel frees the memory with the
+last process, also after SIGKILL: nothing is left in /dev/shm, whose size, 64 MB in many containers, is no limit either.
+Records of ended processes are removed.
+
+M: rows whose checksums are wanted. K: bytes of a row. W: words of 64 bits in a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.runtime.cache import cache_folder
+from tintype.runtime.host import Process, machine
+from tintype.runtime.locks import SharedWork, taking_turns
+from tintype.runtime.notes import note_once
+from tintype.runtime.rows import SUM_BYTES, Content, Rows, gigabytes, map_file
+
+SMALLEST_BYTES = 16 << 20
+"""Smaller rows are each process's own: they are made sooner than they are found."""
+_RESERVE_BYTES = 2 << 30
+"""Memory that is left to all else."""
+_WORD_BYTES = 8
+_FOREIGN_S = 30 * 24 * 3600
+"""Age at which records of other machines and containers that share the cache are removed."""
+
+
+class MemoryRows(Rows):
+    """Rows in memory. The checksum runs at the memory's speed: SHA-256 would take seconds for each 10 GB."""
+
+    def __init__(self, content: Content, mapped: Tensor, work: SharedWork) -> None:
+        stride_bytes = _stride_bytes(content)
+        super().__init__(mapped, content, stride_bytes, work)
+        words = stride_bytes // _WORD_BYTES
+        weights = hashlib.shake_128(content.head).digest((words + 1) * _WORD_BYTES)
+        weight_W = np.frombuffer(weights, dtype=np.int64) | 1
+        self._weight_W, self._place_weight = weight_W[:words], int(weight_W[words])
+        self._word_NW = self._stride_NK.view(np.int64)
+
+    def _sums(self, id_M: Tensor) -> Tensor:
+        """Return the sum of the row's words and its place, each with an odd weight of its own, modulo 2^64.
+
+        One changed word changes it always, since an odd weight has an inverse; all else, such as two swapped rows, but
+        for one case in 2^60 or so. The weights follow from what the rows are of.
+        """
+        dots = [np.dot(self._word_NW[id_], self._weight_W) for id_ in id_M.tolist()]
+        sum_M = torch.tensor(np.array(dots, dtype=np.int64)) + (id_M + 1) * self._place_weight
+        return torch.where(sum_M == 0, 1, sum_M)
+
+
+def open_rows(content: Content) -> MemoryRows:
+    """Return rows in memory; raise a `UserError` where there is no room for them.
+
+    All but small ones are this machine's. Where the system has no such memory they are this process's own.
+    """
+    if (size := _size(content)) >= SMALLEST_BYTES:
+        if (rows := open_shared(content)) is not None:
+            return rows
+        _check_room(content, size)
+    return MemoryRows(content, torch.zeros(size, dtype=torch.uint8), SharedWork(content.words, None))
+
+
+def open_shared(content: Content) -> MemoryRows | None:
+    """Return the rows of this machine's processes; None where the system has no such memory, which is noted."""
+    try:
+        if hasattr(os, "memfd_create"):
+            return _open_shared(content, _size(content))
+        reason = f"{sys.platform} has no memory that ends with its processes"
+    except OSError as error:
+        reason = str(error)
+    note_once(
+        f"shared {content.words}", f"processes do not share the {content.words}, and each makes its own: {reason}"
+    )
+    return None
+
+
+def free_bytes() -> int:
+    """Return how much memory can be taken: of the machine, and of the container or job that this process is in."""
+    memory = Path("/proc/meminfo")
+    if not memory.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in memory.read_text().splitlines())
+    return min(int(fields["MemAvailable"].split()[0]) * 1024, *map(_free_in, _groups()), sys.maxsize)
+
+
+def _groups() -> list[Path]:
+    """Return the control groups that bound the memory of this process; in a container, its own is the root."""
+    found: list[Path] = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            roots = {"0": "/sys/fs/cgroup", "memory": "/sys/fs/cgroup/memory"}
+            root = roots.get("memory" if "memory" in controllers.split(",") else number)
+            if root is not None:
+                inner = Path(root + path)
+                found += [one for one in (inner, *inner.parents) if one.is_relative_to(root)]
+    return found
+
+
+def _free_in(group: Path) -> int:
+    """Return the memory that a control group may still take; files that were read and can be dropped count as free."""
+    v2 = ("memory.max", "memory.current", "inactive_file")
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for limit, usage, file_cache in (v2, v1):
+        with suppress(OSError, ValueError):  # not there, or "max"
+            numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            free = int((group / limit).read_text()) - int((group / usage).read_text())
+            return max(0, free + int(numbers.get(file_cache, 0)))
+    return sys.maxsize
+
+
+def _check_room(content: Content, size: int) -> None:
+    free = max(0, free_bytes() - _RESERVE_BYTES)
+    if size > free:
+        raise UserError(
+            f"the {content.words} need {gigabytes(size)} of memory, and {gigabytes(free)} are free, beside "
+            f"{gigabytes(_RESERVE_BYTES)} that are left to all else; {content.otherwise}"
+        )
+
+
+def _open_shared(content: Content, size: int) -> MemoryRows:
+    """Open the memory that another process has published, or make and publish it."""
+    folder = cache_folder() / f"shared-{os.getuid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    decides = [content.head, repr(content.shape).encode(), repr(content.dtype).encode()]
+    name = hashlib.sha256(b" ".join(decides)).hexdigest()[:32]
+    with taking_turns(folder / "opening"):  # so that the memory is made once, and its room is not taken twice
+        descriptor = _published(folder, name, content, size)
+        if descriptor is None:
+            descriptor = _made(name, content, size)
+        try:
+            file, this = Path(f"/proc/self/fd/{descriptor}"), Process.this()
+            work = SharedWork(content.words, lambda: os.open(file, os.O_RDWR | os.O_CLOEXEC))
+            rows = MemoryRows(content, map_file(file, size), work)
+            record = folder / f"{this.machine}.{name}.{this.pid}.{this.started}.{descriptor}"
+            record.touch()
+        except BaseException:
+            os.close(descriptor)
+            raise
+    weakref.finalize(rows, _withdraw, this.pid, record, descriptor)
+    return rows
+
+
+def _published(folder: Path, name: str, content: Content, size: int) -> int | None:
+    """Return a descriptor of the memory that a living process has published under this name; None if none has.
+
+    Records of ended processes are removed.
+    """
+    for record in sorted(folder.glob("*.*.*.*.*")):
+        there, of, *numbers = record.name.split(".")
+        try:
+            pid, started, number = map(int, numbers)
+            if there != machine():
+                if time.time() - record.stat().st_mtime > _FOREIGN_S:
+                    record.unlink(missing_ok=True)
+                continue
+            if Process(there, pid, started).has_ended:
+                record.unlink(missing_ok=True)
+                continue
+            file = f"/proc/{pid}/fd/{number}"
+            if of != name or not os.readlink(file).startswith(f"/memfd:{_memory_name(name)}"):  # noqa: PTH115
+                continue
+            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        except (OSError, ValueError):  # it ended just now, or does not let others look
+            continue
+        if os.fstat(descriptor).st_size == size and os.pread(descriptor, len(content.head), 0) == content.head:
+            return descriptor
+        os.close(descriptor)
+    return None
+
+
+def _made(name: str, content: Content, size: int) -> int:
+    """Return a descriptor of new memory. All of it is taken now: a page that cannot be had later kills the process."""
+    _check_room(content, size)
+    descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        os.pwrite(descriptor, content.head, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _memory_name(name: str) -> str:
+    return f"tintype-{name}"
+
+
+def _withdraw(process: int, record: Path, descriptor: int) -> None:
+    """Close the memory of rows that nobody in this process uses any more. The record is the process's, not a fork's."""
+    if process == os.getpid():
+        with suppress(OSError):
+            record.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.close(descriptor)
+
+
+def _stride_bytes(content: Content) -> int:
+    """Return the bytes from row to row: whole words."""
+    row_bytes = content.row_bytes // content.shape[0]
+    return -(-row_bytes // _WORD_BYTES) * _WORD_BYTES
+
+
+def _size(content: Content) -> int:
+    return len(content.head) + content.shape[0] * (SUM_BYTES + _stride_bytes(content))
