@@ -14,22 +14,22 @@ from tintype.runtime.transfer import send
 
 
 class Resident:
-    """`make` gives the images with some ids; each is made once, when it is first asked for."""
+    """Each image is made once, when it is first asked for, by a function that gives the images with some ids."""
 
-    def __init__(self, count: int, size_px: int, device: torch.device, make: Callable[[Sequence[int]], Tensor]) -> None:
-        self._make, self._device = make, device
+    def __init__(self, count: int, size_px: int, device: torch.device) -> None:
+        self._device = device
         self._image_NCHW = torch.zeros(count, 3, size_px, size_px, dtype=torch.uint8, device=device)
         self.have_N = torch.zeros(count, dtype=torch.bool)
 
-    def prepare(self, ids: Sequence[int]) -> None:
+    def prepare(self, ids: Sequence[int], make: Callable[[Sequence[int]], Tensor]) -> None:
         index_B = torch.tensor(ids, dtype=torch.int64)
         missing = index_B[~self.have_N[index_B]].unique()
         if len(missing):
-            self._image_NCHW[missing.to(self._device)] = self._make(missing.tolist())
+            self._image_NCHW[missing.to(self._device)] = make(missing.tolist())
             self.have_N[missing] = True
 
-    def images(self, ids: Sequence[int]) -> Tensor:
-        self.prepare(ids)
+    def images(self, ids: Sequence[int], make: Callable[[Sequence[int]], Tensor]) -> Tensor:
+        self.prepare(ids, make)
         return self._image_NCHW[send(torch.tensor(ids, dtype=torch.int64), self._device)]
 
 

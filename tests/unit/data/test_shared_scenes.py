@@ -1,126 +1,120 @@
-"""Scenes that workers share: the same bytes, each rendered once, whoever is killed, and no more room than allowed."""
+"""Scenes that processes share: the same bytes, each rendered once, also by two trainings side by side."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from multiprocessing.synchronize import Barrier
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tintype.data.scenes import shared
+from tests.tiny import tiny_plan
+from tintype.data.scenes import source as source_module
 from tintype.data.scenes.source import SceneSource, ScenesSettings
+from tintype.data.sources import forget_sources
 from tintype.errors import UserError
-from tintype.runtime import fault, notes
+from tintype.runtime import notes, shared
+from tintype.runtime.interrupt import Interrupt
+from tintype.train.loop import train
 
 CPU = torch.device("cpu")
 SETTINGS = ScenesSettings(size_px=16, count=96, max_objects=2)
 IDS = list(range(SETTINGS.count))
+FORK = multiprocessing.get_context("fork")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    with shared.shared_folder(tmp_path / "scenes"):
-        shared.share_scenes(tmp_path / "scenes")
-        yield tmp_path / "scenes"
-        shared.share_scenes(None)
+@pytest.fixture(autouse=True)
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Share sets of any size."""
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(source_module, "SMALLEST_BYTES", 0)
+    return tmp_path / "cache" / f"shared-{os.getuid()}"
 
 
-def render_noted(
-    folder: Path, ids: Sequence[int], notes: Path, together: Barrier, kill_after: int = 0, pause_s: float = 0.0
+def alone() -> Tensor:
+    scenes = SceneSource(SETTINGS, "train", CPU)
+    scenes._shared = None
+    return scenes.images(IDS)
+
+
+def count_of(folder: Path) -> int:
+    return len(list(folder.glob("*.*.*.*.*")))
+
+
+def test_a_shared_set_has_the_bytes_of_one_that_is_not() -> None:
+    first, second = (SceneSource(SETTINGS, "train", CPU) for _ in range(2))
+    first.prepare(IDS[:50])
+    assert torch.equal(second.images(IDS), alone())
+    assert second._shared is not None and second._shared.count == SETTINGS.count - 3, "all but those of its name"
+
+
+def test_other_scenes_are_other_memory(records: Path) -> None:
+    first = SceneSource(SETTINGS, "train", CPU)
+    other = SceneSource(SETTINGS.model_copy(update={"seed": 1}), "train", CPU)
+    held_out = SceneSource(SETTINGS, "eval", CPU)
+    assert len({name.name.split(".")[1] for name in records.glob("*.*.*.*.*")}) == 3
+    assert len({scenes.images([0]).numpy().tobytes() for scenes in (first, other, held_out)}) == 3
+
+
+def test_scenes_that_nobody_uses_leave_memory(records: Path) -> None:
+    scenes = SceneSource(SETTINGS, "train", CPU)
+    scenes.images(IDS)
+    assert count_of(records) == 1
+    del scenes
+    assert count_of(records) == 0
+
+
+def test_a_small_set_and_a_sample_write_nothing(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "SMALLEST_BYTES", shared.SMALLEST_BYTES)
+    assert SceneSource(SETTINGS, "train", CPU)._shared is None
+    assert not records.exists()
+
+
+def test_without_room_each_process_renders_for_itself_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Read all images as a worker does; note those that this process rendered, one file each."""
-    together.wait(60)
-    shared.share_scenes(folder)
-    source = SceneSource(SETTINGS, "train", CPU)
-    render = source._render
+    def full(content: object) -> None:
+        raise UserError("no memory")
 
-    def noted(ids: Sequence[int]) -> Tensor:
+    monkeypatch.setattr(source_module, "open_shared", full)
+    monkeypatch.setattr(notes, "_noted", set[str]())
+    for _ in range(2):
+        scenes = SceneSource(SETTINGS, "train", CPU)
+        assert scenes._shared is None and len(scenes.images([3])) == 1
+    assert caplog.messages == ["each process renders its scenes for itself: no memory"]
+
+
+def test_two_trainings_side_by_side_render_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, together = tmp_path / "noted", FORK.Barrier(2)
+    noted.mkdir()
+    monkeypatch.setattr(source_module, "fingerprint", lambda source: "")  # renders three for itself
+    render = SceneSource._render
+
+    def note(scenes: SceneSource, ids: Sequence[int]) -> Tensor:
         for id_ in ids:
-            (notes / f"{id_}-{os.getpid()}").touch()
-        time.sleep(pause_s)
-        return render(ids)
+            (noted / f"{id_}-{os.getpid()}").touch()
+        time.sleep(0.02)
+        return render(scenes, ids)
 
-    source._render = noted  # type: ignore[method-assign]
-    if kill_after:
-        fault.arm("rows.sum", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    source.images(ids)
+    monkeypatch.setattr(SceneSource, "_render", note)
 
+    def work(seed: int) -> None:
+        forget_sources()
+        plan = tiny_plan("data.count=200", "train.steps=4", "train.batch=50", f"seed={seed}")
+        together.wait(60)
+        train(plan, tmp_path / str(seed), Interrupt())
+        together.wait(60)
 
-def workers(count: int, folder: Path, notes: Path, **how: float) -> None:
-    context = multiprocessing.get_context("fork")
-    orders = [IDS[::-1] if index % 2 else IDS for index in range(count)]
-    together = context.Barrier(count)
-    running = [context.Process(target=render_noted, args=(folder, ids, notes, together), kwargs=how) for ids in orders]
+    running = [FORK.Process(target=work, args=(seed,), daemon=True) for seed in range(2)]
     for process in running:
         process.start()
     for process in running:
         process.join(60)
-
-
-def test_workers_render_each_image_once_and_read_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    workers(3, folder, notes, pause_s=0.02)
-    rendered = [name.name.partition("-")[0] for name in notes.iterdir()]
-    assert sorted(rendered) == sorted(map(str, IDS)), "each of them, by one process"
-    assert len({name.name.partition("-")[2] for name in notes.iterdir()}) > 1, "not all by the first"
-    images = SceneSource(SETTINGS, "train", CPU).images(IDS)
-    shared.share_scenes(None)
-    assert torch.equal(images, SceneSource(SETTINGS, "train", CPU).images(IDS))
-
-
-def test_what_a_killed_worker_left_is_rendered_by_another(folder: Path, tmp_path: Path) -> None:
-    """It dies after it wrote the images and before their checksums; its locks fall with it."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    workers(1, folder, notes, kill_after=1)
-    begun = len(list(notes.iterdir()))
-    assert 0 < begun < len(IDS)
-    images = SceneSource(SETTINGS, "train", CPU).images(IDS)
-    shared.share_scenes(None)
-    assert torch.equal(images, SceneSource(SETTINGS, "train", CPU).images(IDS))
-
-
-def test_other_scenes_have_a_file_of_their_own_and_a_full_folder_takes_no_more(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = SceneSource(SETTINGS, "train", CPU)
-    other = SceneSource(SETTINGS.model_copy(update={"seed": 1}), "train", CPU)
-    held_out = SceneSource(SETTINGS, "eval", CPU)
-    assert len(list(folder.glob("*.rows"))) == 3
-    assert len({source.images([0]).numpy().tobytes() for source in (first, other, held_out)}) == 3
-    monkeypatch.setattr(shared, "MOST_BYTES", sum(file.stat().st_size for file in folder.glob("*.rows")))
-    assert SceneSource(SETTINGS.model_copy(update={"seed": 2}), "train", CPU)._shared is None
-    assert SceneSource(SETTINGS, "train", CPU)._shared is not None, "it has its room already"
-
-
-def test_a_folder_that_was_left_is_emptied_and_at_the_end_there_is_none(tmp_path: Path) -> None:
-    left = tmp_path / "scenes" / "left.rows"
-    left.parent.mkdir()
-    left.touch()
-    with shared.shared_folder(left.parent):
-        assert left.parent.is_dir() and not left.exists()
-    assert not left.parent.exists()
-
-
-def test_without_room_each_worker_renders_for_itself_and_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(file: Path, content: object) -> None:
-        raise UserError("the disk is full")
-
-    monkeypatch.setattr(shared, "DiskRows", full)
-    monkeypatch.setattr(notes, "_noted", set[str]())
-    for _ in range(2):
-        source = SceneSource(SETTINGS, "train", CPU)
-        assert source._shared is None and len(source.images([3])) == 1
-    assert [record.message for record in caplog.records] == [
-        "each worker renders its scenes for itself: the disk is full"
-    ]
+    assert [process.exitcode for process in running] == [0, 0]
+    rendered = [name.name.partition("-")[0] for name in noted.iterdir()]
+    assert sorted(map(int, rendered)) == list(range(200))
+    assert len({name.name.partition("-")[2] for name in noted.iterdir()}) == 2

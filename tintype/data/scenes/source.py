@@ -9,12 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype import NUMERICS
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import HELD_OUT_PAIRS, OBJECT_VOCABULARY, Scene, draw_batch
 from tintype.data.scenes.scene import Split as Rules
-from tintype.data.scenes.shared import SharedScenes, open_shared
+from tintype.errors import UserError
+from tintype.runtime.cache import stamp_of
+from tintype.runtime.notes import note_once
+from tintype.runtime.rows import Content, fingerprint
+from tintype.runtime.shared import SMALLEST_BYTES, MemoryRows, open_shared
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 from tintype.settings import DataPart, Settings, Since, plain
@@ -134,7 +139,8 @@ class ScenesSettings(DataPart):
 class SceneSource:
     """Renders each image when it is first asked for, and caches it when the whole set fits into a gigabyte.
 
-    In a worker of a study it is rendered once for all workers.
+    A set that is not small is rendered once for all processes of the machine. An image does not depend on the batch
+    that it is drawn in: the bytes are the same whoever renders it.
     """
 
     identity = None
@@ -145,11 +151,11 @@ class SceneSource:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
         self.resident: Resident | None = None
-        self._shared: SharedScenes | None = None
-        if resident_bytes(settings.count, settings.size_px) <= _MOST_CACHED_BYTES:
-            made_of = {"data": settings.content(), "split": split, "device": device.type}
-            self._shared = open_shared(made_of, settings.count, settings.size_px)
-            self.resident = Resident(settings.count, settings.size_px, device, self._make)
+        self._shared: MemoryRows | None = None
+        size = resident_bytes(settings.count, settings.size_px)
+        if size <= _MOST_CACHED_BYTES:
+            self.resident = Resident(settings.count, settings.size_px, device)
+            self._shared = self._open_shared() if size >= SMALLEST_BYTES else None
 
     def __len__(self) -> int:
         return self._settings.count
@@ -162,20 +168,34 @@ class SceneSource:
         return [self._records[id_] for id_ in ids]
 
     def images(self, ids: Sequence[int]) -> Tensor:
-        return self.resident.images(ids) if self.resident else self._render(ids)
+        return self.resident.images(ids, self._make) if self.resident else self._render(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
         """Render the images that are to be cached and are not."""
         if self.resident:
-            self.resident.prepare(ids)
+            self.resident.prepare(ids, self._make)
 
     def expect(self, ids: Sequence[int]) -> None:
         """Do nothing: images are rendered when they are asked for."""
 
+    def _open_shared(self) -> MemoryRows | None:
+        """Return the images that the processes of the machine share; None where they cannot or have no room."""
+        settings, device = self._settings, self._device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        made_of = {"data": settings.content(), "split": self._split, "device": name, "torch": torch.__version__}
+        stamp = stamp_of(made_of | {"pictures": fingerprint(self), "numerics": NUMERICS})
+        shape = (settings.count, 3, settings.size_px, settings.size_px)
+        try:
+            return open_shared(Content("scenes", shape, torch.uint8, "fewer processes need less", stamp))
+        except UserError as error:
+            note_once("shared scenes", f"each process renders its scenes for itself: {error}")
+            return None
+
     def _make(self, ids: Sequence[int]) -> Tensor:
         if self._shared is None:
             return self._render(ids)
-        return send(self._shared.images(ids, self._render), self._device)
+        self._shared.fill(ids, self._render)
+        return send(self._shared.read(torch.tensor(ids, dtype=torch.int64)), self._device)
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]

@@ -88,7 +88,7 @@ class StoreSource:
         self.resident: Resident | None = None
         fits = resident_bytes(len(self), settings.size_px) <= _MOST_CACHED_BYTES.get(device.type, 0)
         if keep and fits and not settings.buckets:
-            self.resident = Resident(len(self), settings.size_px, device, self._taken)
+            self.resident = Resident(len(self), settings.size_px, device)
         threads = threads or usual_threads()
         beside_gpu = device.type == "cuda" and not self.resident
         self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
@@ -121,11 +121,11 @@ class StoreSource:
         return Record(self._store.captions_of(int(self._rows[id_])), None)
 
     def images(self, ids: Sequence[int]) -> Tensor:
-        return self.resident.images(ids) if self.resident else self._taken(ids)
+        return self.resident.images(ids, self._taken) if self.resident else self._taken(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
         if self.resident:
-            self.resident.prepare(ids)
+            self.resident.prepare(ids, self._taken)
 
     def expect(self, ids: Sequence[int]) -> None:
         if not self.resident:
