@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Sequence
 
 import torch
 
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
+from tintype.runtime.locks import SharedWork
 from tintype.runtime.segments import KEY_BYTES, Segments
 from tintype.seams import TextTokens, TransformersForm
 from tintype.text.frozen import FrozenTextEncoder
@@ -26,6 +28,8 @@ HEADER_NAME = "text.json"
 FORMAT = 1
 _AT_ONCE = 256
 """Captions that are encoded before they are written."""
+_PLACE_BYTES = 7
+"""Bytes of a key that say which byte of a file its lock is on; two keys with one lock wait for each other."""
 _OTHERWISE = "set run.text_embeddings to live"
 
 
@@ -48,6 +52,7 @@ class CachedText:
         self.encoder = encoder
         self._numbers = torch.int16 if settings.compute == "bf16" else torch.int32
         self._segments = Segments(self.folder, stamp, _OTHERWISE)
+        self._work = SharedWork("text embeddings", self._open_locks)
 
     def identity_at(self, max_tokens: int) -> str:
         return self.encoder.identity_at(max_tokens)
@@ -59,13 +64,22 @@ class CachedText:
         return self.encoder.transformers_form()
 
     def fill(self, captions: Sequence[str]) -> int:
-        """Encode the captions that are missing, and return how many they were."""
+        """Encode the captions that are missing, and return how many of them this process encoded.
+
+        Of processes that miss the same ones, each encodes some.
+        """
         text_of = {_key(caption): caption for caption in captions}
-        missing = self._segments.missing(list(text_of))
-        for first in range(0, len(missing), _AT_ONCE):
-            some = missing[first : first + _AT_ONCE]
-            self._add(some, [text_of[key] for key in some])
-        return len(missing)
+        return self._work.do(
+            list(text_of),
+            self._segments.missing,
+            lambda key: int.from_bytes(key[:_PLACE_BYTES]),
+            lambda keys: self._add(keys, [text_of[key] for key in keys]),
+            _AT_ONCE,
+        )
+
+    def _open_locks(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}

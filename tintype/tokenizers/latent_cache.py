@@ -25,7 +25,7 @@ from tintype.pretrained.frozen import encode_evenly
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
 from tintype.runtime.identity import check_same
 from tintype.runtime.memory import checked_memory
-from tintype.runtime.rows import Content, DiskRows, fingerprint
+from tintype.runtime.rows import PORTION, Content, DiskRows, fingerprint
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, Tokenizer
 from tintype.settings import DataPart, Part
@@ -61,27 +61,25 @@ class LatentCache:
     batch: int
     """Images that a GPU encodes at once, always: those of a step."""
 
-    def missing(self, ids: Sequence[int]) -> list[int]:
-        """Return the images whose rows are not there or damaged, each once."""
-        id_B = torch.tensor(ids, dtype=torch.int64)
-        return [int(id_) for id_ in id_B[~self.rows.has(id_B)].unique()]
-
     def fill(self, ids: Sequence[int]) -> int:
-        """Encode the images that are missing, and return how many they were."""
-        missing = self.missing(ids)
-        if missing:
-            self.write(missing, send(self.source.images(missing), self.device))
-        return len(missing)
+        """Encode the images that are missing, and return how many of them this process encoded."""
+        portion = self.batch * max(1, PORTION // self.batch)
+        return self.rows.fill(
+            ids, lambda missing: self._encoded(send(self.source.images(missing), self.device)), portion
+        )
 
     def write(self, ids: Sequence[int], image_MCHW: Tensor) -> None:
-        """Encode the images. A GPU gets batches of one size; on a CPU the tokenizer itself sees to that."""
+        """Encode the images, whether their rows are there or not."""
+        self.rows.write(torch.tensor(ids, dtype=torch.int64), self._encoded(image_MCHW))
+
+    def _encoded(self, image_MCHW: Tensor) -> Tensor:
+        """Return the rows of images. A GPU gets batches of one size; on a CPU the tokenizer itself sees to that."""
         if self.device.type == "cpu":
             moment_MCHW = self.tokenizer.moments(image_MCHW)
         else:
             with checked_memory():
                 moment_MCHW = encode_evenly(self.tokenizer.moments, image_MCHW, self.batch)
-        row_ML = torch.cat([hashes(image_MCHW), moment_MCHW.cpu().flatten(1).contiguous().view(torch.int32)], dim=1)
-        self.rows.write(torch.tensor(ids, dtype=torch.int64), row_ML)
+        return torch.cat([hashes(image_MCHW), moment_MCHW.cpu().flatten(1).contiguous().view(torch.int32)], dim=1)
 
     def changed(self, ids: Sequence[int]) -> list[int]:
         """Return the images with a row that was made of other pixels."""

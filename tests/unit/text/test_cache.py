@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import TextTokens
+from tintype.text import cache
 from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.packing import Grouping, Packed
@@ -142,6 +146,37 @@ def test_ranks_share_the_work_and_the_folder(asked: list[str]) -> None:
     asked.clear()
     prepare_text(build_session(plan_of("disk", "captions.dropout=0")), 0, 24)
     assert asked == []
+
+
+def test_two_processes_that_miss_the_same_captions_encode_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, noted, captions = multiprocessing.get_context("fork"), tmp_path / "noted", [f"{n} balls" for n in range(12)]
+    noted.mkdir()
+    together, whole, real = fork.Barrier(2), encoder(), FrozenTextEncoder.packed
+
+    def slowly(self: FrozenTextEncoder, some: Sequence[str], grouping: Grouping) -> Packed:
+        for caption in some:
+            (noted / f"{caption}-{os.getpid()}").touch()
+        time.sleep(0.02)
+        return real(self, some, grouping)
+
+    def fill(captions: list[str]) -> None:
+        kept = CachedText(whole)
+        together.wait(30)
+        kept.fill(captions)
+        assert kept.fill(captions) == 0
+
+    monkeypatch.setattr(FrozenTextEncoder, "packed", slowly)
+    monkeypatch.setattr(cache, "_AT_ONCE", 3)
+    running = [fork.Process(target=fill, args=(order,), daemon=True) for order in (captions, captions[::-1])]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(30)
+    assert [process.exitcode for process in running] == [0, 0]
+    names = [one.name.rpartition("-") for one in noted.iterdir()]
+    assert sorted(caption for caption, _, _ in names) == sorted(captions) and len({pid for _, _, pid in names}) == 2
 
 
 def test_a_trained_encoder_does_without() -> None:

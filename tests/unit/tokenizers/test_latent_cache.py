@@ -31,6 +31,7 @@ from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.rows import DiskRows
 from tintype.seams import Draws, Tokenizer
 from tintype.tokenizer_lab.fill_cache import Filled, fill_cache
 from tintype.tokenizers import latent
@@ -173,11 +174,11 @@ def test_without_a_cache_every_step_encodes(vae: Path, tmp_path: Path, calls: Co
 def test_latents_are_there_before_the_first_step(vae: Path) -> None:
     """Else the first arm of a study would pay for all of them in its steps."""
     parts = build_session(plan_of("small-vae", vae, "train.steps=5"))
-    assert parts.kept is not None and len(parts.kept.missing(range(24))) == 24
+    assert parts.kept is not None and len(parts.kept.rows.missing(range(24))) == 24
     prepare_images(parts, 0, Interrupt())
-    assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
+    assert len(parts.kept.rows.missing(range(24))) == 24 - 5 * 4
     prepare_images(parts, 8, Interrupt())
-    assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
+    assert len(parts.kept.rows.missing(range(24))) == 24 - 5 * 4
 
 
 def test_a_signal_is_heard_while_latents_are_made_ready(vae: Path, calls: Counter[str]) -> None:
@@ -239,7 +240,7 @@ def test_a_damaged_row_is_encoded_again(vae: Path, calls: Counter[str]) -> None:
     bad[row + 40] ^= 1
     file.write_bytes(bad)
     calls.clear()
-    assert opened(plan).missing(range(24)) == [7]
+    assert opened(plan).rows.missing(range(24)) == [7]
     assert filled(plan).encoded == 1 and calls["encoded"] == 1
     assert file.read_bytes() == good
 
@@ -442,13 +443,18 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
     run_ranks(2, _train_as_rank, plan_of("small-vae", vae), tmp_path / "kept")
     first, second = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "kept"))
     assert first == second and len(first) == 6
-    assert opened(plan_of("small-vae", vae)).missing(range(24)) == []
+    assert opened(plan_of("small-vae", vae)).rows.missing(range(24)) == []
 
 
 def _prepare_as_rank(plan: Plan) -> list[int]:
-    parts, written = build_session(plan), list[int]()
+    parts, written, write = build_session(plan), list[int](), DiskRows.write
+
+    def noted(rows: DiskRows, id_M: torch.Tensor, row_M: torch.Tensor) -> None:
+        written.extend(id_M.tolist())
+        write(rows, id_M, row_M)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LatentCache, "write", lambda kept, ids, image_MCHW: written.extend(ids))
+        patch.setattr(DiskRows, "write", noted)
         prepare_ids(parts, range(24), parts.source)
     return written
 
