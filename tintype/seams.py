@@ -154,13 +154,16 @@ class LossContext:
     """Grids of the shapes that `source` has, where there are several."""
     stage_grids: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Grids of the same shapes in each earlier stage."""
+    batch: int = 1
+    """Images of a micro-batch of one rank, in the last stage."""
 
     def grid_of(self, image_BCHW: Tensor) -> tuple[int, int]:
         """Return the grid of tokens of a batch of images, which have one shape."""
-        if self.token_px is None:
-            return self.grid
-        height, width = image_BCHW.shape[-2:]
-        return height // self.token_px, width // self.token_px
+        return self.grid_at(*image_BCHW.shape[-2:])
+
+    def grid_at(self, height: int, width: int) -> tuple[int, int]:
+        """Return the grid of tokens of images of this size in pixels."""
+        return self.grid if self.token_px is None else (height // self.token_px, width // self.token_px)
 
 
 @dataclass(frozen=True)
@@ -384,8 +387,8 @@ class Router(Protocol):
 class LossTerm:
     """A term beside the objective; its weight and schedule are the plan's. One with parameters is an `nn.Module` too.
 
-    The order: built; `ready` before the first step that needs it; at each step `look`, then `loss`; and `release` when
-    its weight stays zero.
+    The order: built; `ready` before the first step that needs it; `prepare` before the first step; at each step
+    `expect` for the next batches, `look`, then `loss`; and `release` when its weight stays zero.
     """
 
     taps: frozenset[int] = frozenset()
@@ -397,12 +400,23 @@ class LossTerm:
 
     needs_average: bool = False
     """Whether it calls `LossInputs.averaged`."""
+    caches: bool = False
+    """Whether it caches what `look` returns of an image: then `prepare` and `expect` are called."""
 
     def ready(self) -> str | None:
         """Load what only a running loss needs, such as a teacher, and return its identity.
 
         A run is resumed with the same identity, or not at all.
         """
+
+    def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
+        """Compute and cache what `look` returns of these images, which have this height and width.
+
+        `images` returns some of them on the device.
+        """
+
+    def expect(self, ids: Sequence[int], shape: tuple[int, int]) -> None:
+        """Begin to read what `look` will return of a batch of images of this height and width."""
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
         """Return what it needs of the clean images, without gradient; its time is reported as the teacher's."""

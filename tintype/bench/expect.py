@@ -29,7 +29,7 @@ from tintype.settings import plain
 from tintype.study.costs import Measured, RunSeconds, is_for_cpu
 from tintype.study.study import Study
 from tintype.train.exact import deterministic_steps
-from tintype.train.prepare import prepare_ids
+from tintype.train.prepare import prepare_ids, prepare_term
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.vision.scene_encoder import scene_features
@@ -90,7 +90,10 @@ def _steps(parts: Session) -> tuple[float, int]:
     """Return the usual seconds of a step, and the number of those that were timed."""
     state, clock = new_state(parts), Clock(parts.device)
     batch = parts.plan.train.batch
-    prepare_ids(parts, parts.order.ids(0, (1 + _MOST_STEPS) * batch), parts.source)
+    ids = parts.order.ids(0, (1 + _MOST_STEPS) * batch)
+    prepare_ids(parts, ids, parts.source)
+    for term in filter(lambda term: term.part.caches, parts.terms_at(0)):
+        prepare_term(parts, term, ids, 0)
     update(parts, state, clock)
     taken_s: list[float] = []
     while len(taken_s) < _MOST_STEPS and sum(taken_s) < _MOST_S:

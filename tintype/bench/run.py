@@ -35,7 +35,7 @@ from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
 from tintype.train.exact import deterministic_steps, exact_update
-from tintype.train.prepare import prepare_ids
+from tintype.train.prepare import prepare_ids, prepare_term
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
 
@@ -77,7 +77,10 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
         state = new_state(parts)
         clock = Clock(parts.device)
         images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
-        prepare_ids(parts, parts.order.ids(0, images), parts.source)
+        ids = parts.order.ids(0, images)
+        prepare_ids(parts, ids, parts.source)
+        for term in filter(lambda term: term.part.caches, parts.terms_at(0)):
+            prepare_term(parts, term, ids, 0)
         for _ in range(_WARM_UP_STEPS):
             update(parts, state, clock)
         clock.read()

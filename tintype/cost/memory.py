@@ -71,6 +71,7 @@ from tintype.tokenizers.pixels import PixelsSettings
 from tintype.vision.lpips import Lpips, Net
 from tintype.vision.part import TeacherPart
 from tintype.vision.scene_encoder import READ_TOGETHER, SceneEncoderSettings
+from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 
 CONTEXT_BYTES = 1 << 30
 """The CUDA context and the libraries that a process loads on its GPU; torch does not count them."""
@@ -79,8 +80,6 @@ HOST_BYTES = 5 << 30
 SLACK = 1.25
 """Bytes that torch's allocator reserves for each byte of what comes and goes: blocks are rounded up, and pieces stay
 unused. With it the estimate was 1.02 to 1.3 times the reserved peak of twelve plans that were measured on an H200."""
-CACHED_TEACHER_BATCH = 64
-"""Images that a teacher with a cache sees at a time."""
 _TEXT_SIZES = 2
 """Graphs of the denoiser where it is not known to how many numbers of text tokens, after rounding, batches come."""
 _SAMPLED_CAPTIONS = 512

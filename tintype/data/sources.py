@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
@@ -74,15 +74,15 @@ def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource
     return open_source(data.held_out(count), "unseen", device)
 
 
-def ids_by_shape(source: ImageSource, count: int) -> list[tuple[Shape | None, list[int]]]:
-    """Return the first `count` ids of a source, those of one bucket together, each with its shape; None for one shape.
+def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | None, list[int]]]:
+    """Return ids of a source, those of one bucket together, each bucket with its shape; None for one shape.
 
     The order of the buckets is the same in every stage. In a small one, several may have one shape.
     """
     if not isinstance(source, StoreSource) or source.bucket_N is None:
-        return [(None, list(range(count)))]
+        return [(None, list(ids))]
     found: dict[int, list[int]] = {}
-    for id_ in range(count):
+    for id_ in ids:
         found.setdefault(int(source.bucket_N[id_]), []).append(id_)
     ordered = sorted(found, key=lambda bucket: source.buckets[bucket])
     return [(source.shape(found[bucket][0]), found[bucket]) for bucket in ordered]

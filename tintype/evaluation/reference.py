@@ -139,7 +139,7 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
     """Return the first ids of a source, those of one shape together, and spans of them, each of one shape."""
     ids: list[int] = []
     blocks: list[tuple[int, int]] = []
-    for _, alike in ids_by_shape(source, count):
+    for _, alike in ids_by_shape(source, range(count)):
         blocks += spans(len(ids), len(ids) + len(alike), BLOCK)
         ids += alike
     return ids, blocks
@@ -148,7 +148,7 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
 def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
     """Return the rows of each shape in a table of the first images in the order of `in_blocks`; {} for one shape."""
     found, first = dict[Shape, list[Tensor]](), 0
-    for shape, alike in ids_by_shape(source, count):
+    for shape, alike in ids_by_shape(source, range(count)):
         if shape is not None:
             found.setdefault(shape, []).append(torch.arange(first, first + len(alike)))
         first += len(alike)

@@ -8,7 +8,7 @@ B: samples. L: tokens of the grid. K: those that the route kept. D: width of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -73,6 +73,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         super().__init__()
         self.projector = projector
         self.taps = frozenset({settings.block - 1})
+        self.caches = settings.cache != "none"
         self._settings, self._context = settings, context
         self._teachers: dict[Grid, Teacher] = {}
         self._caches: dict[Grid, TeacherCache] = {}
@@ -89,6 +90,12 @@ class AlignmentTerm(nn.Module, LossTerm):
         for cache in self._caches.values():
             forget_teacher_cache(cache)
         self._teachers, self._caches = {}, {}
+
+    def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
+        self._cache(self._context.grid_at(*shape)).fill(ids, images)
+
+    def expect(self, ids: Sequence[int], shape: tuple[int, int]) -> None:
+        self._cache(self._context.grid_at(*shape)).expect(ids)
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return the teacher's tokens, on the grid of these images."""
@@ -118,7 +125,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         else:
             key = context.data_key if grid == context.grid else self._stage_key
             self._caches[grid] = open_teacher_cache(
-                kind, self._teacher(grid), context.source, key, context.device, grids
+                kind, self._teacher(grid), context.source, key, context.device, grids, context.batch
             )
         return self._caches[grid]
 

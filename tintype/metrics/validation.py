@@ -67,7 +67,7 @@ def velocity_errors(
 
 def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[list[int]]:
     """Return the ids of the first images in batches, those of one shape together."""
-    return [ids[slice(*span)] for _, ids in ids_by_shape(source, count) for span in spans(0, len(ids), batch)]
+    return [ids[slice(*span)] for _, ids in ids_by_shape(source, range(count)) for span in spans(0, len(ids), batch)]
 
 
 @torch.no_grad()

@@ -50,14 +50,22 @@ class Batch:
 
 
 def _prefetch(parts: Session, first: int, count: int) -> None:
-    """Prefetch this rank's images of the next micro-batches, in the sizes and numbers of their stages."""
+    """Prefetch this rank's images of the next micro-batches, in the sizes and numbers of their stages.
+
+    So are the cached results of `look` at them.
+    """
     train, world = parts.plan.train, parts.world
     begin = first - world.rank * count
     for _ in range(PREFETCHED_BATCHES):
         begin += count * world.size
         step = train.step_at(begin)
         count = train.batch_at(step) // train.accumulate // world.size
-        parts.source_at(step).expect(parts.order.ids(begin + world.rank * count, count))
+        ids = parts.order.ids(begin + world.rank * count, count)
+        parts.source_at(step).expect(ids)
+        for term in parts.terms_at(step) if step < train.steps else ():
+            if term.part.caches:
+                ((shape, _),) = parts.by_shape(ids, step)
+                term.part.expect(ids, shape)
 
 
 def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:

@@ -1,5 +1,5 @@
 """Make ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
-the latents and embeddings of captions that are kept on the disk.
+the latents, teachers' tokens and embeddings of captions that are cached.
 
 Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
 lacks them all.
@@ -20,12 +20,13 @@ import torch
 
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
 from tintype.tokenizers.part import channel_statistics
 from tintype.train.batch import captions_at
 from tintype.train.folder import RunFolder
-from tintype.train.session import Session, one_shape
+from tintype.train.session import Session, Term, one_shape
 
 MOST_IMAGES = 256
 """Number of first images whose latents are measured."""
@@ -59,13 +60,21 @@ def prepare_images(
 
 
 def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
-    """Yield the work in chunks: the images of each size that training will read from here on, then the captions."""
+    """Yield the work in chunks: the images of each size that training will read from here on, then the captions.
+
+    Tokens of teachers are computed of those images alone that are read while the loss has a weight.
+    """
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
         if first < (end := train.images_before(until)):
             source = parts.source_at(train.step_at(first))
             for ids in parts.order.once(first, end, _chunk(parts, parts.kept is not None)):
                 yield partial(prepare_ids, parts, ids, source)
+            for term in parts.terms:
+                begin, stop = _active_span(parts, term, first, end)
+                if term.part.caches and begin < stop:
+                    for ids in parts.order.once(begin, stop, _chunk(parts, True)):
+                        yield partial(prepare_term, parts, term, ids, train.step_at(begin))
             first = end
     if isinstance(parts.text, CachedText):
         chunk, end = _chunk(parts, True), min(train.images_before(train.steps), images_seen + len(parts.source))
@@ -87,6 +96,27 @@ def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None
         parts.kept.fill(parts.world.shard(ids))
     if parts.wants_images(parts.terms):
         source.prepare(ids)
+
+
+def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int, int]:
+    """Return the first position, and the one after the last, at which a term has a weight, of first … end - 1."""
+    train, weight_at = parts.plan.train, term.settings.weight_at
+    steps = range(train.step_at(first), train.step_at(end - 1) + 1)
+    active = next((step for step in steps if weight_at(step)), None)
+    if active is None:
+        return first, first
+    last = next(step for step in reversed(steps) if weight_at(step))
+    return max(first, train.images_before(active)), min(end, train.images_before(last + 1))
+
+
+def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
+    """Compute this rank's share of what a term caches of the images, in the size that they have at this step."""
+
+    def images(some: Sequence[int]) -> torch.Tensor:
+        return send(parts.source_at(step).images(some), parts.device)
+
+    for shape, some in parts.by_shape(parts.world.shard(ids), step):
+        term.part.prepare(some, shape, images)
 
 
 def prepare_text(parts: Session, first: int, count: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tintype.data.buckets import Shape
 from tintype.data.mixture.source import columns_by_part
 from tintype.data.mixture.source import identities as of_data
-from tintype.data.sources import open_order, open_source, scored_identity
+from tintype.data.sources import ids_by_shape, open_order, open_source, scored_identity
 from tintype.errors import UserError
 from tintype.losses import LossPart
 from tintype.plan import Plan
@@ -80,6 +80,11 @@ class Session(Model):
     def source_at(self, step: int) -> ImageSource:
         """Return the images in the size of this step; `source` has those of the last stage."""
         return self.source_of(self.plan.size_px_at(step))
+
+    def by_shape(self, ids: Sequence[int], step: int) -> list[tuple[Shape, list[int]]]:
+        """Return ids with the shape that their images have at this step, those of one bucket together."""
+        side = self.plan.size_px_at(step)
+        return [(shape or (side, side), some) for shape, some in ids_by_shape(self.source_at(step), ids)]
 
     def terms_at(self, step: int) -> list[Term]:
         """Return the terms that have a weight at this step."""
@@ -157,7 +162,7 @@ def build_session(plan: Plan) -> Session:
             plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=shares[-1], folder=plan.run.latents_folder
         )
     objective = build_objective(plan)
-    terms = _build_terms(plan, source, device)
+    terms = _build_terms(plan, source, device, shares[-1])
     joint = plan.tuning.build(plan, plan.seed, tokenizer) if plan.tuning else None
     of_losses = {LOSSES + term.name: term.part for term in terms}
     modules = register({**vars(networks), **of_losses, **(joint.modules if joint else {})})
@@ -198,7 +203,7 @@ def one_shape(plan: Plan) -> int | None:
     return None if len(plan.data.shapes) == 1 else plan.train.alike
 
 
-def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
+def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: int) -> tuple[Term, ...]:
     """Build the plan's loss terms, and the one that trains a projector for the tuning where no other does."""
     unit, several = plan.token_px, len(plan.data.shapes) > 1
 
@@ -215,6 +220,7 @@ def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple
         token_px=unit,
         grids=grids(plan.data.shapes) if several else (),
         stage_grids=tuple(map(grids, plan.stage_shapes)) if several else (),
+        batch=batch,
     )
     probe = plan.tuning.probe(plan) if plan.tuning is not None else None
     terms = []

@@ -1,7 +1,8 @@
 """Tokens of the training images by a frozen teacher, cached by the id of the image.
 
 They are the same in every epoch. A cache stores them in fp16, and with a cache they always pass through fp16, so that
-it makes no difference to a run whether a row was there or had to be computed.
+it makes no difference to a run whether a row was there or had to be computed. All processes of a machine read the same
+rows, in its memory or on its disk, and each row is computed by one of them.
 
 B: images. N: images of the data. M: those whose tokens are missing. L: tokens. D: width of the teacher.
 """
@@ -10,10 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -23,8 +22,9 @@ from torch.nn.functional import pad
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.memory import checked_memory
-from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
-from tintype.runtime.transfer import send
+from tintype.runtime.rows import PORTION, Content, DiskRows, Rows, fingerprint
+from tintype.runtime.shared import open_rows
+from tintype.runtime.transfer import ReadAhead, send
 from tintype.seams import ImageSource
 from tintype.vision.part import Grid, Teacher
 
@@ -32,6 +32,10 @@ CacheKind = Literal["none", "memory", "disk"]
 
 _CPU_BATCH = 16
 """Images that the network sees at once on a CPU, always, since kernels round by the batch's size."""
+CACHED_TEACHER_BATCH = 64
+"""Images that it sees at once on a GPU, at most: memory that its activations take is not the denoiser's."""
+_AHEAD_ON = frozenset({"cuda"})
+"""Kinds of devices for which rows are read ahead; a CPU would have to do it itself."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +43,43 @@ class TeacherCache:
     """Tokens of all images of a source; those that are missing are computed."""
 
     teacher: Teacher
-    rows: MemoryRows | DiskRows
+    rows: Rows
     """Tokens of each image, fp16 [L, D]. Where images have several shapes, L is the most; zeros fill up the others."""
+    batch: int
+    """Images that the network sees at once, always."""
+    ahead: ReadAhead | None = None
+
+    def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
+        """Compute the tokens that are missing, and return how many images they are of. `images` gives them by id."""
+        portion = self.batch * max(1, PORTION // self.batch)
+        return self.rows.fill(ids, lambda missing: self._computed(images(missing)), portion)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Begin to read the tokens of a batch that is asked for next."""
+        if self.ahead is not None:
+            self.ahead.expect(ids)
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, of numbers that fp16 has."""
-        id_B = torch.tensor(ids, dtype=torch.int64)
-        place_of = {ids[place]: place for place in (~self.rows.has(id_B)).nonzero()[:, 0].tolist()}
-        if place_of:
-            missing_BCHW = image_BCHW[torch.tensor(list(place_of.values()), device=image_BCHW.device)]
-            self.rows.write(torch.tensor(list(place_of)), self._computed(missing_BCHW, len(ids)))
+        row_BLD = None if self.ahead is None else self.ahead.take(ids)
+        if row_BLD is None:
+            place_of = {id_: place for place, id_ in enumerate(ids)}
+
+            def images(some: Sequence[int]) -> Tensor:
+                return image_BCHW[torch.tensor([place_of[id_] for id_ in some], device=image_BCHW.device)]
+
+            self.fill(ids, images)
+            row_BLD = send(self.rows.read(torch.tensor(ids, dtype=torch.int64)), image_BCHW.device)
         tokens = self.teacher.grid[0] * self.teacher.grid[1]
-        return send(self.rows.read(id_B), image_BCHW.device)[:, :tokens].to(torch.float32)
+        return row_BLD[:, :tokens].to(torch.float32)
 
     def at_grid(self, teacher: Teacher) -> TeacherCache:
         """Return the same rows with the teacher of another of the grids that they are for."""
         return replace(self, teacher=teacher)
 
-    def _computed(self, image_MCHW: Tensor, batch: int) -> Tensor:
-        """Compute tokens in batches of one size: on a GPU those of the run."""
-        with checked_memory():
-            token_MLD = self.teacher.tokens(image_MCHW, _CPU_BATCH if image_MCHW.device.type == "cpu" else batch)
+    def _computed(self, image_MCHW: Tensor) -> Tensor:
+        with checked_memory(), torch.no_grad():
+            token_MLD = self.teacher.tokens(image_MCHW, self.batch)
         row_MLD = token_MLD.to(torch.float16)
         if not row_MLD.isfinite().all():
             raise UserError(
@@ -69,25 +89,8 @@ class TeacherCache:
         return pad(row_MLD, (0, 0, 0, self.rows.shape[1] - row_MLD.shape[1]))
 
 
-class MemoryRows:
-    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
-        self.shape = shape
-        self._row_NLD = torch.empty(shape, dtype=torch.float16, device=device)
-        self._have_N = torch.zeros(shape[0], dtype=torch.bool)
-
-    def has(self, id_B: Tensor) -> Tensor:
-        return self._have_N[id_B]
-
-    def write(self, id_M: Tensor, row_M: Tensor) -> None:
-        self._row_NLD[id_M.to(row_M.device)] = row_M
-        self._have_N[id_M] = True
-
-    def read(self, id_B: Tensor) -> Tensor:
-        return self._row_NLD[send(id_B, self._row_NLD.device)]
-
-
-_in_memory: dict[tuple[str, torch.device], MemoryRows] = {}
-"""Shared by the runs of a process: the arms and seeds of a study have the same images."""
+_in_memory: dict[bytes, tuple[str, Rows]] = {}
+"""Rows by their stamp, with the images that they are of: the arms and seeds of a study have the same images."""
 
 
 def open_teacher_cache(
@@ -97,52 +100,57 @@ def open_teacher_cache(
     data_key: str,
     device: torch.device,
     grids: Sequence[Grid] = (),
+    batch: int = _CPU_BATCH,
 ) -> TeacherCache:
     """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room.
 
     `grids` are those of the source's images, where they have several shapes. An image has one of them, so the same rows
-    serve all: `TeacherCache.at_grid`.
+    serve all: `TeacherCache.at_grid`. On a GPU the teacher runs in batches of `batch` images, `CACHED_TEACHER_BATCH` at
+    most; the rows of another batch are others, and so are those of another GPU.
     """
-    decides = [teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type]
+    images = fingerprint(source)
+    decides: list[object] = [teacher.identity, data_key, images, teacher.grid, len(source), device.type]
     decides += [list(grids)] if grids else []
+    if device.type == "cpu":
+        batch = _CPU_BATCH
+        decides += [torch.get_num_threads()] if kind == "memory" else []
+    else:
+        batch = min(batch, CACHED_TEACHER_BATCH)
+        decides += [batch, torch.__version__, torch.cuda.get_device_name(device)]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
     tokens = max(rows * columns for rows, columns in (teacher.grid, *grids))
     shape = (len(source), tokens, teacher.width)
-    stamp = bytes.fromhex(key)
-    content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none", stamp)
+    words, stamp = "teacher's tokens", bytes.fromhex(key)
     if kind == "disk":
-        return TeacherCache(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
-    here = (key, device)
-    if here not in _in_memory:
-        _check_memory(content, device)
-        _in_memory[here] = MemoryRows(shape, device)
-    return TeacherCache(teacher, _in_memory[here])
+        content = Content(words, shape, torch.float16, "set the cache to memory or none", stamp)
+        rows: Rows = DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content)
+    else:
+        words += f" of {len(source)} images"
+        rows = _memory_rows(images, Content(words, shape, torch.float16, "set the cache to disk or none", stamp))
+    ahead = ReadAhead(rows.read_into, shape[1:], rows.dtype, device) if device.type in _AHEAD_ON else None
+    return TeacherCache(teacher, rows, batch, ahead)
+
+
+def _memory_rows(images: str, content: Content) -> Rows:
+    """Return the rows in memory. Those of other images are released, and all that no run uses if there is no room."""
+    if content.stamp not in _in_memory:
+        for other in [other for other, (of, _) in _in_memory.items() if of != images]:
+            del _in_memory[other]
+        try:
+            rows = open_rows(content)
+        except UserError:
+            _in_memory.clear()
+            rows = open_rows(content)
+        _in_memory[content.stamp] = images, rows
+    return _in_memory[content.stamp][1]
 
 
 def forget_teacher_cache(kept: TeacherCache) -> None:
     """Release what is held in memory; what is on the disk stays."""
-    for key in [key for key, rows in _in_memory.items() if rows is kept.rows]:
+    for key in [key for key, (_, rows) in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
 
 
-def _check_memory(content: Content, device: torch.device) -> None:
-    """Refuse what does not fit into memory. Tokens of earlier runs are released for it."""
-    need = content.row_bytes
-    if need > _free_bytes(device):
-        _in_memory.clear()
-    if need > (free := _free_bytes(device)):
-        raise UserError(
-            f"the teacher's tokens of {content.shape[0]} images need {gigabytes(need)} of memory on {device}, which "
-            f"has {gigabytes(free)} free; set the cache to disk or none"
-        )
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    memory = Path("/proc/meminfo")
-    if memory.exists():
-        fields = dict(line.split(":", 1) for line in memory.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def forget_teacher_caches() -> None:
+    """Release all that no run uses, as for another study."""
+    _in_memory.clear()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.read_ahead import note_taken
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
@@ -115,10 +116,15 @@ def test_a_stage_has_the_same_images_in_scaled_shapes_and_batches_of_its_own(sto
 
 
 def test_a_run_with_a_cached_teacher_resumes_across_the_stages_as_if_it_had_not_stopped(
-    store: Path, tmp_path: Path
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The one that stops reads its teacher's tokens ahead, in shapes and batches that change."""
     plan = staged(store, techniques=[f"{REPA},cache=memory", "resolution-aware"])
-    stop_and_go_on(plan, tmp_path / "stopped", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(teacher_cache, "_AHEAD_ON", frozenset({"cpu"}))
+        taken = note_taken(patch)
+        stop_and_go_on(plan, tmp_path / "stopped", 2)
+    assert taken == [False, True, False, True, True, True], "all but the first after each start"
     forget_sources()
     assert train(plan, tmp_path / "whole", Interrupt()).finished
     stopped, whole = (

@@ -84,7 +84,7 @@ def test_scores_are_those_of_each_shape_and_of_the_whole(run: Path) -> None:
     result = evaluate(run, protocol)
     parts, step = load_run(run)
     source = held_out(ScoredData(parts.plan.data), protocol)
-    of_sample, of_real = dict(ids_by_shape(source, 36)), dict(ids_by_shape(source, 40))
+    of_sample, of_real = dict(ids_by_shape(source, range(36))), dict(ids_by_shape(source, range(40)))
     assert list(of_sample) == SHAPES
     main = protocol.conditions[0]
     prompts, shapes = (
@@ -109,7 +109,7 @@ def test_scores_are_those_of_each_shape_and_of_the_whole(run: Path) -> None:
     whole = distance(FeaturePair(torch.cat(fake), torch.cat(real))).value
     assert result.metrics["fd_clip"] == pytest.approx(whole, rel=1e-6)
 
-    errors = {shape: image_errors(run, protocol, ids) for shape, ids in ids_by_shape(source, 9) if shape}
+    errors = {shape: image_errors(run, protocol, ids) for shape, ids in ids_by_shape(source, range(9)) if shape}
     for shape, error_N in errors.items():
         found = result.details["validation_loss"][f"{shape[1]}x{shape[0]}"]
         assert found == pytest.approx(float(error_N.mean()), rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.bounds import distance, network_bound
+from tests.ranks import run_ranks
+from tests.read_ahead import note_taken
 from tests.slow import slow_unless
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write
@@ -20,12 +23,16 @@ from tests.unit.losses.alignment_views import CPU, GRID, SAMPLES, WIDTH, normal,
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm
 from tintype.losses.repa import RepaSettings
+from tintype.plan import Plan
+from tintype.runtime import shared
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.rows import Rows
 from tintype.seams import Route
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.prepare import prepare_images
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.steps import Progress
@@ -215,3 +222,85 @@ def test_training_aligns(tmp_path: Path) -> None:
     losses = [float(update(parts, state, Clock(CPU)).losses["repa"]) for _ in range(60)]
     assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.3
     assert all(-1 <= loss <= 1 for loss in losses)
+
+
+REPA = "repa:teacher=scenes,hidden=8,cache=memory"
+
+
+def prepared_ids(plan: Plan, images_seen: int = 0, chunks: int = 99) -> list[int]:
+    """Return the images whose tokens are there before the first step; a signal comes in a chunk of the work."""
+    teacher_cache._in_memory.clear()
+    parts, interrupt, begun = build_session(plan), Interrupt(), list[int]()
+    parts.ready()
+
+    def count() -> None:
+        begun.append(0)
+        if len(begun) == chunks:
+            interrupt.signal = signal.SIGINT
+
+    prepare_images(parts, images_seen, interrupt, count)
+    (loss,) = parts.terms
+    rows = loss.part._cache(parts.plan.token_grid).rows  # type: ignore[attr-defined]
+    return sorted(set(range(60)) - set(rows.missing(range(60))))
+
+
+def test_tokens_are_there_before_the_first_step_of_the_images_that_the_loss_will_see() -> None:
+    plan = tiny_plan("data.count=60", techniques=[REPA])
+    order = build_session(plan).order
+    assert prepared_ids(plan) == sorted(order.ids(0, 24))
+    assert prepared_ids(plan, images_seen=8) == sorted(order.ids(8, 16))
+    some = tiny_plan("data.count=60", techniques=[f"{REPA},schedule={{kind: until, start: 1, end: 3}}"])
+    assert prepared_ids(some) == sorted(order.ids(4, 8))
+    assert prepared_ids(some, images_seen=8) == sorted(order.ids(8, 4))
+
+
+def test_a_signal_is_heard_while_tokens_are_computed() -> None:
+    plan = tiny_plan("data.count=60", "train.steps=15", techniques=[REPA])
+    assert prepared_ids(plan, chunks=3) == sorted(build_session(plan).order.ids(0, 32)), (
+        "one chunk of images, two of 16"
+    )
+
+
+def test_a_run_that_reads_ahead_is_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several micro-batches in a step, and epochs that end inside them."""
+    plan = tiny_plan("data.count=10", "train.accumulate=2", techniques=[REPA])
+    train(plan, tmp_path / "plain", Interrupt())
+    monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset({"cpu"}))
+    taken = note_taken(monkeypatch)
+    train(plan, tmp_path / "ahead", Interrupt())
+    assert taken == [False] + [True] * 11
+    plain, ahead = (
+        checkpoint.read(checkpoint.folder_of(RunFolder(tmp_path / name).checkpoints, 6))[0]
+        for name in ("plain", "ahead")
+    )
+    assert all(torch.equal(plain[name], ahead[name]) for name in plain)
+
+
+def _train_as_rank(plan: Plan, folder: Path, ahead: frozenset[str]) -> tuple[list[bool], list[int]]:
+    """Train, and return which batches were read ahead, and the images whose tokens this rank computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_cache, "_AHEAD_ON", ahead)
+        patch.setattr(shared, "SMALLEST_BYTES", 0)
+        taken, computed, write = note_taken(patch), list[int](), Rows.write
+
+        def noted(rows: Rows, id_M: Tensor, row_M: Tensor) -> None:
+            computed.extend(id_M.tolist())
+            write(rows, id_M, row_M)
+
+        patch.setattr(Rows, "write", noted)
+        assert train(plan, folder, Interrupt()).finished
+    return taken, computed
+
+
+@pytest.mark.slow
+def test_ranks_share_the_memory_and_each_reads_its_own_batches_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    plan = tiny_plan("data.count=10", techniques=[REPA])
+    for name, ahead in (("plain", frozenset[str]()), ("ahead", frozenset({"cpu"}))):
+        found = run_ranks(2, _train_as_rank, plan, tmp_path / name, ahead)
+        assert [taken for taken, _ in found] == ([[False] + [True] * 5] * 2 if ahead else [[]] * 2)
+        assert sorted(found[0][1] + found[1][1]) == list(range(10)), "each image once on this machine"
+    plain, ahead_too = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "ahead"))
+    assert plain == ahead_too and len(plain) == 6

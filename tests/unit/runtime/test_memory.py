@@ -19,13 +19,15 @@ from tintype.evaluation import run as evaluation
 from tintype.runtime.determinism import why_inexact
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import checked_memory, count_failures
+from tintype.runtime.rows import Content
+from tintype.runtime.shared import open_rows
 from tintype.study import worker
 from tintype.study.runner import Message, Task
 from tintype.train import checkpoint, exact
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.update import update
-from tintype.vision.teacher_cache import MemoryRows, TeacherCache
+from tintype.vision.teacher_cache import TeacherCache
 
 
 @dataclass
@@ -121,8 +123,8 @@ class _Teacher:
 
 
 def test_tokens_of_a_teacher_that_ran_out_of_memory_are_not_cached(allocator: Allocator) -> None:
-    rows = MemoryRows((4, 1, 2), torch.device("cpu"))
-    cache = TeacherCache(_Teacher(allocator), rows)  # type: ignore[arg-type]
+    rows = open_rows(Content("tokens", (4, 1, 2), torch.float16, "do without"))
+    cache = TeacherCache(_Teacher(allocator), rows, 2)  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError):
         cache(torch.zeros(2, 3, 4, 4), [0, 1])
     assert not rows.has(torch.arange(4)).any()

@@ -17,12 +17,18 @@ from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
 from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.errors import UserError
+from tintype.runtime import shared
 from tintype.seams import ImageSource
 from tintype.vision import teacher_cache
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.part import Teacher
 from tintype.vision.scene_encoder import SceneTeacherSettings
-from tintype.vision.teacher_cache import TeacherCache, forget_teacher_cache, open_teacher_cache
+from tintype.vision.teacher_cache import (
+    TeacherCache,
+    forget_teacher_cache,
+    forget_teacher_caches,
+    open_teacher_cache,
+)
 
 CPU = torch.device("cpu")
 HEAD_BYTES = 32
@@ -196,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 def test_memory_that_would_not_hold_it_is_said(teacher: Teacher) -> None:
     with pytest.raises(
-        UserError, match=r"tokens of 1000000000000 images need 1.92e\+05 GB of memory on cpu.* disk or n"
+        UserError, match=r"tokens of 1000000000000 images need 2e\+05 GB of memory, and .* free.* cache to disk or none"
     ):
         kept("memory", teacher, source(10**12))
 
@@ -207,10 +213,89 @@ def test_what_earlier_runs_left_in_memory_is_given_up_when_it_is_needed(
     kept("memory", teacher)
     kept("memory", teacher, data_key="more")
     assert len(teacher_cache._in_memory) == 2
-    one = 24 * 6 * 16 * 2
-    monkeypatch.setattr(teacher_cache, "_free_bytes", lambda device: (2 - len(teacher_cache._in_memory)) * one)
+    one = 24 * (6 * 16 * 2 + 8) + HEAD_BYTES
+    monkeypatch.setattr(shared, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(shared, "_RESERVE_BYTES", 0)
+    monkeypatch.setattr(shared, "free_bytes", lambda: (2 - len(teacher_cache._in_memory)) * one)
     kept("memory", teacher, data_key="still more")
     assert len(teacher_cache._in_memory) == 1
+
+
+def test_tokens_of_other_images_are_released(teacher: Teacher) -> None:
+    first = weakref.ref(kept("memory", teacher).rows)
+    kept("memory", teacher, data_key="a stage of the same images")
+    assert first() is not None
+    kept("memory", teacher, source(seed=1))
+    assert first() is None and len(teacher_cache._in_memory) == 1
+    forget_teacher_caches()
+    assert not teacher_cache._in_memory
+
+
+def test_another_number_of_threads_has_tokens_of_its_own_in_memory(teacher: Teacher) -> None:
+    """Kernels of a CPU round by their number, and processes with other numbers share a machine."""
+    first, before = kept("memory", teacher), torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        assert kept("memory", teacher).rows is not first.rows
+    finally:
+        torch.set_num_threads(before)
+    assert kept("memory", teacher).rows is first.rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_gpu_are_named_by_what_its_kernels_round_by(
+    kind: Kind, teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU computes here: only the names of rows are compared, which lie on the host."""
+    names = ["one", "one", "one", "one", "another"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names.pop(0))
+    monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset[str]())
+    gpu = torch.device("cuda")
+    found = [open_teacher_cache(kind, teacher, source(), "data", gpu, batch=size) for size in (8, 16, 64, 256, 256)]
+    assert [one.batch for one in found] == [8, 16, 64, 64, 64]
+    stamps = [one.rows._stamp for one in found]
+    assert stamps[2] == stamps[3] and len(set(stamps)) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_shared_are_those_of_a_process_alone(
+    kind: Kind, teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = asked(kept("memory", teacher), *range(24))
+    teacher_cache._in_memory.clear()
+    monkeypatch.setattr(shared, "SMALLEST_BYTES", 0)
+    tokens = kept(kind, teacher)
+    assert tokens.fill(range(24), source().images) == 24
+    assert kept(kind, teacher).fill(range(24), lambda some: torch.empty(0)) == 0, "nothing is left to compute"
+    assert torch.equal(asked(tokens, *range(24)), alone)
+
+
+def test_tokens_that_are_read_ahead_are_those_that_were_asked_for(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = kept("memory", teacher)
+    assert plain.ahead is None
+    wanted = asked(plain, *range(24))
+    monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset({"cpu"}))
+    tokens = kept("memory", teacher)
+    other = source().images([0, 0, 0])  # with other pixels: what is there is not computed again
+    for batch in ([3, 4, 5], [9, 3, 9], [1, 2, 0]):
+        tokens.expect(batch)
+    assert torch.equal(tokens(other, [9, 3, 9]), wanted[[9, 3, 9]])
+    assert torch.equal(tokens(other, [3, 4, 5]), wanted[3:6]), "dropped, and read when it is asked for"
+    assert torch.equal(tokens(other, [1, 2, 0]), wanted[[1, 2, 0]])
+
+
+def test_tokens_that_are_missing_when_they_are_read_ahead_are_computed(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset({"cpu"}))
+    tokens = kept("memory", teacher)
+    asked(tokens, 3, 4)
+    tokens.expect([3, 7])
+    found = asked(tokens, 3, 7)
+    teacher_cache._in_memory.clear()
+    assert torch.equal(found, asked(kept("memory", teacher), 3, 7))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,6 +323,10 @@ def test_a_gpu_keeps_what_a_cpu_would(kind: Kind, tmp_path: Path) -> None:
     assert found.device.type == "cuda"
     torch.testing.assert_close(found.cpu(), here.tokens(images), atol=2e-3, rtol=2e-3)
     assert torch.equal(tokens(images[:3].flip(0).to(gpu), [2, 1, 0]), found[:3].flip(0))
+    for batch in ([5, 5, 1], [7, 0]):
+        tokens.expect(batch)
+    for batch in ([5, 5, 1], [7, 0]):
+        assert torch.equal(tokens(images[batch].to(gpu), batch), found[batch]), "read ahead"
     assert open_teacher_cache("disk", here, source(), "data", CPU).rows.has(torch.arange(8)).sum() == 0
 
 
