@@ -116,7 +116,8 @@ def launch(
     workers: Annotated[int, Option(min=1, help="Workers; with ssh, on each machine")] = 1,
     gpus_per_worker: Annotated[int, Option(min=0, help="GPUs of each worker")] = 1,
     jobs: Annotated[
-        str | None, Option("--jobs", help="Runs of each worker at a time: a number, or auto; by default 1")
+        str | None,
+        Option("--jobs", help="Runs of each worker at a time: a number, or auto; by default auto on a GPU, 1 on a CPU"),
     ] = None,
     time: Annotated[
         str | None, Option(help="Time limit of a worker with slurm, as 4h: it then saves and is queued again")

@@ -61,6 +61,7 @@ from tintype.plugins.registry import is_built_in
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.published import PUBLISHED, Outline
 from tintype.runtime.graphs import MOST_GRADIENT_SHARE
+from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.seams import Draws
 from tintype.text.frozen import FrozenTextPart
 from tintype.text.packing import MOST_TOKENS
@@ -73,8 +74,6 @@ from tintype.vision.part import TeacherPart
 from tintype.vision.scene_encoder import READ_TOGETHER, SceneEncoderSettings
 from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 
-CONTEXT_BYTES = 1 << 30
-"""The CUDA context and the libraries that a process loads on its GPU; torch does not count them."""
 HOST_BYTES = 5 << 30
 """Memory of the host that a process takes on a machine with a GPU: Python, torch and the libraries of CUDA."""
 SLACK = 1.25

@@ -51,6 +51,8 @@ class Graphs:
             self._met.add(key)
             return None
         if key not in self._captured:
+            if not self._captured:  # what the pass took without a graph, the graphs' own memory takes once more
+                torch.cuda.empty_cache()
             needed = sum(one.nbytes for one in parameters.values()) if grad else 0
             if self._gradient_bytes + needed > MOST_GRADIENT_SHARE * memory_bytes(inputs[0].device):
                 return None

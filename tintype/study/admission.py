@@ -45,7 +45,7 @@ class Need:
     """Bytes that a run needs."""
 
     gpu: int | None
-    """Of each of its GPUs; None where that is not known: it gets them for itself."""
+    """Bytes of each of its GPUs; None where that is not known: it gets them for itself."""
     host: int | None
     words: str
     """How the GPU's was found."""

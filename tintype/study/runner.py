@@ -5,6 +5,7 @@ Runs are taken seed by seed, so that the arms of one seed run close together in 
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
+
+import torch
 
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.early import score_along
@@ -74,7 +77,7 @@ class Message:
     gpu_bytes: int = 0
     """Peak of what the run needed of its GPU's memory, and all that the GPU has; 0 where it did not train on one."""
     needs_bytes: int = 0
-    """What a crowded run needs of its GPU at least; 0 where its share was large enough, and not there."""
+    """Least share of its GPU that a crowded run needs; 0 where its share was large enough, and not there."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,9 @@ def run_task(
         if not score:
             return Message(task.key, "interrupted", text="trained and not yet scored", step=outcome.step)
         trained_s = time.perf_counter()
+        if torch.cuda.is_initialized():
+            gc.collect()  # compiled blocks stand in cycles, which would keep training's memory while images are sampled
+            torch.cuda.empty_cache()
         result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step, fence=fence)
         if task.along:
             score_along(task.folder, task.along.steps, task.along.protocol, outcome.step, on_early, fence)

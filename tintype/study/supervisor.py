@@ -67,7 +67,7 @@ _AGAIN_S = 2.0
 """It is started again after so many seconds, three times as many each time."""
 _SPENT = 75
 """Exit code of a worker that leaves the other runs to a new process."""
-_QUIET_S, _QUIET_AGAIN_S = 5.0, 60.0
+_QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
 """How long others stand still at most while the steps of one run are timed, and when that is tried again."""
 _STRANGERS_SHARE = 0.1
 """Share of a GPU's memory that nobody accounts for, from which others are taken to work there."""
@@ -165,7 +165,7 @@ def run_tasks(
 
 @dataclass
 class _Seen:
-    """What was read last of a run's newest claim."""
+    """The newest claim of a run as it was read last, and what was reported of it."""
 
     claim: Claim
     told: tuple[object, ...] = field(default_factory=tuple)

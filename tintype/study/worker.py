@@ -58,6 +58,8 @@ _SPARE_BYTES = 1 << 20
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
 """Ranks that end so often before they take their run are not started again."""
+_ALIKE = 0.03
+"""Two times of a step that differ by no more than that, as a share, are of a run that is alone."""
 TIMED_FROM = 20
 """Steps that a process has taken of a run before its steps are timed: the first compile, capture and measure."""
 
@@ -347,21 +349,26 @@ class Worker:
     def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
         """Return a function to be called after each step. It times steps in a quiet moment, or of a run that is alone.
 
-        If it is not quiet any more at the end, the time is dropped.
+        If it is not quiet any more at the end, the time is dropped. Two times in a row must agree.
         """
         admission = self._admission
         if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:
             return lambda step: None
         timer = self._timer = StepTimer.of(task.plan, task.along.steps if task.along else ())
-        first = -1
+        first, before = -1, 0.0
 
         def on_step(step: int) -> None:
-            nonlocal first
+            nonlocal first, before
             first = step if first < 0 else first
             if step == first + TIMED_FROM and not admission.has_step(task) and grant.is_alone:
                 timer.request()
-            if (step_s := timer.tick(step)) is not None and (self._quiet or grant.is_alone):
+            if (step_s := timer.tick(step)) is None or not (self._quiet or grant.is_alone):
+                return
+            if abs(step_s - before) <= _ALIKE * step_s:
                 admission.note_step(task, step_s, timer.steps)
+            else:  # a neighbour's last steps were still under way
+                timer.request()
+            before = step_s
 
         return on_step
 

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tintype.cost.memory import CONTEXT_BYTES, EXACT, Peak, peak_of, reserved
+from tintype.cost.memory import EXACT, Peak, peak_of, reserved
 from tintype.cost.plan import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
 from tintype.errors import UserError
 from tintype.page import numerals
 from tintype.plan import Plan
+from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.study.study import Study
 from tintype.terminal.lines import say, say_note
 

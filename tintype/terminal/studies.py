@@ -43,7 +43,7 @@ from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
-from tintype.study.runner import Message
+from tintype.study.runner import ENDED, Message
 from tintype.study.search import range_of, words_of
 from tintype.study.stats.estimate import POWER
 from tintype.study.stats.family import FIRST_SHARE
@@ -349,7 +349,7 @@ class StudyDisplay(Progress):
             self._show_runs()
             return
         self.remove(row)
-        self._ended += 1
+        self._ended += message.state in ENDED
         self._show_runs()
         self.failed += [message] if message.state in ("diverged", "failed") else []
         say(self._lines, f"{self._before}[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.memory import checked_memory, count_failures
 from tintype.runtime.rows import Content
 from tintype.runtime.shared import open_rows
-from tintype.study import worker
 from tintype.study.runner import Message, Task
 from tintype.train import checkpoint, exact
 from tintype.train.folder import RunFolder
@@ -133,8 +133,9 @@ def test_tokens_of_a_teacher_that_ran_out_of_memory_are_not_cached(allocator: Al
 def test_a_worker_whose_gpu_ran_out_of_memory_leaves_the_other_runs_to_a_new_process(
     tmp_path: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "forget_peak", lambda: None)
-    monkeypatch.setattr(worker, "read_peak", lambda: (0, 0))
+    for name in ("reset_peak_memory_stats", "max_memory_reserved", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=0))
     tasks = tasks_in(tmp_path)
 
     def runs_out(task: Task, *others: object) -> Message:

@@ -30,7 +30,7 @@ class Crew:
     """How long a worker may take before it saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
     jobs: str = ""
-    """How many runs it makes at a time, as `--jobs` says it; empty for one."""
+    """How many runs it makes at a time, as `--jobs` says it; empty for what `tintype work` takes by default."""
 
     @property
     def folder(self) -> Path:
@@ -39,7 +39,7 @@ class Crew:
     @property
     def command(self) -> str:
         """Return the command line of a worker, by this Python."""
-        packed = ["--jobs", self.jobs or "1"]
+        packed = ["--jobs", self.jobs] if self.jobs else []
         plugins = [word for file in given_files() for word in ("--plugin", str(file))]
         return shlex.join([sys.executable, "-m", "tintype", *plugins, "work", str(self.study), *packed])
 
