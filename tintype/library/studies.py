@@ -19,7 +19,7 @@ from tintype.runtime.notes import note
 from tintype.study import lab
 from tintype.study.folder import open_study
 from tintype.study.report import findings
-from tintype.study.results import Arm, StudyResults, read_results_file
+from tintype.study.results import Arm, Between, StudyResults, read_results_file
 from tintype.study.runner import Message
 from tintype.study.settings import split_changes
 from tintype.study.side_by_side import SideBySide, compare_runs
@@ -43,15 +43,18 @@ class Results:
     def rows(self, primary: bool = False) -> list[dict[str, Any]]:
         """Return a dictionary for each arm and metric, as `pandas.DataFrame` and `polars.DataFrame` take them.
 
-        `difference` is arm minus baseline, and `low` to `high` its interval. With `primary`, only the metrics of the
-        study's question.
+        `difference` is arm minus baseline, and `low` to `high` its interval. Rows of two arms that the study compares
+        come last, as "first against second": the second is in the place of the baseline. With `primary`, only the
+        metrics of the study's question.
         """
         metrics = findings.primary_metrics(self.content) if primary else self.content.metrics
+        named: list[tuple[str, Arm | Between]] = [(arm.name, arm) for arm in self.content.arms]
+        named += [(f"{pair.first} against {pair.second}", pair) for pair in self.content.between]
         return [
-            {"arm": arm.name, "resolution": arm.resolution, "metric": metric.name, "better": metric.direction, **row}
-            for arm in self.content.arms
+            {"arm": name, "resolution": of.resolution, "metric": metric.name, "better": metric.direction, **row}
+            for name, of in named
             for metric in metrics
-            if (row := _verdict(arm, metric.name)) is not None
+            if (row := _verdict(of, metric.name)) is not None
         ]
 
     def runs(self) -> list[dict[str, Any]]:
@@ -118,13 +121,13 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _verdict(arm: Arm, metric: str) -> dict[str, Any] | None:
-    """Return the verdict on one metric of an arm; None where there is nothing to say."""
+def _verdict(of: Arm | Between, metric: str) -> dict[str, Any] | None:
+    """Return the verdict on one metric of an arm, or of an arm against another; None where there is nothing to say."""
     numbers = ("mean", "baseline_mean", "difference", "low", "high", "p")
-    if metric in arm.incomparable:
+    if metric in of.incomparable:
         nothing = dict.fromkeys(numbers)
-        return {"verdict": findings.NOT_COMPARABLE, **nothing, "seeds": 0, "note": arm.incomparable[metric]}
-    found = arm.comparisons.get(metric)
+        return {"verdict": findings.NOT_COMPARABLE, **nothing, "seeds": 0, "note": of.incomparable[metric]}
+    found = of.comparisons.get(metric)
     if found is None:
         return None
     known = {key: getattr(found, key) for key in numbers}

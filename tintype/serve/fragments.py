@@ -25,7 +25,7 @@ from tintype.runtime.files import finite
 from tintype.serve.curves import Curves
 from tintype.serve.find import is_run
 from tintype.study.picked import LEAD, read_picked
-from tintype.study.report import charts, findings
+from tintype.study.report import between, charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
 from tintype.study.report.view import columns_of
 from tintype.study.results import Arm, EndState, StudyResults
@@ -89,6 +89,7 @@ def study_fragments(
         by_name = arm_colours(results)
         views = [HtmlView(one, columns, folder, kept, by_name) for one, columns in columns_of(results)]
         values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
+        values |= {"between": between}
         values |= {"link": paper_link, "several": results.several}
         found["verdicts"] = _rendered("verdicts", **values)
         found["arms"] = _rendered("arms", **values)

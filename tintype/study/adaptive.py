@@ -4,10 +4,12 @@ Every decision is a pure function of the runs that are there, so a study that wa
 the same decisions. Stopping an arm never makes a verdict: it only leaves the arm undecided, so the level of the study
 holds whatever the rule. An arm gets no more seeds when
 
-- every comparison on a primary metric is decided, or none can be made, or
+- every comparison on a primary metric is decided, the declared ones with other arms included, or none can be made, or
 - nothing is in sight: each that is undecided has p > 0.5 (or no p at all), and would not be decided by the seeds of the
   last look if means and spreads stayed as they are, or
 - one of its runs diverged or failed, so that it can have no verdict.
+
+A declared comparison with an arm that has stopped does not count: it gets no more seeds of that arm.
 
 The baseline and the control have as many seeds as the arm with most.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tintype.study.contrasts import between_key
 from tintype.study.looks import Look, is_decided, replay
 from tintype.study.results import Comparison
 from tintype.study.stats.contrast import Key
@@ -72,7 +75,7 @@ def follow(
         counts |= {arm.name: len(look.seeds) for arm in at_look.arms}
         if look is looks[-1]:
             break
-        reasons = {name: why_stop(_asked(study, name, rows), len(looks[-1].seeds)) for name in active}
+        reasons = {name: why_stop(_asked(study, name, rows, stopped), len(looks[-1].seeds)) for name in active}
         stopped |= {name: f"stopped after {len(look.seeds)} seeds: {why}" for name, why in reasons.items() if why}
     return Standing(made, read, replay(rows_of_looks), stopped, counts, None)
 
@@ -89,18 +92,25 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
     return replace(arm, plans=tuple(plan for plan in arm.plans if plan.seed in seeds))
 
 
-def _asked(study: Study, name: str, rows: Rows) -> list[Comparison]:
-    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, and as a factor.
+def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> list[Comparison]:
+    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, with arms, as a factor.
 
     Contrasts that lost a run are left out: the arm whose run it was says so itself, and the others can be decided.
     """
     asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
-    contrasts = {one.name for _, one in study.contrasts() if name in one.weights}
-    return [
-        row
-        for key, row in asked.items()
-        if (key.arm in contrasts and not row.lost if key.kind in ("main effect", "interaction") else key.arm == name)
-    ]
+    factors = {one.name for _, one in study.contrasts() if name in one.weights}
+    between = {
+        between_key(first.name, second.name, first.resolution, "")
+        for first, second in study.declared()
+        if name in (first.name, second.name) and not {first.name, second.name} & set(stopped)
+    }
+
+    def concerns(key: Key, row: Comparison) -> bool:
+        if key.kind == "between":
+            return key._replace(metric="") in between and not row.lost
+        return key.arm in factors and not row.lost if key.kind in ("main effect", "interaction") else key.arm == name
+
+    return [row for key, row in asked.items() if concerns(key, row)]
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:

@@ -22,6 +22,7 @@ from tintype.study.contrasts import (
     UNPAIRED,
     Asked,
     asked_of,
+    between_key,
     factor_key,
     incomparable,
     is_tested,
@@ -65,7 +66,7 @@ from tintype.study.runs import (
 )
 from tintype.study.shapes import read_alone
 from tintype.study.stats.cells import LOG, RATIO, Cells, with_alike
-from tintype.study.stats.contrast import OF_ARMS, Key, against
+from tintype.study.stats.contrast import OF_ARMS, OF_TWO, Key, against
 from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
@@ -148,11 +149,24 @@ class Reading:
             "sketch": len(seeds) == 1,
             "confidence": CONFIDENCE,
             "method": " ".join([method, describe_looks(self.looks, self.planned)]),
+            "between": [self._between(first, second) for first, second in self.study.declared()],
             "trends": [self._trend(key, reason) for key, reason in trends_of(self.study).items()],
             "factors": self._factor_effects(),
             "looks": self.looks,
             "looks_planned": self.planned,
         }
+
+    def _between(self, first: ArmPlan, second: ArmPlan) -> results.Between:
+        """Return the comparisons of an arm with another arm."""
+        keys = {metric: between_key(first.name, second.name, first.resolution, metric) for metric in self.metrics}
+        apart = incomparable(self.study)
+        return results.Between(
+            first=first.name,
+            second=second.name,
+            resolution=first.resolution,
+            comparisons={metric: self.rows[key] for metric, key in keys.items() if key in self.rows},
+            incomparable={metric: apart[key] for metric, key in keys.items() if key in apart},
+        )
 
     def _trend(self, key: Key, reason: str) -> results.Trend:
         """Return a trend with the arm's effect at each resolution, or why there is none."""
@@ -324,7 +338,13 @@ def _reported_keys(last: results.StudyResults) -> list[Key]:
     ]
     trends = [Key(trend.arm, trend.metric, "", "trend") for trend in last.trends if not trend.undefined]
     factors = [factor_key(FactorContrast(tuple(one.parts), {}), one.resolution, one.metric) for one in last.factors]
-    return [*planned, *trends, *factors]
+    between = [
+        between_key(pair.first, pair.second, pair.resolution, one.name)
+        for pair in last.between
+        for one in last.metrics
+        if one.name not in pair.incomparable
+    ]
+    return [*planned, *between, *trends, *factors]
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:
@@ -431,7 +451,7 @@ def compare(
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
-    judged = {(key.arm, key.resolution) for key in family if key.kind in OF_ARMS}
+    judged = {key._replace(metric="") for key in family if key.kind in OF_TWO}
     for key, one in asked.items():
         matched = match(one, runs, key.metric)
         if isinstance(matched, str) or not (matched.differences or matched.lost):
@@ -445,7 +465,7 @@ def compare(
             cells, meaning = sheets.of(key), metrics[key.metric]
             if not all(cells.values.get(label) for label in one.contrast.weights):
                 continue
-            collapse = sheets.collapse(one, primary) if key.kind in OF_ARMS else None
+            collapse = sheets.collapse(one, primary) if key.kind in OF_TWO else None
             unstable = collapse is not None and collapse.p < UNSTABLE / len(judged)
             found = sheets.estimate(one, level)
             rows[key] = tested_row(one, matched, found, cells, meaning, margin, collapse, unstable)
@@ -456,7 +476,7 @@ def compare(
                 note = "; ".join(filter(None, [rows[key].note, f"with collapsed runs: {every.verdict}"]))
                 update = {"all_runs": interval, "all_runs_verdict": every.verdict, "note": note}
                 rows[key] = rows[key].model_copy(update=update)
-        if key.kind in OF_ARMS:
+        if key.kind in OF_TWO:
             new, old = (runs[label] for label in one.contrast.weights)
             rows[key] = rows[key].model_copy(update={"sampling_error": _sampling_error(new, old, key.metric, images)})
     return rows
@@ -475,7 +495,7 @@ class _Sheets:
     ) -> None:
         self._arms, self._runs, self._metrics, self._asked, self._stored = arms, runs, metrics, asked, stored
         self._made: dict[tuple[str, bool, bool], dict[str, Cells]] = {}
-        self._correlated: dict[tuple[str, str], dict[str, Correlation]] = {}
+        self._correlated: dict[Key, dict[str, Correlation]] = {}
 
     def of(self, key: Key, search: bool = True) -> Cells:
         """Return the cells of a comparison, without collapsed runs unless there is no `search` for them."""
@@ -503,23 +523,23 @@ class _Sheets:
         return self._made[place][metric]
 
     def estimate(self, one: Asked, level: float) -> Estimate:
-        """Estimate a comparison; an arm against the baseline with pairs where they pay."""
+        """Estimate a comparison; an arm against the baseline or another arm with pairs where they pay."""
         key, cells = one.key, self.of(one.key)
-        if key.kind != "arm":
+        if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
         own, baseline = one.contrast.weights
-        if (key.arm, key.resolution) not in self._correlated:
+        if (both := key._replace(metric="")) not in self._correlated:
             metrics = [
                 other.metric
                 for other in self._asked
                 if other._replace(metric=key.metric) == key and is_tested(other.metric)
             ]
             sheets = {metric: self._at(key.resolution, metric, False, True) for metric in metrics}
-            self._correlated[key.arm, key.resolution] = correlations(sheets, own, baseline)
-        return estimate_arm(cells, own, baseline, level, self._correlated[key.arm, key.resolution].get(key.metric))
+            self._correlated[both] = correlations(sheets, own, baseline)
+        return estimate_arm(cells, own, baseline, level, self._correlated[both].get(key.metric))
 
     def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
-        """Count the runs of an arm, and of the baseline, that collapsed on a primary metric."""
+        """Count the runs of an arm, and of what it is compared with, that collapsed on a primary metric."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
         labels = list(self._arms[one.key.resolution])
         fallen = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
@@ -530,6 +550,7 @@ class _Sheets:
             len(fallen[one.own]),
             sum(len(runs[label]) for label in alike),
             sum(len(fallen[label]) for label in alike),
+            one.names[alike[0]] if one.key.kind == "between" else "the baseline",
         )
 
 

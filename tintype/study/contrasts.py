@@ -1,6 +1,7 @@
 """The contrasts of a study: all that it compares, each with a typed key and weights over its arms.
 
-An arm and the control are compared with the baseline of their resolution. With several resolutions, a trend is an
+An arm and the control are compared with the baseline of their resolution, and an arm with another arm where the study
+declares it (`compare`). With several resolutions, a trend is an
 arm's effect at the most tokens minus that at the fewest. Baselines of several resolutions differ in every metric, so
 these effects are relative, log(arm / baseline). Main effects and interactions are contrasts of factorial arms.
 """
@@ -36,7 +37,7 @@ class Asked:
     names: Mapping[str, str]
     """Name of each label where its runs are missing; empty for the arm that is asked about."""
     baselines: Collection[str]
-    """Labels of the baseline and the control."""
+    """Labels of the baseline and the control; of two arms, that of the second."""
 
     @property
     def own(self) -> str:
@@ -47,6 +48,11 @@ class Asked:
 def own_key(name: str, role: Role, resolution: str, metric: str) -> Key:
     """Return the key of the comparison of an arm or the control with the baseline."""
     return Key(name, metric, resolution, "control" if role == "control" else "arm")
+
+
+def between_key(first: str, second: str, resolution: str, metric: str) -> Key:
+    """Return the key of the comparison of an arm with another arm."""
+    return Key(f"{first} against {second}", metric, resolution, "between")
 
 
 def trend_key(arm: str, metric: str) -> Key:
@@ -68,16 +74,23 @@ def trend_metrics(primary: Sequence[str]) -> list[str]:
 
 
 def count_comparisons(
-    arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: Collection[str], contrasts: int = 0
+    arms: int,
+    control: bool,
+    resolutions: int,
+    primary: Sequence[str],
+    metrics: Collection[str],
+    contrasts: int = 0,
+    between: int = 0,
 ) -> Counts:
     """Count the comparisons of a study. `arms` does not count the control.
 
     With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`; each of the
-    `contrasts` between factorial arms is one for each primary metric, at each resolution.
+    `contrasts` between factorial arms is one for each primary metric, at each resolution. `between` counts the declared
+    pairs of arms.
     """
     asked = list(filter(is_tested, primary))
     other = [metric for metric in metrics if metric not in primary and is_tested(metric)]
-    compared = resolutions * (arms + control)
+    compared = resolutions * (arms + control + between)
     trends = arms if resolutions > 1 else 0
     return Counts((compared + trends + resolutions * contrasts) * len(asked), compared * len(other))
 
@@ -92,6 +105,11 @@ def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
             keys = [own_key(arm.name, arm.role, arm.resolution, metric) for metric in metrics]
             contrast = against(arm.label, baseline.label)
             found += [Asked(key, contrast, names, baselines) for key in keys if key not in apart]
+    for first, second in study.declared():
+        names = {first.label: first.name, second.label: second.name}
+        keys = [between_key(first.name, second.name, first.resolution, metric) for metric in metrics]
+        contrast = against(first.label, second.label)
+        found += [Asked(key, contrast, names, [second.label]) for key in keys if key not in apart]
     found += [_trend(study, key) for key, reason in trends_of(study).items() if not reason]
     return {one.key: one for one in [*found, *factors_of(study)]}
 
@@ -136,13 +154,16 @@ def labels_of(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 
 def incomparable(study: Study) -> dict[Key, str]:
-    """Return why arms are not compared with their baseline."""
+    """Return why arms are not compared with their baseline, or with another arm."""
     meanings = definitions(study.settings.evaluation)
+    in_latents = [name for name, meaning in meanings.items() if meaning.metric.in_latents]
     found: dict[Key, str] = {}
     for arm, baseline in study.compared():
         if reason := another_space(arm.plans[0], baseline.plans[0]):
-            in_latents = [name for name, meaning in meanings.items() if meaning.metric.in_latents]
             found |= {own_key(arm.name, arm.role, arm.resolution, name): reason for name in in_latents}
+    for first, second in study.declared():
+        if reason := another_space(first.plans[0], second.plans[0], second.name):
+            found |= {between_key(first.name, second.name, first.resolution, name): reason for name in in_latents}
     return found
 
 
@@ -151,8 +172,10 @@ def _class_token(plan: Plan) -> object:
     return next((plain(loss)["teacher"] for loss in plan.losses if loss.kind == CLASS_TOKEN), None)
 
 
-def another_space(new: Plan, old: Plan) -> str:
+def another_space(new: Plan, old: Plan, name: str = "the baseline") -> str:
     """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+
+    `name` is that of the other.
 
     The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale
     and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
@@ -165,7 +188,7 @@ def another_space(new: Plan, old: Plan) -> str:
     if scales[0] != scales[1]:
         return (
             f"{ANOTHER_SPACE}: the velocity is noise - x, and the noise has the deviation {scales[0]:g} here and "
-            f"{scales[1]:g} in the baseline"
+            f"{scales[1]:g} in {name}"
         )
     own = "measured in the latents of the run's own tokenizer"
     if new.tuning is not None or old.tuning is not None:
@@ -175,4 +198,4 @@ def another_space(new: Plan, old: Plan) -> str:
         return ""
     kinds = new.tokenizer.kind, old.tokenizer.kind
     which = " here and ".join(kinds if kinds[0] != kinds[1] else (kinds[0], "with other settings or weights"))
-    return f"{ANOTHER_SPACE}: it is {own}, {which} in the baseline"
+    return f"{ANOTHER_SPACE}: it is {own}, {which} in {name}"

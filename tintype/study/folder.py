@@ -39,6 +39,7 @@ from tintype.runtime.locks import refuse_foreign
 from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
 from tintype.study.compare import made_looks
+from tintype.study.contrasts import between_key
 from tintype.study.looks import SeedPlan
 from tintype.study.results import FORMAT, Command, TokenizerInfo, arm_label, remake_results
 from tintype.study.runner import tasks_of
@@ -105,6 +106,7 @@ def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
         seen = {arm_label(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
         _refuse_other_looks(study, there, out)
         _refuse_added_arms(study, seen, out)
+        _refuse_added_pairs(study, seen, {(key.arm, key.resolution) for look in looks for key in look.keys}, out)
         _refuse_changed_arms(study, there, seen, out)
         _refuse_other_questions(study, there, out)
 
@@ -137,6 +139,17 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
             f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
             "error among the arms that it had. Leave the new arms out, or choose another --out"
         )
+
+
+def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[tuple[str, str]], out: Path) -> None:
+    """Refuse to compare two arms that were both `seen`, unless that was `asked` before: the best pair can be chosen."""
+    for first, second in study.declared():
+        key = between_key(first.name, second.name, first.resolution, "")
+        if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
+            raise UserError(
+                f"compare: {out} was looked at before {key.arm} was declared, and pairs that are chosen with the "
+                "results at hand prove nothing. Leave the pair out, or ask anew with other seeds in another --out"
+            )
 
 
 def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out: Path) -> None:

@@ -28,7 +28,15 @@ def describe_method(study: Study, family: Sequence[Key], planned: Collection[Key
     most, fewest = len(study.arms[0].plans), min(len(arm.plans) for arm in study.arms if arm.role != "control")
     text = method_words(most, counts, control, settings.primary, settings.analysis, tokens, fewest)
     kept = [f"{dropped} of them were dropped after a look, and still count."] if dropped else []
-    return " ".join([text, *kept, *_factor_words(study), *_not_compared(study)])
+    return " ".join([text, *kept, *_between_words(study), *_factor_words(study), *_not_compared(study)])
+
+
+def _between_words(study: Study) -> list[str]:
+    """Say which arms are compared with each other; nothing in a study that declares none."""
+    if not (declared := study.settings.compare):
+        return []
+    pairs = "; ".join(f"{first} against {second}" for first, second in declared)
+    return [f"Arms compared with each other, by the same method and out of the same error: {pairs}."]
 
 
 def _factor_words(study: Study) -> list[str]:

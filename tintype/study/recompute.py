@@ -14,7 +14,7 @@ from tintype.errors import UserError
 from tintype.seams import ANY_VALUE
 from tintype.study.along import with_along
 from tintype.study.compare import Rows, read_at_looks
-from tintype.study.contrasts import own_key
+from tintype.study.contrasts import between_key, own_key
 from tintype.study.looks import MadeLook
 from tintype.study.results import MetricInfo, Run, StudyResults
 from tintype.study.runs import Metrics, metric_infos
@@ -71,8 +71,13 @@ def _with_errors(rows: Rows, stored: Rows) -> Rows:
 
 
 def _comparisons(found: StudyResults) -> Rows:
-    """Return the comparisons of all arms."""
-    return {
+    """Return the comparisons of all arms, with the baseline and with each other."""
+    of_two = {
+        between_key(pair.first, pair.second, pair.resolution, metric): row
+        for pair in found.between
+        for metric, row in pair.comparisons.items()
+    }
+    return of_two | {
         own_key(arm.name, arm.role, arm.resolution, metric): row
         for arm in found.arms
         for metric, row in arm.comparisons.items()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ from scipy import special
 
 from tintype.errors import UserError
 from tintype.runtime.files import damaged, read_checked, write_checked
+from tintype.study.contrasts import between_key
 from tintype.study.results import (
     SPEED,
     Comparison,
@@ -66,6 +67,8 @@ class Claim:
     margin: float | None
     level: float = CONFIDENCE
     """The confidence of the first interval."""
+    arms: Sequence[str] = ()
+    """Labels of both arms, of a comparison of two."""
 
     @property
     def metric(self) -> str:
@@ -73,19 +76,29 @@ class Claim:
 
     @property
     def arm(self) -> str:
-        """Return the arm's label."""
+        """Return the arm's label; of two arms, both names."""
         return arm_label(self.key.arm, self.key.resolution)
 
 
 def claims_of(results: StudyResults) -> list[Claim]:
     """Return a study's verdicts of better, worse and same; not those on throughput, which is measured, not tested."""
-    return [
+    of_arms = [
         _claim(Key(arm.name, metric, arm.resolution), row.verdict, row)
         for arm in results.arms
         if arm.role == "arm"
         for metric, row in arm.comparisons.items()
         if row.verdict in CLAIMED and metric != SPEED
     ]
+    of_two = [
+        replace(
+            _claim(between_key(pair.first, pair.second, pair.resolution, metric), row.verdict, row),
+            arms=[arm_label(name, pair.resolution) for name in (pair.first, pair.second)],
+        )
+        for pair in results.between
+        for metric, row in pair.comparisons.items()
+        if row.verdict in CLAIMED and metric != SPEED
+    ]
+    return of_arms + of_two
 
 
 def _claim(key: Key, verdict: Claimed, row: Comparison) -> Claim:
@@ -112,7 +125,7 @@ def used_seeds(study: Study, results: StudyResults, plans: Iterable[int]) -> set
 
 def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
     """Return the study with the arms of the claims, the arms that they start from, and their baselines."""
-    wanted = {claim.arm for claim in claims}
+    wanted = {label for claim in claims for label in claim.arms or (claim.arm,)}
     if unknown := wanted - {arm.label for arm in study.arms}:
         raise UserError(
             f"the results have verdicts on arms that study.yaml does not have: {', '.join(sorted(unknown))}"

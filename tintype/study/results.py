@@ -210,6 +210,7 @@ class Interval(_Data):
 class Comparison(_Data):
     """One metric of one arm against the baseline. Differences are arm minus baseline.
 
+    In a comparison of two arms, the second stands in the place of the baseline.
     Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
     logarithmic scale are geometric.
     """
@@ -341,6 +342,24 @@ class Arm(_Data):
 
 def arm_label(name: str, resolution: str) -> str:
     return f"{name} @ {resolution}" if resolution else name
+
+
+class Between(_Data):
+    """An arm against another arm, which the study declares to compare."""
+
+    first: str
+    second: str
+    resolution: str = ""
+    """Empty in a study of one resolution."""
+    comparisons: dict[str, Comparison]
+    """The first arm against the second, by metric."""
+    incomparable: dict[str, str] = {}
+    """Why a metric is not compared, by metric."""
+
+    @property
+    def label(self) -> str:
+        """Return both names, with the resolution where the study has several."""
+        return arm_label(f"{self.first} against {self.second}", self.resolution)
 
 
 class Resolution(_Data):
@@ -668,6 +687,8 @@ class StudyResults(_Data):
     """Warnings of the evaluations, for example of too few images."""
     resolutions: list[Resolution] = Field(min_length=1)
     """Fewest tokens first."""
+    between: list[Between] = []
+    """Arms against other arms; empty in a study that declares no such comparison."""
     trends: list[Trend] = []
     """Empty in a study of one resolution."""
     commands: list[Command] = []
@@ -700,7 +721,7 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
         content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
-        for key in ("tuning", "factors", "picked", "crowded"):
+        for key in ("tuning", "factors", "picked", "crowded", "between"):
             if not getattr(self, key):
                 del content[key]
         for arm in content["arms"]:
@@ -766,6 +787,11 @@ class StudyResults(_Data):
         return all(arm.step_s is not None for arm in self.arms)
 
     @property
+    def compared(self) -> list[Arm | Between]:
+        """Return all that has comparisons: the arms, then the pairs of arms."""
+        return [*self.arms, *self.between]
+
+    @property
     def several(self) -> bool:
         """Return whether the study has several resolutions."""
         return len(self.resolutions) > 1
@@ -783,6 +809,7 @@ class StudyResults(_Data):
                 update={
                     "arms": [arm for arm in self.arms if arm.resolution == one.name],
                     "resolutions": [one],
+                    "between": [pair for pair in self.between if pair.resolution == one.name],
                     "trends": [],
                     "factors": [effect for effect in self.factors if effect.resolution == one.name],
                     "along": [arm for arm in self.along if arm.resolution == one.name],
@@ -794,7 +821,8 @@ class StudyResults(_Data):
 
 def _rows_in(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every comparison in the content of a results.json."""
-    of_arms = [row for arm in content["arms"] for row in arm["comparisons"].values()]
+    pairs = content.get("between", ())
+    of_arms = [row for one in (*content["arms"], *pairs) for row in one["comparisons"].values()]
     others = [one["comparison"] for one in (*content["trends"], *content.get("factors", ()))]
     return [*of_arms, *(row for row in others if row is not None)]
 

@@ -168,6 +168,9 @@ class StudySettings(Settings):
     factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
         (), description="Factors, each a list of techniques and overrides: their combinations become arms"
     )
+    compare: tuple[tuple[str, ...], ...] = Field(
+        (), description="Pairs of arms that are compared with each other too: the first against the second"
+    )
     tune: dict[str, Tried] = Field(
         {},
         description="Values of settings, key.path: [values] or a range; the best are chosen for the baseline and each "
@@ -223,6 +226,7 @@ class StudySettings(Settings):
                 f"arms.{index - len(own)}: two arms are called {labels[index]}; give one of them another name"
             )
         self._check_factors()
+        self._check_compared()
         self._check_tune()
         return self
 
@@ -246,6 +250,28 @@ class StudySettings(Settings):
                 f"factorial: '{min(taken)}' is one of its combinations already; take it out of arms, or give it "
                 "another name"
             )
+
+    def _check_compared(self) -> None:
+        known = [" + ".join(factor.label for factor in factors) for _, factors in self.all_arms()]
+        seen = dict[frozenset[str], int]()
+        for index, pair in enumerate(self.compare):
+            place = f"compare.{index}: "
+            if len(pair) != 2:
+                raise ValueError(f"{place}give two arms, as [FIRST, SECOND]: the first is compared with the second")
+            for name in pair:
+                if name == BASELINE:
+                    raise ValueError(f"{place}every arm is compared with the baseline anyway; take the pair out")
+                if name == CONTROL:
+                    raise ValueError(
+                        f"{place}the control is the baseline with other seeds, and every arm is compared with both "
+                        "anyway; take the pair out"
+                    )
+                if name not in known:
+                    raise ValueError(f"{place}unknown arm '{name}'; {nearest(name, known)}")
+            if len(set(pair)) == 1:
+                raise ValueError(f"{place}'{pair[0]}' against itself; give two arms")
+            if (first := seen.setdefault(frozenset(pair), index)) != index:
+                raise ValueError(f"{place}{pair[0]} and {pair[1]} are compared by compare.{first} already")
 
     def _check_tune(self) -> None:
         for key, values in self.tune.items():

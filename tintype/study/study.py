@@ -152,6 +152,17 @@ class Study:
         """Return each arm and control with the baseline of its resolution."""
         return [(arm, baseline) for baseline, *others in self.by_resolution() for arm in others]
 
+    def declared(self) -> list[tuple[ArmPlan, ArmPlan]]:
+        """Return the pairs of arms that are compared with each other, at each resolution. Both arms are there."""
+        known = {(arm.name, arm.resolution): arm for arm in self.arms}
+        return [
+            (known[first, one.resolution], known[second, one.resolution])
+            for one in self.arms
+            if one.role == "baseline"
+            for first, second in self.settings.compare
+            if {(first, one.resolution), (second, one.resolution)} <= known.keys()
+        ]
+
     def along(self, plan: Plan) -> Along | None:
         """Return when a run of the study is scored before its end; None in a study without `score_at`."""
         settings = self.settings

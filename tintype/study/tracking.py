@@ -23,10 +23,10 @@ def track_verdicts(study: Study, out: Path, results: StudyResults) -> None:
 
 
 def verdict_rows(results: StudyResults) -> Sequence[VerdictRow]:
-    """Return a row for each comparison of an arm with its baseline."""
+    """Return a row for each comparison of an arm with its baseline, or with another arm."""
     return [
         {
-            "arm": arm.label,
+            "arm": of.label,
             "metric": metric,
             "verdict": row.words,
             "baseline": _finite(row.baseline_mean),
@@ -36,8 +36,8 @@ def verdict_rows(results: StudyResults) -> Sequence[VerdictRow]:
             "high": row.high,
             "runs": float(len(row.differences)),
         }
-        for arm in results.arms
-        for metric, row in arm.comparisons.items()
+        for of in results.compared
+        for metric, row in of.comparisons.items()
     ]
 
 

@@ -144,12 +144,13 @@ def measured_row(matched: Matched) -> Comparison:
 
 @dataclass(frozen=True)
 class Collapse:
-    """The collapsed runs of an arm and of the baseline, on any primary metric."""
+    """The collapsed runs of an arm and of the baseline, or of another arm, on any primary metric."""
 
     runs: int
     collapsed: int
     baseline_runs: int
     baseline_collapsed: int
+    against: str = "the baseline"
 
     @property
     def p(self) -> float:
@@ -158,7 +159,7 @@ class Collapse:
     @property
     def words(self) -> str:
         return (
-            f"{self.collapsed} of {self.runs} runs collapsed; of the baseline's, {self.baseline_collapsed} of "
+            f"{self.collapsed} of {self.runs} runs collapsed; of {self.against}'s, {self.baseline_collapsed} of "
             f"{self.baseline_runs}"
         )
 

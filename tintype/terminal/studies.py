@@ -42,7 +42,7 @@ from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
 from tintype.study.report import findings, tuning
-from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
+from tintype.study.results import Arm, Between, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import ENDED, Message
 from tintype.study.search import range_of, words_of
 from tintype.study.stats.estimate import POWER
@@ -181,9 +181,9 @@ def _verdict_rows(results: StudyResults) -> list[dict[str, object]]:
     primary = {metric.name for metric in results.metrics if metric.primary}
     keys = {"verdict", "difference", "low", "high", "look", "lost"}
     rows: list[dict[str, object]] = [
-        {"arm": arm.label, "metric": metric, "primary": metric in primary, **_finite(row.model_dump(include=keys))}
-        for arm in results.arms
-        for metric, row in arm.comparisons.items()
+        {"arm": of.label, "metric": metric, "primary": metric in primary, **_finite(row.model_dump(include=keys))}
+        for of in results.compared
+        for metric, row in of.comparisons.items()
     ]
     return sorted(rows, key=lambda row: not row["primary"])
 
@@ -228,6 +228,8 @@ def show_arms(study: Study, console: Console) -> None:
         where = [_where(arm)] if first else []
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
+    if pairs := [f"{first.label} against {second.label}" for first, second in study.declared()]:
+        say_note(console, f"compared with each other too: {'; '.join(pairs)}")
     if study.settings.tune:
         say_note(console, _tuning_words(study))
     others = [arm.name for arm in study.arms if findings.reads_other_captions(arm.changes)]
@@ -403,6 +405,8 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         for row in rows:
             replicated.add_row(*map(escape, row))
         console.print(replicated)
+    if results.between:
+        _show_between(results, shown, console)
     if results.trends:
         _show_trends(results, console)
     if results.factors:
@@ -412,6 +416,17 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
 def _cost(view: StudyResults, arm: Arm, costs: Sequence[str]) -> list[str]:
     """Return the cell of each column on costs: the step of an arm measured alone, and its peak memory."""
     return [escape(findings.step_words(view, arm) or findings.memory_words(arm))] if costs else []
+
+
+def _show_between(results: StudyResults, shown: Sequence[MetricInfo], console: Console) -> None:
+    """Show the arms against other arms, as arms against the baseline are shown."""
+    heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
+    table = Table("first against second", *heads, "other verdicts", title="Arm against arm")
+    others = [metric for metric in results.metrics if metric not in shown]
+    for pair in results.between:
+        cells = [_verdict_text(results, pair, metric) for metric in shown]
+        table.add_row(escape(pair.label), *cells, _other_verdicts(pair.comparisons, others))
+    console.print(table)
 
 
 def _show_trends(results: StudyResults, console: Console) -> None:
@@ -447,10 +462,10 @@ def _trend_text(trend: Trend, metric: MetricInfo) -> str:
     return f"[{style}]{findings.trend_words(trend, metric)}[/]{effects}"
 
 
-def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
-    if metric.name in arm.incomparable:
-        return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(arm, metric.name)}"
-    row = arm.comparisons.get(metric.name)
+def _verdict_text(results: StudyResults, of: Arm | Between, metric: MetricInfo) -> str:
+    if metric.name in of.incomparable:
+        return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(of, metric.name)}"
+    row = of.comparisons.get(metric.name)
     if row is None:
         return "[yellow]no runs to compare[/]"
     interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
@@ -458,7 +473,7 @@ def _verdict_text(results: StudyResults, arm: Arm, metric: MetricInfo) -> str:
     verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
     known = row.corrected if row.verdict in ("better", "worse") else None
     corrected = f"corrected for selection {known.value:+.3g}" if known else ""
-    return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, arm, metric.name)]))
+    return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, of, metric.name)]))
 
 
 def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:

@@ -24,6 +24,7 @@ from tintype.study.crowded import crowded_words
 from tintype.study.results import (
     SPEED,
     Arm,
+    Between,
     Comparison,
     Interval,
     Loss,
@@ -101,7 +102,7 @@ _MEANINGS = {
 
 def verdict_key(results: StudyResults) -> str:
     """Return the signs of the verdicts that the study has, with their meaning."""
-    given = {one.verdict for arm in results.arms for one in arm.comparisons.values()}
+    given = {one.verdict for of in results.compared for one in of.comparisons.values()}
     return ", ".join(f"{glyph(verdict)} {words}" for verdict, words in _MEANINGS.items() if verdict in given)
 
 
@@ -557,9 +558,9 @@ def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo
     return [group for group in groups if len(group) > 1]
 
 
-def short_reason(arm: Arm, metric: str) -> str:
+def short_reason(of: Arm | Between, metric: str) -> str:
     """Return the first words of the reason why a metric is not compared."""
-    return arm.incomparable[metric].partition(":")[0]
+    return of.incomparable[metric].partition(":")[0]
 
 
 def left_out(results: StudyResults, metric: str) -> str:
@@ -656,7 +657,8 @@ def _study_notes(results: StudyResults) -> list[str]:
 
 def few_seeds_note(results: StudyResults) -> str:
     """Call verdicts from a few seeds a sketch, until they are replicated; empty where there are none such."""
-    rows = [one for arm in _with_role(results, "arm") for one in arm.comparisons.values() if one.verdict in _DECIDED]
+    compared: list[Arm | Between] = [*_with_role(results, "arm"), *results.between]
+    rows = [one for of in compared for one in of.comparisons.values() if one.verdict in _DECIDED]
     few = sorted({seeds for one in rows if (seeds := len(one.differences)) < _FEW_SEEDS})
     if not few or results.replication is not None:
         return ""
@@ -688,13 +690,13 @@ def look_notes(results: StudyResults) -> list[str]:
     ]
 
 
-def replication_words(results: StudyResults, arm: Arm, metric: str) -> str:
+def replication_words(results: StudyResults, of: Arm | Between, metric: str) -> str:
     """Say what fresh seeds show of a verdict, or that none were run; empty where there is no verdict to replicate."""
-    row = arm.comparisons.get(metric)
-    if row is None or arm.role != "arm" or row.verdict not in get_args(Replicated.model_fields["verdict"].annotation):
+    row, control = of.comparisons.get(metric), isinstance(of, Arm) and of.role != "arm"
+    if row is None or control or row.verdict not in get_args(Replicated.model_fields["verdict"].annotation):
         return ""
     made = results.replication
-    found = next((one for one in made.rows if (one.arm, one.metric) == (arm.label, metric)), None) if made else None
+    found = next((one for one in made.rows if (one.arm, one.metric) == (of.label, metric)), None) if made else None
     if made is None or found is None or found.verdict != row.verdict:
         return "not replicated"
     return f"replicated on {len(made.seeds)} fresh seeds: {outcome_words(found)}"

@@ -30,7 +30,7 @@ from tintype.page.svg import Point
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, charts, copies, factors, findings, tuning
+from tintype.study.report import along, between, charts, copies, factors, findings, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, Run, StudyResults
@@ -62,6 +62,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         views=[HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
+        between=between,
         factors=factors,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,

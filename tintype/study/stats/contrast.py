@@ -8,18 +8,20 @@ from typing import Literal, NamedTuple
 
 from tintype.study.stats.cells import Cells
 
-Kind = Literal["arm", "control", "trend", "main effect", "interaction"]
+Kind = Literal["arm", "control", "between", "trend", "main effect", "interaction"]
 
 
 OF_ARMS: tuple[Kind, ...] = ("arm", "control")
 """Comparisons of one arm or the control with the baseline of its resolution."""
+OF_TWO: tuple[Kind, ...] = (*OF_ARMS, "between")
+"""Comparisons of two plans of one resolution: those, and the declared ones of an arm with another arm."""
 
 
 class Key(NamedTuple):
     """The name of a comparison in a study."""
 
     arm: str
-    """The arm's name; of a main effect the factor, of an interaction its parts."""
+    """The arm's name; of two arms both, of a main effect the factor, of an interaction its parts."""
     metric: str
     resolution: str = ""
     """Empty in a study of one resolution, and of a trend, which is over all."""
