@@ -46,8 +46,8 @@ def ablate(
     like: Annotated[
         Path | None,
         Option(
-            help="A past study: memory and steps of the same plans are taken from it, and for --dry-run "
-            "the seconds of a run, if its baseline is the same"
+            help="A past study: memory and steps of the same plans are taken from it; if its baseline is the same, the "
+            "seed spread, and for --dry-run the seconds of a run"
         ),
     ] = None,
     gpu: Annotated[
@@ -67,11 +67,12 @@ def ablate(
     from tintype.study.supervisor import most_of, parse_jobs
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.progress import Progress
-    from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost
+    from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost, show_margins
 
     resolved, wanted = load_study(study, *set_, arms=arm), parse_jobs(jobs)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
+    show_margins(resolved, [out, *([like] if like else [])], console)
     counted = show_study_cost(resolved, console, gpu)
     if dry_run:
         check_folder(resolved, out)
@@ -246,6 +247,9 @@ def power(
         bool | None, Option(help="Whether one of the arms is the control; by default as in a single given study")
     ] = None,
     resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
+    compare: Annotated[
+        int | None, Option(min=0, help="Pairs of arms compared with each other; by default as in a single given study")
+    ] = None,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
     json_: options.Json = False,
 ) -> None:
@@ -256,5 +260,5 @@ def power(
     from tintype.terminal.studies import show_power
 
     given = [options.folder_of(one) for one in studies or [Path("studies")]]
-    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control)
+    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, compare)
     print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)

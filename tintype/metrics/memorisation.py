@@ -222,6 +222,8 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
 
 
 _RANGE = (-1.0, 1.0)
+_MARGIN = "0.01"
+"""One image in a hundred: of a model that copies nothing the share is about zero, and so is any part of it."""
 ANY: Metric[Recall] = Metric(
     name="memorised",
     label="memorised",
@@ -231,6 +233,7 @@ ANY: Metric[Recall] = Metric(
     "training images, about 0 for one that never saw them",
     measure=lambda recalled: _measured(recalled, "any"),
     range=_RANGE,
+    margin=_MARGIN,
     revision=2,
 )
 OWN: Metric[Recall] = Metric(
@@ -242,4 +245,5 @@ OWN: Metric[Recall] = Metric(
     "saw them",
     measure=lambda recalled: _measured(recalled, "own"),
     range=_RANGE,
+    margin=_MARGIN,
 )

@@ -10,6 +10,8 @@ from tintype.seams import ANY_VALUE, Direction, Range
 
 NOT_NEGATIVE: Range = (0.0, None)
 SHARE: Range = (0.0, 1.0)
+MARGIN = "3%"
+"""The usual margin of a metric."""
 Compared = Literal["raw", "log", "logit", "asinh"]
 """Scale on which runs are compared; `study.stats.cells.Scale` defines each."""
 
@@ -56,6 +58,9 @@ class Metric(Generic[Inputs]):
     """Unbiased estimates of a distance can be a little below zero: they have no bound."""
     scale: Compared | None = None
     """Scale on which runs are compared; None: logit for shares, log for what is not negative, else raw."""
+    margin: str = MARGIN
+    """Differences up to this size are none worth having: of the baseline's mean (3%), or in the metric's unit (0.01).
+    A study may say otherwise."""
     corrected_for_chance: bool = False
     """Whether chance was taken off a share, which can be below zero then."""
     unit: str = ""

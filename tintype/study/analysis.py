@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.errors import UserError
+from tintype.metrics.metric import MARGIN
 from tintype.settings import Settings
 from tintype.study.effect import Effect, parse_effect
 
@@ -22,14 +23,17 @@ Margin = Annotated[str, BeforeValidator(_text_of_number)]
 class AnalysisSettings(Settings):
     """How differences become verdicts."""
 
-    margin: Margin = Field(
-        "3%", description="Differences up to this size are none worth having: 3%, or 0.02 in its unit"
+    margin: Margin | None = Field(
+        None,
+        description="Differences up to this size are none worth having, in all metrics: 3%, or 0.02 in their unit; by "
+        "default each metric has its own",
     )
     margins: dict[str, Margin] = Field({}, description="Another margin for a metric, by its name")
 
     @model_validator(mode="after")
     def _consistent(self) -> AnalysisSettings:
-        margins = {"margin": self.margin, **{f"margins: {metric}:": text for metric, text in self.margins.items()}}
+        whole = {} if self.margin is None else {"margin": self.margin}
+        margins = {**whole, **{f"margins: {metric}:": text for metric, text in self.margins.items()}}
         for key, text in margins.items():
             try:
                 parse_effect(text, key)
@@ -37,8 +41,12 @@ class AnalysisSettings(Settings):
                 raise ValueError(str(error)) from None
         return self
 
-    def margin_of(self, metric: str) -> Effect:
-        return parse_effect(self.margins.get(metric, self.margin), "margin")
+    def margin_words(self, metric: str, own: str | None = None) -> str:
+        """Return the margin of a metric: the study's, or else its `own`. Results of earlier versions record none."""
+        return self.margins.get(metric) or self.margin or own or MARGIN
+
+    def margin_of(self, metric: str, own: str | None = None) -> Effect:
+        return parse_effect(self.margin_words(metric, own), f"the margin of {metric}")
 
 
 DEFAULT = AnalysisSettings()

@@ -143,7 +143,7 @@ class Reading:
     def verdicts(self) -> dict[str, Any]:
         """Return the fields of the results that follow from the comparisons, but for the arms."""
         seeds = [plan.seed for plan in self.study.arms[0].plans]
-        method = describe_method(self.study, self.family, asked_of(self.study, self.metrics))
+        method = describe_method(self.study, self.family, asked_of(self.study, self.metrics), self.metrics)
         return {
             "seeds": seeds,
             "sketch": len(seeds) == 1,
@@ -461,7 +461,10 @@ def compare(
         elif not is_tested(key.metric):
             rows[key] = measured_row(matched)
         else:
-            level, margin = confidence_of(share * weights[key]), analysis.margin_of(key.metric)
+            level, margin = (
+                confidence_of(share * weights[key]),
+                analysis.margin_of(key.metric, metrics[key.metric].margin),
+            )
             cells, meaning = sheets.of(key), metrics[key.metric]
             if not all(cells.values.get(label) for label in one.contrast.weights):
                 continue

@@ -240,11 +240,15 @@ def seconds_here(results: StudyResults) -> Measured | None:
 def _seconds_like(study: Study, like: Path) -> RunSeconds:
     """Return the seconds of a past study; refuse one of another baseline."""
     results = read_results_file(like / "results.json" if like.is_dir() else like)
-    baseline = study.arms[0].plans[0]
-    known = {run.seed: run.hash for arm in results.arms if arm.role == "baseline" for run in arm.runs}
-    if not any(baseline.model_copy(update={"seed": seed}).hash == found for seed, found in known.items()):
+    if not has_baseline(results, study.arms[0].plans[0]):
         raise UserError(f"--like {like}: its baseline is not that of this study, so its runs may take another time")
     return run_seconds({arm.label: arm.runs for arm in results.arms})
+
+
+def has_baseline(results: StudyResults, plan: Plan) -> bool:
+    """Return whether a past study has runs of this plan, with any seeds, as a baseline."""
+    known = {run.seed: run.hash for arm in results.arms if arm.role == "baseline" for run in arm.runs}
+    return any(plan.model_copy(update={"seed": seed}).hash == found for seed, found in known.items())
 
 
 _SIMULATED = 2_000

@@ -39,11 +39,11 @@ from tintype.runtime.locks import refuse_foreign
 from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
 from tintype.study.compare import made_looks
-from tintype.study.contrasts import between_key
+from tintype.study.contrasts import between_key, is_tested
 from tintype.study.looks import SeedPlan
 from tintype.study.results import FORMAT, Command, TokenizerInfo, arm_label, remake_results
 from tintype.study.runner import tasks_of
-from tintype.study.runs import COMMANDS_FILE, read_commands, real_folder, reported_commands
+from tintype.study.runs import COMMANDS_FILE, metric_infos, read_commands, real_folder, reported_commands
 from tintype.study.settings import StudySettings, section
 from tintype.study.stats.contrast import OF_ARMS
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
@@ -165,8 +165,12 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
 
 def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
     """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
-    new, old = ({"primary": list(one.settings.primary), **plain(one.settings.analysis)} for one in (study, there))
-    changed = [name for name in new if new[name] != old[name]]
+    new, old = (
+        {"primary": list(one.settings.primary)}
+        | {f"the margin of {name}": info.margin for name, info in metric_infos(one).items() if is_tested(name)}
+        for one in (study, there)
+    )
+    changed = [name for name in new if name in old and new[name] != old[name]]
     if changed:
         was = ", ".join(f"{name} was {old[name]}" for name in changed)
         raise UserError(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from markupsafe import Markup
 
 from tintype.evaluation.protocol import definitions
+from tintype.metrics.metric import MARGIN
 from tintype.page.template import template
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.contrasts import factors_of, incomparable, is_tested
-from tintype.study.results import arm_label
+from tintype.study.results import MetricInfo, arm_label
 from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE
 from tintype.study.stats.family import PRIMARY_SHARE, Counts, counts_of
 from tintype.study.study import Study
 
 
-def describe_method(study: Study, family: Sequence[Key], planned: Collection[Key]) -> str:
+def describe_method(
+    study: Study, family: Sequence[Key], planned: Collection[Key], metrics: Mapping[str, MetricInfo]
+) -> str:
     """Return how intervals and verdicts were computed, for the report. The `family` shares the study's error."""
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
@@ -26,9 +30,18 @@ def describe_method(study: Study, family: Sequence[Key], planned: Collection[Key
     counts = counts_of(tested, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
     most, fewest = len(study.arms[0].plans), min(len(arm.plans) for arm in study.arms if arm.role != "control")
-    text = method_words(most, counts, control, settings.primary, settings.analysis, tokens, fewest)
+    text = method_words(
+        most, counts, control, settings.primary, margin_list(settings.analysis, metrics), tokens, fewest
+    )
     kept = [f"{dropped} of them were dropped after a look, and still count."] if dropped else []
     return " ".join([text, *kept, *_between_words(study), *_factor_words(study), *_not_compared(study)])
+
+
+def margin_list(analysis: AnalysisSettings, metrics: Mapping[str, MetricInfo]) -> str:
+    """List the margins of a study's metrics: the usual one, then those of metrics that have another."""
+    sizes = {name: analysis.margin_words(name, info.margin) for name, info in metrics.items() if is_tested(name)}
+    usual = analysis.margin or Counter(sizes.values()).most_common(1)[0][0]
+    return ", ".join([usual, *(f"{size} of {name}" for name, size in sizes.items() if size != usual)])
 
 
 def _between_words(study: Study) -> list[str]:
@@ -66,11 +79,11 @@ def method_words(
     counts: Counts,
     control: bool,
     primary: Sequence[str],
-    analysis: AnalysisSettings,
+    margins: str = MARGIN,
     tokens: Sequence[int] = (),
     fewest: int | None = None,
 ) -> str:
-    """Return the method's sentences. `tokens` are those of several resolutions.
+    """Return the method's sentences. `margins` are in words, `tokens` those of several resolutions.
 
     Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
     """
@@ -82,7 +95,7 @@ def method_words(
         control=control,
         primary=primary,
         tokens=tokens,
-        margins=", ".join([analysis.margin, *(f"{size} of {name}" for name, size in analysis.margins.items())]),
+        margins=margins,
         primary_percent=f"{100 * level * PRIMARY_SHARE:.0f}",
         other_percent=f"{100 * level * (1 - PRIMARY_SHARE):.0f}",
     )

@@ -24,14 +24,26 @@ from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.settings import Plain, plain
-from tintype.study.contrasts import count_comparisons, is_tested
+from tintype.study.analysis import DEFAULT
+from tintype.study.contrasts import asked_of, count_comparisons, is_tested
+from tintype.study.costs import has_baseline
 from tintype.study.effect import Effect, parse_effect
+from tintype.study.looks import SeedPlan
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
+from tintype.study.runs import metric_infos
 from tintype.study.stats.cells import ScaleKind, rounding_of, scale_for
-from tintype.study.stats.estimate import POWER, detectable_in_errors, deviation_range, planned_widening, t_power
-from tintype.study.stats.family import FIRST_SHARE, Counts, confidence_of
+from tintype.study.stats.estimate import (
+    POWER,
+    detectable_in_errors,
+    deviation_range,
+    planned_widening,
+    same_power,
+    t_power,
+)
+from tintype.study.stats.family import FIRST_SHARE, Counts, confidence_of, counts_of, planned_shares
 from tintype.study.stats.spread import Variance, planned_error, variance
+from tintype.study.study import Study
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
@@ -76,6 +88,12 @@ class MetricPower:
     """The detectable changes with other numbers of seeds too, in ascending order."""
     seeds_needed: Sequence[int | None] | None
     """A None within it means more than a thousand."""
+    margin: str
+    """Differences up to this size are none worth having."""
+    same: Sequence[float] | None
+    """How often the planned study says "same" of an arm without a difference; None where the margin is zero."""
+    same_seeds: Sequence[int | None] | None
+    """Seeds that say so in 80% of studies. A None within it means more than a thousand."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,8 @@ class PowerPlan:
     groups: list[Group]
     skipped: list[str]
     """Studies from which no spread is known, and why."""
+    between: int = 0
+    """Pairs of arms that are compared with each other."""
 
     @property
     def has_control(self) -> bool:
@@ -111,7 +131,7 @@ class PowerPlan:
         primary = [info.name for info in metrics if info.primary]
         names = [info.name for info in metrics]
         arms = self.arms - self.has_control
-        return count_comparisons(arms, self.has_control, self.resolutions, primary, names)
+        return count_comparisons(arms, self.has_control, self.resolutions, primary, names, between=self.between)
 
     def error(self, seeds: int) -> Variance:
         """Return the squared standard error of a difference where the spread is one, with its degrees of freedom."""
@@ -129,24 +149,39 @@ class PowerPlan:
         wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
         return wide * detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
+    def same(self, margin: float, spread: float, seeds: int, confidence: float) -> float:
+        """Return how often a study of so many seeds says "same" of an arm without a difference."""
+        error = self.error(seeds)
+        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        return same_power(margin / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
+
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
         """Return the fewest seeds, from two, that find the effect with a power of 80%; None if a thousand do not."""
-        if self.power(effect, spread, MOST_SEEDS, confidence) < POWER:
-            return None
-        tried = range(2, MOST_SEEDS + 1)
-        return tried[bisect_left(tried, POWER, key=lambda seeds: self.power(effect, spread, seeds, confidence))]
+        return _fewest(lambda seeds: self.power(effect, spread, seeds, confidence))
+
+    def same_seeds(self, margin: float, spread: float, confidence: float) -> int | None:
+        """Return the fewest seeds that say "same" of an arm without a difference in 80% of studies, or None."""
+        return _fewest(lambda seeds: self.same(margin, spread, seeds, confidence))
+
+
+def _fewest(chance: Callable[[int], float]) -> int | None:
+    """Return the fewest seeds, from two, with a chance of 80%; None if a thousand do not have it."""
+    tried = range(2, MOST_SEEDS + 1)
+    return tried[bisect_left(tried, POWER, key=chance)] if chance(MOST_SEEDS) >= POWER else None
 
 
 _ARMS = 3
 """Arms of the new study where nothing says how many."""
 
 
-def _past_design(files: Sequence[Path]) -> tuple[int, bool]:
-    """Return the number of arms of a single past study, its control included, and whether it has one."""
+def _past_design(files: Sequence[Path]) -> tuple[int, bool, int]:
+    """Return the design of a single past study: its arms, whether one is a control, and its pairs of arms."""
     if len(files) != 1:
-        return _ARMS, True
-    roles = {arm.name: arm.role for arm in read_results_file(files[0]).arms if arm.role != "baseline"}
-    return max(1, len(roles)), "control" in roles.values()
+        return _ARMS, True, 0
+    past = read_results_file(files[0])
+    roles = {arm.name: arm.role for arm in past.arms if arm.role != "baseline"}
+    pairs = {(pair.first, pair.second) for pair in past.between}
+    return max(1, len(roles)), "control" in roles.values(), len(pairs)
 
 
 def plan_power(
@@ -158,15 +193,17 @@ def plan_power(
     without: Sequence[str] = (),
     resolutions: int = 1,
     control: bool | None = None,
+    between: int | None = None,
 ) -> PowerPlan:
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
-    is left out. `arms` and `control` are by default those of the past study, where there is only one.
+    is left out. `arms`, `control` and `between` (pairs of arms that are compared with each other) are by default those
+    of the past study, where there is only one.
     """
     wanted = parse_effect(effect, "--effect")
     files = _files(paths)
-    past_arms, past_control = _past_design(files)
+    past_arms, past_control, pairs = _past_design(files)
     arms, control = past_arms if arms is None else arms, past_control if control is None else control
     for option, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
         if given < least:
@@ -185,7 +222,7 @@ def plan_power(
             "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
         )
     _check_names(useful, metric, without)
-    plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped)
+    plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped, pairs if between is None else between)
     alike: dict[str, list[StudyResults]] = {}
     for results in useful:
         alike.setdefault(_identity(results), []).append(results)
@@ -280,9 +317,12 @@ def _metric_power(
     info: MetricInfo,
     plan: PowerPlan,
     counts: Counts,
-    without: Sequence[str],
+    without: Sequence[str] = (),
+    share: float = FIRST_SHARE,
 ) -> MetricPower | None:
-    """Return None where the metric is not tested or was not measured, or where its seeds do not differ."""
+    """Plan one metric; `share` is the part of the study's error that the look has.
+
+    Return None where the metric is not tested or was not measured, or where its seeds do not differ."""
     if not is_tested(info.name):
         return None
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
@@ -303,7 +343,9 @@ def _metric_power(
     target = plan.effect.on(baseline)
     up, down = scale.change(old, target), scale.change(old, -target) if scale.kind == "logit" else -math.inf
     effect = min(abs(up), abs(down))  # the harder side, as `detectable` takes it
-    confidence = confidence_of(FIRST_SHARE * counts.weight(info.primary))
+    confidence = confidence_of(share * counts.weight(info.primary))
+    margin = DEFAULT.margin_of(info.name, info.margin)
+    within = scale.margin(old, margin.on(baseline))
     likely = (spread.deviation, *spread.range)
 
     def detectable(seeds: int) -> list[float]:
@@ -321,7 +363,36 @@ def _metric_power(
         detectable=detectable(plan.seeds),
         by_seeds={seeds: detectable(seeds) for seeds in sorted({*SEEDS, plan.seeds})},
         seeds_needed=[plan.seeds_needed(effect, one, confidence) for one in likely] if target else None,
+        margin=str(margin),
+        same=[plan.same(within, one, plan.seeds, confidence) for one in likely] if within else None,
+        same_seeds=[plan.same_seeds(within, one, confidence) for one in likely] if within else None,
     )
+
+
+def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[str, PowerPlan, list[MetricPower]]]:
+    """Return what a study that was not run yet could say of its margins, by resolution.
+
+    The spread is that of past studies, or of the study itself, with the same baseline and protocol; empty where none is
+    known. The seeds are all that an arm may get, and the level is that of the last planned look.
+    """
+    metrics, seeds = metric_infos(study), study.settings.seeds
+    counts = counts_of([key for key in asked_of(study, metrics) if is_tested(key.metric)], study.settings.primary)
+    share = planned_shares(seeds.counts)[-1] if isinstance(seeds, SeedPlan) else FIRST_SHARE
+    protocol = {key: value for key, value in plain(study.settings.evaluation).items() if key != "size"}
+    by_resolution = [one for results in past for one in results.by_resolution()]
+    found = []
+    for baseline, *arms in study.by_resolution():
+        alike = [one for one in by_resolution if has_baseline(one, baseline.plans[0]) and _protocol(one) == protocol]
+        control = any(arm.role == "control" for arm in arms)
+        plan = PowerPlan(_ANY_EFFECT, len(study.settings.every_seed.seeds), len(arms), control, 1, [], [])
+        rows = [_metric_power(alike, info, plan, counts, share=share) for info in metrics.values() if info.primary]
+        if arms and (known := [row for row in rows if row is not None]):
+            found.append((baseline.resolution, plan, known))
+    return found
+
+
+_ANY_EFFECT = Effect(0.05, True)
+"""The effect of a plan that is asked for its margins alone."""
 
 
 def _fallen(studies: Sequence[StudyResults], metric: str) -> set[str]:

@@ -139,7 +139,7 @@ def compare_proposal(
         sum(collapsed[role] for role in alike),
     )
     found = estimate(cells, asked.contrast, level)
-    margin = analysis.margin_of(metric)
+    margin = analysis.margin_of(metric, metrics[metric].margin)
     return tested_row(asked, matched, found, cells, metrics[metric], margin, collapse, collapse.p < UNSTABLE)
 
 

@@ -60,6 +60,8 @@ class MetricInfo(_Data):
     """Continuity correction of a share on the logit scale."""
     revision: int = 1
     """The number of its definition. Values of two definitions are never compared."""
+    margin: str | None = None
+    """Differences up to this size are none worth having; None in results of versions that did not record it."""
 
 
 class Change(_Data):
@@ -243,6 +245,8 @@ class Comparison(_Data):
     """The estimate given that the interval excludes zero: verdicts are of differences that came out large."""
     correlation: float = 0.0
     """Correlation with the baseline over shared seeds that the interval uses; zero where runs are not paired."""
+    margin_seeds: int | None = None
+    """Seeds that say "same" of four in five arms without a difference. None: over a thousand, or not recorded."""
     seeds_needed: int | None = None
     """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
     fallen: list[int] = []
@@ -730,7 +734,9 @@ class StudyResults(_Data):
             for one in (run, *run["along"]):
                 _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))
         for row in _rows_in(content):
-            _drop_empty(row, ("fallen_later", "baseline_fallen_later"))
+            _drop_empty(row, ("fallen_later", "baseline_fallen_later", "margin_seeds"))
+        for metric in content["metrics"]:
+            _drop_empty(metric, ("margin",))
         return content
 
     def without_data(self) -> StudyResults:

@@ -67,6 +67,7 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
             scale=meaning.metric.compared,
             pad=_pad(meaning),
             revision=meaning.metric.revision,
+            margin=study.settings.analysis.margin_words(name, meaning.metric.margin),
         )
         for name, meaning in definitions(study.settings.evaluation, study.of_scenes).items()
     }

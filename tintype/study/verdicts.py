@@ -215,6 +215,7 @@ def tested_row(
         margin=scale.size(old, reach),
         corrected=corrected and Interval(value=units(corrected[0]), low=units(corrected[1]), high=units(corrected[2])),
         correlation=found.correlation,
+        margin_seeds=found.seeds_for_same(reach) if meaning.margin else None,
         seeds_needed=found.seeds_needed(reach) if healthy == "undecided" else None,
         fallen=list(collapsed),
         baseline_fallen=list(baseline_collapsed),

@@ -40,9 +40,18 @@ from tintype.study.lab import (
 )
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
-from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees
+from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees, planned_margins
 from tintype.study.report import findings, tuning
-from tintype.study.results import Arm, Between, Comparison, MetricInfo, StudyResults, Trend, interval_ends
+from tintype.study.results import (
+    Arm,
+    Between,
+    Comparison,
+    MetricInfo,
+    StudyResults,
+    Trend,
+    interval_ends,
+    read_results_file,
+)
 from tintype.study.runner import ENDED, Message
 from tintype.study.search import range_of, words_of
 from tintype.study.stats.estimate import POWER
@@ -498,6 +507,7 @@ def show_power(plan: PowerPlan, console: Console) -> None:
         for row in group.metrics:
             if row.metric.primary or len(group.metrics) == 1:
                 say(console, advice(plan, row))
+                say(console, margin_words(plan, row))
         for note in group.notes:
             say(console, f"Note: {note}")
         counts = group.comparisons
@@ -564,6 +574,35 @@ def advice(plan: PowerPlan, row: MetricPower) -> str:
         found = f"{payable} seeds find {reach}" if reach != "–" else f"{payable} seeds find nothing"
         return f"{weak}, and it would take {_count(needed)}. Plan for a larger change ({found}), or another metric."
     return f"{weak}. Take {needed} to find it in 80%, or {_count(most)} to be safe against a larger spread."
+
+
+_UNREACHED = 0.005
+"""Chance of the verdict "same" below which a margin counts as out of reach."""
+
+
+def margin_words(plan: PowerPlan, row: MetricPower) -> str:
+    """Return whether the planned seeds can show that an arm is the same as the baseline within the metric's margin."""
+    name = row.metric.name
+    if row.same is None or row.same_seeds is None:
+        return f"{name}: the margin of {row.margin} is zero here; give it in the metric's unit, as 0.01."
+    if row.same[0] >= POWER:
+        return f"{name}: {plan.seeds} seeds are enough to call arms the same within the margin of {row.margin}."
+    needed = _count(row.same_seeds[0])
+    if row.same[0] < _UNREACHED:
+        return f"{name}: the margin of {row.margin} cannot be reached with {plan.seeds} seeds; it takes {needed}."
+    chance = _percent(row.same[0])
+    return f"{name}: {plan.seeds} seeds reach the margin of {row.margin} in {chance} of studies; {needed} do in 80%."
+
+
+def show_margins(study: Study, past: Sequence[Path], console: Console) -> None:
+    """Name the margins that the planned seeds cannot reach, where the spread is known from `past` studies."""
+    files = [path / "results.json" if path.is_dir() else path for path in past]
+    known = [read_results_file(file) for file in dict.fromkeys(files) if file.is_file()]
+    for resolution, plan, rows in planned_margins(study, known):
+        where = f"at {resolution}: " if resolution else ""
+        for row in rows:
+            if row.same is None or row.same[0] < POWER:
+                say_note(console, f"{where}{margin_words(plan, row)}")
 
 
 def _size(value: float, baseline: float, effect: Effect) -> str:

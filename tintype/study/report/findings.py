@@ -108,7 +108,13 @@ def verdict_key(results: StudyResults) -> str:
 
 def verdict_notes(results: StudyResults) -> list[str]:
     """Say what a verdict does not mean, and what would decide; empty in a sketch."""
-    notes = (_undecided_note(results), _unstable_note(results), _later_falls_note(results), _apart_note(results))
+    notes = (
+        _undecided_note(results),
+        margin_note(results),
+        _unstable_note(results),
+        _later_falls_note(results),
+        _apart_note(results),
+    )
     return [note for note in notes if note]
 
 
@@ -127,6 +133,24 @@ def _undecided_note(results: StudyResults) -> str:
         return "Undecided: these seeds show neither a difference nor that there is none." if known else ""
     said = [f"in {label}, {_listed(_seed_counts(of_arms))}" for label, of_arms in needed.items() if of_arms]
     return f"Undecided. Seeds that would decide, if means and spreads stay as they are: {'; '.join(said)}."
+
+
+def margin_note(results: StudyResults) -> str:
+    """Name the margins that the seeds could not reach, and the seeds that it takes; empty where none is recorded."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for metric in primary_metrics(results):
+        rows = [arm.comparisons[metric.name] for arm in _with_role(results, "arm") if metric.name in arm.comparisons]
+        undecided = [one for one in rows if one.verdict == "undecided"]
+        needed = [one.margin_seeds or math.inf for one in undecided]
+        if metric.margin and needed and (middle := median(needed)) > len(results.seeds):
+            words = f"about {middle:,.0f}" if math.isfinite(middle) else f"more than {MOST_SEEDS:,}"
+            wide = all((one.high or 0.0) - (one.low or 0.0) > 2 * (one.margin or 0.0) for one in undecided)
+            how = "could not be reached" if wide else "is missed by many arms without a difference"
+            said.setdefault((metric.margin, how), []).append(f"{words} in {metric.label}")
+    return " ".join(
+        f"The margin of {margin} {how} with {len(results.seeds)} seeds: it needs {_listed(words)}."
+        for (margin, how), words in said.items()
+    )
 
 
 def _seed_counts(needed: Mapping[str, int | None]) -> list[str]:

@@ -124,6 +124,25 @@ class Estimate:
         place = bisect_left(tried, True, key=decides)
         return tried[place] if place < len(tried) else None
 
+    def seeds_for_same(self, margin: float) -> int | None:
+        """Return the seeds whose interval lies within the margin in 80% of studies without a difference.
+
+        At least those of the estimate; None where a thousand would not do.
+        """
+        error, freedom = self.error, self.freedom
+        if not error or freedom is None:
+            return None
+
+        def chance(count: int) -> float:
+            grown = count / self.seeds
+            t = min(t_quantile(freedom * grown, self.level), FARTHEST)
+            wide = 1 + abs(self.skewness) / math.sqrt(grown) * t / 6  # one side is wider by twice that
+            return same_power(margin * math.sqrt(grown) / (wide * error), freedom * grown, self.level)
+
+        tried = range(self.seeds, MOST_SEEDS + 1)
+        place = bisect_left(tried, POWER, key=chance)
+        return tried[place] if place < len(tried) else None
+
 
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
     """Estimate a contrast of cells. Each arm has runs, and its weight is shared by all runs of its plan.
@@ -205,6 +224,12 @@ def t_power(shift: float, freedom: float, confidence: float) -> float:
     """
     reach = t_quantile(freedom, confidence) * _estimated_errors(freedom)
     return float((special.ndtr(shift - reach) + special.ndtr(-shift - reach)).mean())
+
+
+def same_power(margin: float, freedom: float, confidence: float) -> float:
+    """Return how often an interval lies within a margin of so many standard errors where there is no difference."""
+    room = np.maximum(margin - t_quantile(freedom, confidence) * _estimated_errors(freedom), 0.0)
+    return float((2 * special.ndtr(room) - 1).mean())
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ from tintype.study.stats.estimate import (
     detectable_in_errors,
     deviation_range,
     estimate,
+    same_power,
     t_power,
 )
 
@@ -183,6 +184,25 @@ def test_power_against_scipys_noncentral_t() -> None:
 def test_the_interpolated_detectable_difference_has_its_power(freedom: float) -> None:
     reach = detectable_in_errors(freedom, 0.99)
     assert t_power(reach, freedom, 0.99) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_the_verdict_same_is_given_as_often_as_it_is_planned() -> None:
+    """Of studies without a difference, at the seeds that a margin needs: four in five."""
+    draw, confidence, margin = np.random.default_rng(5), 0.99, 1.0
+    error, freedom = 0.22, 12.0
+    values, errors = draw.normal(0, error, 20_000), error * np.sqrt(draw.chisquare(freedom, 20_000) / freedom)
+    reach = float(scipy_stats.t.ppf((1 + confidence) / 2, freedom)) * errors
+    same = ((values - reach >= -margin) & (values + reach <= margin)).mean()
+    assert same_power(margin / error, freedom, confidence) == pytest.approx(same, abs=0.01)
+
+
+def test_a_margin_that_the_seeds_reach_needs_no_more_and_half_of_it_about_four_times_as_many() -> None:
+    one = replace(estimate(cells(a=range(8), baseline=range(8)), against("a", "baseline")), error=0.1)
+    assert one.seeds_for_same(1.0) == one.seeds == 8
+    wide = one.seeds_for_same(0.25)
+    narrow = one.seeds_for_same(0.125)
+    assert wide is not None and narrow is not None and 3 < narrow / wide < 4.5
+    assert one.seeds_for_same(1e-4) is None and replace(one, error=0.0).seeds_for_same(1.0) is None
 
 
 def test_the_range_of_a_deviation_holds_the_truth_as_often_as_it_says() -> None:
