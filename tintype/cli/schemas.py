@@ -77,6 +77,14 @@ class CostRow(_Open):
     host_bytes: int
 
 
+class MixedRow(_Open):
+    """An arm that is better on some primary metrics and worse on others."""
+
+    arm: str
+    better: list[str]
+    worse: list[str]
+
+
 class Reported(Usual):
     report: str | None = None
     """Path of the report; None where there is none, which `no_report` explains."""
@@ -84,6 +92,7 @@ class Reported(Usual):
     verdicts: list[VerdictRow] = []
     costs: list[CostRow] = []
     """Arms of which something was measured alone on a GPU."""
+    mixed: list[MixedRow] = []
     done: int | None = None
     total: int | None = None
     failed: list[str] = []

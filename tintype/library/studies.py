@@ -88,7 +88,8 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """Return what to know before building on the verdicts, for example that they are of few seeds."""
-        return list(filter(None, [findings.few_seeds_note(self.content), findings.replication_note(self.content)]))
+        known = [findings.few_seeds_note(self.content), findings.replication_note(self.content)]
+        return [*(one.words for one in findings.contradictions(self.content)), *filter(None, known)]
 
     def __repr__(self) -> str:
         return f"<Results {self.path}: {self.content.question}>"

@@ -175,10 +175,19 @@ def report_with_progress(out: Path, console: Console, without_data: bool = False
 
 def show_report(report: StudyReport, console: Console) -> None:
     page = report.page.resolve()
+    mixed = [
+        {
+            "arm": one.arm,
+            "better": [metric.name for metric in one.better],
+            "worse": [metric.name for metric in one.worse],
+        }
+        for one in findings.contradictions(report.results)
+    ]
     answer(
         report=str(page),
         results=str(page.with_name("results.json")),
         verdicts=_verdict_rows(report.results),
+        mixed=mixed,
         costs=findings.cost_rows(report.results),
     )
     show_verdicts(report.results, console)

@@ -41,6 +41,8 @@ from tintype.study.verdicts import NOT_POSITIVE
 
 PIXELS = "pixels"
 NOT_COMPARABLE = "not comparable"
+MIXED = "mixed"
+"""Said of an arm that is better on one primary metric and worse on another."""
 TOO_FEW_SEEDS = "too few seeds"
 _LARGEST_LOG = 20.0
 """Largest logarithm of a ratio that is written; larger ones are written as this one."""
@@ -61,6 +63,7 @@ _GLYPHS = {
     "incomplete": "…",
     "not defined": "–",
     NOT_COMPARABLE: "–",
+    MIXED: "±",
 }
 _FOUND = ("better", "worse")
 _UNEVEN = 1.5
@@ -109,6 +112,7 @@ def verdict_key(results: StudyResults) -> str:
 def verdict_notes(results: StudyResults) -> list[str]:
     """Say what a verdict does not mean, and what would decide; empty in a sketch."""
     notes = (
+        *(one.words for one in contradictions(results)),
         _undecided_note(results),
         margin_note(results),
         _unstable_note(results),
@@ -133,6 +137,39 @@ def _undecided_note(results: StudyResults) -> str:
         return "Undecided: these seeds show neither a difference nor that there is none." if known else ""
     said = [f"in {label}, {_listed(_seed_counts(of_arms))}" for label, of_arms in needed.items() if of_arms]
     return f"Undecided. Seeds that would decide, if means and spreads stay as they are: {'; '.join(said)}."
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """An arm that is better on some primary metrics, and worse on others."""
+
+    arm: str
+    """Its label, or that of two arms."""
+    better: list[MetricInfo]
+    worse: list[MetricInfo]
+
+    @property
+    def words(self) -> str:
+        return f"{self.arm} is better in {_labels(self.better)}, but worse in {_labels(self.worse)}: {DECIDE}."
+
+
+DECIDE = "decide by what you need"
+
+
+def contradictions(results: StudyResults) -> list[Contradiction]:
+    """Return the arms, and the pairs of arms, whose verdicts on the primary metrics contradict each other."""
+    found = []
+    compared: list[Arm | Between] = [*_with_role(results, "arm"), *results.between]
+    for one in compared:
+        rows = [(metric, one.comparisons.get(metric.name)) for metric in primary_metrics(results)]
+        better, worse = ([metric for metric, row in rows if row and row.verdict == verdict] for verdict in _FOUND)
+        if better and worse:
+            found.append(Contradiction(one.label, better, worse))
+    return found
+
+
+def _labels(metrics: Sequence[MetricInfo]) -> str:
+    return _listed([metric.label for metric in metrics])
 
 
 def margin_note(results: StudyResults) -> str:

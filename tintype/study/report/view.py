@@ -132,14 +132,21 @@ class View:
         return [column for column in self.metrics if column not in self.primary]
 
     def in_words(self, arm: Arm) -> list[tuple[str, str]]:
-        """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together."""
+        """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together.
+
+        Better in some and worse in others is one verdict, "mixed".
+        """
         found: dict[str, list[str]] = {}
         for column in self.primary:
             cell, verdict, words = column.cells.get(arm.name), findings.verdict_of(arm, column.info), column.info.label
             if cell is not None and verdict in ("better", "worse"):
                 words += f" ({column.written(cell.difference, signed=True)})"
             found.setdefault(verdict, []).append(words)
-        return [(one, f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}") for one, of in found.items()]
+        said = {one: f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}" for one, of in found.items()}
+        if {"better", "worse"} <= said.keys():
+            both = f"{said.pop('better')}, but {said.pop('worse')}: {findings.DECIDE}"
+            return [(findings.MIXED, both), *said.items()]
+        return list(said.items())
 
     def column(self, metric: str) -> Column:
         return next(column for column in self.metrics if column.info.name == metric)
