@@ -230,7 +230,7 @@ def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower
     """Return when an arm reaches the baseline's final quality; `found` is its difference from the end, by step."""
     sign = 1.0 if direction == "higher" else -1.0
     ahead = [sign * one.value for one in found]
-    ends = [sorted((sign * one.low, sign * one.high)) for one in found if one.low is not None and one.high is not None]
+    ends = [sorted(sign * end for end in one.ends) for one in found if one.ends]
     surely, perhaps = ([pair[at] for pair in ends] if len(ends) == len(found) else [] for at in (0, 1))
     return Reach(
         step=first_reached(new.steps, ahead),
@@ -284,7 +284,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
     """Return since when an arm is ahead or behind, where its intervals show both; else that they do not."""
-    if any(one.low is None for one in differences):
+    if any(one.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]
     stretches = [(word, [step for step, _ in some]) for word, some in groupby(shown, lambda pair: pair[1])]
@@ -297,7 +297,8 @@ def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "
 
 def _side(one: DifferenceAt, direction: Literal["lower", "higher"]) -> str:
     """Return whether the arm is ahead or behind at a step; empty where the interval contains zero."""
-    assert one.low is not None and one.high is not None
-    if one.low <= 0 <= one.high:
+    assert one.ends is not None
+    low, high = one.ends
+    if low <= 0 <= high:
         return ""
     return "ahead" if (one.value > 0) == (direction == "higher") else "behind"

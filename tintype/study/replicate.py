@@ -169,9 +169,7 @@ def _ends(fresh: Comparison) -> tuple[float, float] | None:
     """Return the ends of the fresh interval; None where there is none, and where diverged runs are left out of it."""
     if fresh.verdict in ("identical", "no spread"):
         return fresh.difference, fresh.difference
-    if fresh.low is None or fresh.high is None or fresh.verdict == "diverged":
-        return None
-    return fresh.low, fresh.high
+    return None if fresh.verdict == "diverged" else fresh.ends
 
 
 def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
@@ -207,7 +205,7 @@ def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> 
 
 
 def _error(one: Interval, level: float) -> float | None:
-    return None if one.low is None or one.high is None else (one.high - one.low) / 2 / _normal_quantile(level)
+    return (one.ends[1] - one.ends[0]) / 2 / _normal_quantile(level) if one.ends else None
 
 
 def _normal_quantile(confidence: float) -> float:

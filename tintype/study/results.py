@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -201,7 +201,23 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
     return ", ".join(found)
 
 
-class Interval(_Data):
+class _Ends(Protocol):
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+class WithEnds(_Data):
+    """Data with the ends of an interval, `low` and `high`. Subclasses declare both: results.json keeps their order."""
+
+    @property
+    def ends(self: _Ends) -> tuple[float, float] | None:
+        """Return both ends; None where there is no interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+class Interval(WithEnds):
     """A value with the ends of its interval; None where there is none."""
 
     value: float
@@ -209,7 +225,7 @@ class Interval(_Data):
     high: float | None = None
 
 
-class Comparison(_Data):
+class Comparison(WithEnds):
     """One metric of one arm against the baseline. Differences are arm minus baseline.
 
     In a comparison of two arms, the second stands in the place of the baseline.
@@ -400,18 +416,13 @@ class Picked(_Data):
         return ", ".join(f"{key} {value}" for key, value in self.settings.items() if key != "prompt")
 
 
-class RelativeEffect(_Data):
+class RelativeEffect(WithEnds):
     """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
 
     resolution: str
     value: float
     low: float | None
     high: float | None
-
-
-def interval_ends(one: Comparison | RelativeEffect) -> list[float]:
-    """Return both ends of the interval; none where there is no interval."""
-    return [] if one.low is None or one.high is None else [one.low, one.high]
 
 
 class Trend(_Data):
@@ -530,7 +541,7 @@ class Tuning(_Data):
         return not self.method.startswith("optuna")
 
 
-class DifferenceAt(_Data):
+class DifferenceAt(WithEnds):
     """An arm minus the baseline at one step; without an interval where there is no seed spread."""
 
     step: int
@@ -560,7 +571,7 @@ class Reach(_Data):
     """Whether it was reached at the first scored step already, and so perhaps before."""
 
 
-class EqualTime(_Data):
+class EqualTime(WithEnds):
     """An arm at the training seconds of the whole baseline, minus the baseline's end."""
 
     seconds: float

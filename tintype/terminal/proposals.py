@@ -62,7 +62,7 @@ def show_proposal(found: Proposal, console: Console) -> None:
     """Show the answer to a proposal, its comparisons, and what is left of the error."""
     say(console, f"{found.name}: {found.words}", _STYLE.get(found.answer, "yellow"))
     for metric, row in found.comparisons.items():
-        interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
+        interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
         say(console, f"  {metric}: {row.difference:+.3g}{interval}, {row.verdict}, with {found.seeds} seeds")
     for line in found.failed:
         say(console, f"failed: {line}", "red")

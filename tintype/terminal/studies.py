@@ -49,7 +49,6 @@ from tintype.study.results import (
     MetricInfo,
     StudyResults,
     Trend,
-    interval_ends,
     read_results_file,
 )
 from tintype.study.runner import ENDED, Message
@@ -465,7 +464,7 @@ def _show_factors(results: StudyResults, console: Console) -> None:
     labels = {metric.name: metric.label for metric in results.metrics}
     for one in results.factors:
         row = one.comparison
-        interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
+        interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
         name = " @ ".join(filter(None, [one.name, one.resolution]))
         style = VERDICT_STYLE.get(one.verdict, "yellow")
         table.add_row(
@@ -486,7 +485,7 @@ def _verdict_text(results: StudyResults, of: Arm | Between, metric: MetricInfo) 
     row = of.comparisons.get(metric.name)
     if row is None:
         return "[yellow]no runs to compare[/]"
-    interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
+    interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
     difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
     verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
     known = row.corrected if row.verdict in ("better", "worse") else None

@@ -36,7 +36,7 @@ from tintype.page.svg import (
     x_axis,
 )
 from tintype.seams import ANY_VALUE, Range
-from tintype.study.results import Curve, MetricInfo, RelativeEffect, interval_ends
+from tintype.study.results import Curve, MetricInfo, RelativeEffect
 
 PART_COLOURS = 9
 """Number of colours that the style sheet has for the parts of a step."""
@@ -271,7 +271,7 @@ def _ratio(logarithm: float) -> float:
 def _ratio_range(effects: Sequence[RelativeEffect]) -> Point:
     ratios = [1.0, *(_ratio(effect.value) for effect in effects)]
     furthest = min(ratios) / _CUT, max(ratios) * _CUT
-    ends = [_ratio(end) for effect in effects for end in interval_ends(effect)]
+    ends = [_ratio(end) for effect in effects for end in effect.ends or ()]
     low, high = padded(math.log(min(max(value, furthest[0]), furthest[1])) for value in (*ratios, *ends))
     return math.exp(low), math.exp(high)
 
@@ -283,7 +283,7 @@ def _token_marks(
     places = [(x(tokens[effect.resolution]) + aside, y(_ratio(effect.value))) for effect in each.data]
     marks = [tag("polyline", points=written(places), class_="curve")]
     for effect, (at, height) in zip(each.data, places, strict=True):
-        if ends := [_ratio(end) for end in interval_ends(effect)]:
+        if ends := [_ratio(end) for end in effect.ends or ()]:
             reached = [min(max(end, y.low), y.high) for end in ends]
             marks.append(line(at, y(reached[0]), at, y(reached[1]), "reach"))
             marks += [line(at - 2.5, y(end), at + 2.5, y(end), "reach") for end in ends if end in reached]

@@ -181,7 +181,7 @@ def margin_note(results: StudyResults) -> str:
         needed = [one.margin_seeds or math.inf for one in undecided]
         if metric.margin and needed and (middle := median(needed)) > len(results.seeds):
             words = f"about {middle:,.0f}" if math.isfinite(middle) else f"more than {MOST_SEEDS:,}"
-            wide = all((one.high or 0.0) - (one.low or 0.0) > 2 * (one.margin or 0.0) for one in undecided)
+            wide = all(one.ends and one.margin and one.ends[1] - one.ends[0] > 2 * one.margin for one in undecided)
             how = "could not be reached" if wide else "is missed by many arms without a difference"
             said.setdefault((metric.margin, how), []).append(f"{words} in {metric.label}")
     return " ".join(
@@ -333,8 +333,7 @@ def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
 
 
 def _excludes_zero(comparison: Comparison) -> bool:
-    ends = (comparison.low, comparison.high)
-    return all(end is not None and end > 0 for end in ends) or all(end is not None and end < 0 for end in ends)
+    return comparison.ends is not None and not comparison.ends[0] <= 0 <= comparison.ends[1]
 
 
 def detectable_words(metric: MetricInfo, comparison: Comparison, decimals: int) -> str:
@@ -517,7 +516,7 @@ def metric_decimals(results: StudyResults, metric: str) -> int:
     They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
     """
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
-    reaches = [(c.high - c.low) / 2 for c in compared if c.low is not None and c.high is not None and c.high > c.low]
+    reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]
     values = metric_values(baseline_of(results), metric)
     if reaches:
         return decimals_showing(min(median(reaches), 10 * (spread_of(values) or math.inf)))
@@ -765,7 +764,7 @@ def replication_words(results: StudyResults, of: Arm | Between, metric: str) -> 
 
 def outcome_words(row: Replicated) -> str:
     """Return the outcome; of an open verdict also the fresh seeds that would settle it, or the runs that it lost."""
-    if row.fresh is None or row.fresh.low is None:
+    if row.fresh is None or row.fresh.ends is None:
         told = row.outcome not in ("open", "incomplete") or row.words == row.outcome
         return row.outcome if told else f"{row.outcome} ({row.words})"
     settled: str = row.outcome
@@ -793,7 +792,7 @@ _EARLIER = (
 def replication_lead(results: StudyResults) -> str:
     """Say how to read the table of a replication."""
     rows = results.replication.rows if results.replication else []
-    earlier = any(row.level is None and row.fresh is not None and row.fresh.low is not None for row in rows)
+    earlier = any(row.level is None and row.fresh is not None and row.fresh.ends is not None for row in rows)
     return _REPLICATION_LEAD + (_EARLIER if earlier else "")
 
 
@@ -842,8 +841,7 @@ def _fresh_words(row: Replicated) -> str:
     first = f"{row.verdict} by {row.first.value:+.3g}" if row.verdict != "same" else "same"
     if row.fresh is None:
         return f"{first}, then {outcome_words(row)}"
-    low, high = row.fresh.low, row.fresh.high
-    interval = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.fresh.ends) else ""
     return f"{first}, then {row.fresh.value:+.3g}{interval}: {outcome_words(row)}"
 
 
@@ -964,9 +962,8 @@ def log_percent(logarithm: float | None) -> str:
 
 
 def log_interval(comparison: Comparison | None) -> str:
-    if comparison is None or comparison.low is None or comparison.high is None:
-        return ""
-    return f"[{log_percent(comparison.low)}, {log_percent(comparison.high)}]"
+    ends = comparison.ends if comparison else None
+    return f"[{log_percent(ends[0])}, {log_percent(ends[1])}]" if ends else ""
 
 
 def log_detectable(comparison: Comparison | None) -> str:
