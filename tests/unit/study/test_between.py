@@ -15,12 +15,17 @@ from tests.written_runs import METRIC, Writer, written_runs
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.library.studies import Results
+from tintype.serve.fragments import study_fragments
+from tintype.study.adaptive import follow
 from tintype.study.compare import compare
-from tintype.study.contrasts import Asked, asked_of, between_key, count_comparisons, incomparable
+from tintype.study.contrasts import Asked, asked_of, between_key, count_comparisons, incomparable, own_key
+from tintype.study.effect import Effect
 from tintype.study.lab import replicate_study, report_study, run_study
+from tintype.study.looks import SeedPlan, planned_looks
+from tintype.study.power import PowerPlan
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
-from tintype.study.results import MetricInfo, StudyResults, read_results_file
+from tintype.study.results import Comparison, MetricInfo, StudyResults, read_results_file
 from tintype.study.runs import metric_infos
 from tintype.study.stats.contrast import against
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
@@ -80,6 +85,9 @@ def test_the_count_of_comparisons_is_that_of_the_study() -> None:
     metrics, primary = metric_infos(one), one.settings.primary
     asked = [key for key in asked_of(one, metrics) if key.metric != "images_per_s"]
     assert count_comparisons(2, False, 1, primary, metrics, between=1).all == len(asked)
+    infos = list(metrics.values())
+    plans = [PowerPlan(Effect(0.05, True), 3, 2, False, 1, [], [], between) for between in (0, 1)]
+    assert [plan.comparisons(infos).all for plan in plans] == [len(asked) * 2 // 3, len(asked)]
 
 
 def test_two_arms_of_one_other_space_are_compared_with_each_other() -> None:
@@ -175,6 +183,10 @@ def test_the_verdict_is_in_every_row_and_is_recomputed(tmp_path: Path) -> None:
     show_verdicts(results, console)
     assert "both against one" in console.export_text()
     assert "both against one" in to_markdown(results) and "both against one" in to_html(results, tmp_path)
+    live = study_fragments(
+        "out", dict.fromkeys(("baseline", "control", "one", "both"), ""), results=results, folder=tmp_path
+    )
+    assert "both against one" in live["verdicts"]
     assert [row["arm"] for row in verdict_rows(results) if row["metric"] == METRIC][-1] == "both against one"
     assert Results(tmp_path, results).rows(primary=True)[-1]["verdict"] == "better"
     shutil.rmtree(tmp_path / "out" / "runs")
@@ -211,6 +223,27 @@ def test_an_arm_does_not_wait_for_an_arm_that_has_failed(tmp_path: Path) -> None
     results = written(tmp_path, looks, Writer(effects, failing={("one", 2)}))
     stopped = {arm.name: arm.stopped for arm in results.arms}
     assert stopped["both"] == "stopped after 4 seeds: decided" and "failed" in stopped["one"]
+
+
+def test_an_arm_does_not_wait_for_an_arm_that_has_stopped() -> None:
+    """It lost a run on one metric; their comparison on the other would never get more seeds of it."""
+    planned = study(TEXT.replace("[0, 1, 2]", "{first: 2, most: 8}") + "primary: [scene_accuracy, validation_loss]")
+    numbers = {"mean": 1.0, "baseline_mean": 1.0, "differences": [0.0], "difference": 0.0}
+    lost = Comparison(**numbers, verdict="diverged", lost="diverged 1 of 2")
+    better = Comparison(**numbers, verdict="better")
+    near = Comparison(**numbers, verdict="undecided", p=0.01, seeds_needed=4)
+    rows = {
+        own_key("muon", "arm", "", METRIC): lost,
+        own_key("muon + repa", "arm", "", METRIC): better,
+        between_key("muon + repa", "muon", "", "scene_accuracy"): near,
+    }
+    assert isinstance(planned.settings.seeds, SeedPlan)
+    looks = planned_looks(planned.settings.seeds)
+    standing = follow(planned, looks, lambda at_look, look: rows, lambda at_look: True)
+    assert standing.stopped == {
+        "muon": "stopped after 2 seeds: diverged 1 of 2",
+        "muon + repa": "stopped after 4 seeds: decided",
+    }
 
 
 def test_fresh_seeds_hold_the_verdict(tmp_path: Path) -> None:
