@@ -461,11 +461,8 @@ def compare(
         elif not is_tested(key.metric):
             rows[key] = measured_row(matched)
         else:
-            level, margin = (
-                confidence_of(share * weights[key]),
-                analysis.margin_of(key.metric, metrics[key.metric].margin),
-            )
             cells, meaning = sheets.of(key), metrics[key.metric]
+            level, margin = confidence_of(share * weights[key]), analysis.margin_of(key.metric, meaning.margin)
             if not all(cells.values.get(label) for label in one.contrast.weights):
                 continue
             collapse = sheets.collapse(one, primary) if key.kind in OF_TWO else None
