@@ -61,9 +61,11 @@ def files_named_in(settings: Settings) -> list[str]:
 
 def _located(key: str, value: object, classes: Sequence[type[Settings]], folder: Path) -> object:
     fields = [field for one in classes for name, field in one.model_fields.items() if key in (name, field.alias)]
+    marks = [mark for field in fields for mark in marks_of(field) if isinstance(mark, NamesFile)]
     if isinstance(value, str):
-        marks = [mark for field in fields for mark in marks_of(field) if isinstance(mark, NamesFile)]
         return find_beside(folder, value) if any(not mark.is_word(value) for mark in marks) else value
+    if isinstance(value, list) and marks and all(isinstance(one, str) for one in value):
+        return [_located(key, one, classes, folder) for one in value]
     inside = [one for field in fields for one in _classes_in(field)]
     return locate(value, inside if fields else classes, folder)  # a key that is no setting names one of several
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.errors import UserError
 from tintype.metrics.metric import MARGIN
-from tintype.settings import Settings
+from tintype.settings import PathText, Settings
 from tintype.study.effect import Effect, parse_effect
 
 
@@ -29,6 +29,10 @@ class AnalysisSettings(Settings):
         "default each metric has its own",
     )
     margins: dict[str, Margin] = Field({}, description="Another margin for a metric, by its name")
+    bank: tuple[PathText, ...] = Field(
+        (),
+        description="Folders or results.json of studies whose stored runs of the same baseline serve as its runs too",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> AnalysisSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from tintype.study import results
 from tintype.study.adaptive import Standing, follow, study_at
 from tintype.study.along import with_along
 from tintype.study.analysis import DEFAULT, AnalysisSettings
+from tintype.study.bank import Served, check_stored, is_checked, read_bank, serve, with_checks
 from tintype.study.contrasts import (
     ANOTHER_SPACE,
     UNPAIRED,
@@ -46,7 +47,7 @@ from tintype.study.looks import (
     unplanned_looks,
     with_look,
 )
-from tintype.study.method import describe_method
+from tintype.study.method import describe_bank, describe_method
 from tintype.study.picked import read_picked
 from tintype.study.replicate import read_replication
 from tintype.study.runs import (
@@ -71,9 +72,13 @@ from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
 from tintype.study.study import ArmPlan, Study
-from tintype.study.verdicts import Collapse, cells_of, match, measured_row, tested_row, without_seeds
+from tintype.study.verdicts import STORED, Collapse, cells_of, match, measured_row, tested_row, without_seeds
+from tintype.study.version import read_version
 
 Rows: TypeAlias = Mapping[Key, results.Comparison]
+StoredRuns: TypeAlias = Mapping[str, Sequence[results.Run]]
+"""Runs of the baselines from other studies, by resolution."""
+NO_RUNS: StoredRuns = MappingProxyType({})
 ONE_SIDED = 2.0
 """Share of a test whose sign is stated before: both ends of its interval have 5% each."""
 
@@ -88,7 +93,7 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
     every = read_runs(study, out) if known is None else known
     check_identities(every)
     per_image = read_images(study, out) if images is None else images
-    reading = read_at_looks(study, every, metric_infos(study), made_looks(out), per_image)
+    reading = read_at_looks(study, every, metric_infos(study), made_looks(out), per_image, read_bank(out))
     study, runs = reading.study, reading.runs
     along, alone = study.along(study.arms[0].plans[0]), read_alone(study, out, runs)
     found = results.StudyResults(
@@ -106,6 +111,7 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
         replication=read_replication(out),
         picked=read_picked(out),
         crowded=read_crowded(out) if known is None else [],
+        numerics=read_version(out).get("numerics"),
     )
     return with_along(found)
 
@@ -127,6 +133,9 @@ class Reading:
     looks: list[results.LookInfo]
     planned: bool
     stopped: Mapping[str, str]
+    bank: results.Bank | None = None
+    """The stored runs that serve, and their checks, as the last look reads them."""
+    stored: StoredRuns = field(default_factory=dict)
 
     def with_verdicts(self, arm: results.Arm) -> results.Arm:
         """Return an arm of the results with its comparisons."""
@@ -148,12 +157,15 @@ class Reading:
             "seeds": seeds,
             "sketch": len(seeds) == 1,
             "confidence": CONFIDENCE,
-            "method": " ".join([method, describe_looks(self.looks, self.planned)]),
+            "method": " ".join(
+                filter(None, [method, describe_bank(self.bank), describe_looks(self.looks, self.planned)])
+            ),
             "between": [self._between(first, second) for first, second in self.study.declared()],
             "trends": [self._trend(key, reason) for key, reason in trends_of(self.study).items()],
             "factors": self._factor_effects(),
             "looks": self.looks,
             "looks_planned": self.planned,
+            "bank": self.bank,
         }
 
     def _between(self, first: ArmPlan, second: ArmPlan) -> results.Between:
@@ -212,7 +224,8 @@ class Reading:
                 if row is not None and row.look is not None:
                     at_look = self.at_looks[row.look - 1]
                     roles = _roles(at_look)[arms[0].resolution]
-                    cells = cells_of(roles, _runs_of(at_look, self.runs), metric.name, metric)
+                    runs, stored = _runs_of(at_look, self.runs), self.stored.get(arms[0].resolution, ())
+                    cells = cells_of(roles, runs, metric.name, metric, stored=agreeing(roles, runs, metric, stored))
                     found.append(_factor_effect(row, metric, arms, contrast, cells))
         return found
 
@@ -243,27 +256,45 @@ def _factor_effect(
 
 
 def read_at_looks(
-    study: Study, runs: Runs, metrics: Metrics, made: Sequence[MadeLook], images: PerImage = NO_IMAGES
+    study: Study,
+    runs: Runs,
+    metrics: Metrics,
+    made: Sequence[MadeLook],
+    images: PerImage = NO_IMAGES,
+    bank: results.Bank | None = None,
 ) -> Reading:
-    """Compare the runs at each look: those that were `made`, and this one where its seeds or comparisons are others."""
+    """Compare the runs at each look: those that were `made`, and this one where its seeds or comparisons are others.
+
+    Stored runs of the `bank` serve at each.
+    """
+    served = serve(bank, study, runs)
+    reading = _read_at_looks(study, runs, metrics, made, images, served)
+    if bank is None:
+        return reading
+    return replace(reading, bank=with_checks(bank, served, _roles(reading.study), reading.runs, metrics))
+
+
+def _read_at_looks(
+    study: Study, runs: Runs, metrics: Metrics, made: Sequence[MadeLook], images: PerImage, served: Served
+) -> Reading:
     known = _looks_of(study, metrics, made)
     family = every_key(known, asked_of(study, metrics))
     if isinstance(study.settings.seeds, SeedPlan):
-        return _read_planned(study, study.settings.seeds, runs, metrics, images, family)
+        return _read_planned(study, study.settings.seeds, runs, metrics, images, family, served)
     every, looks = study.settings.every_seed, unplanned_looks(known)
     at_looks = [_known_arms(study_at(study, look), known[:number]) for number, look in enumerate(looks, 1)]
     held = [
         set(look.seeds) <= set(every.seeds) and set(look.control_seeds) <= set(every.control_seeds) for look in looks
     ]
     rows = [
-        compare_at(study, at_look, look, runs, metrics, images, one.keys)
+        compare_at(study, at_look, look, runs, metrics, images, one.keys, served.runs)
         if there
         else {}  # a study that dropped seeds paid for them
         for at_look, look, one, there in zip(at_looks, looks, known, held, strict=True)
     ]
     done = [number < len(made) or any(is_read(row) for row in of.values()) for number, of in enumerate(rows)]
     infos, of_study = _look_infos(looks, done), _runs_of(study, runs)
-    return Reading(study, of_study, at_looks, metrics, family, replay(rows), infos, False, {})
+    return Reading(study, of_study, at_looks, metrics, family, replay(rows), infos, False, {}, stored=served.runs)
 
 
 def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
@@ -288,18 +319,29 @@ def _known_arms(at_look: Study, looks: Sequence[MadeLook]) -> Study:
 
 
 def _read_planned(
-    study: Study, plan: SeedPlan, runs: Runs, metrics: Metrics, images: PerImage, family: Sequence[Key]
+    study: Study,
+    plan: SeedPlan,
+    runs: Runs,
+    metrics: Metrics,
+    images: PerImage,
+    family: Sequence[Key],
+    served: Served,
 ) -> Reading:
-    looks, standing = planned_looks(plan), follow_runs(study, runs, family, metrics=metrics, images=images)
+    looks = planned_looks(plan)
+    standing = follow_runs(study, runs, family, metrics=metrics, images=images, stored=served.runs)
     infos = _look_infos(looks, [look in standing.made for look in looks])
     if not standing.made:
         first = study_at(study, looks[0])
-        rows = replay([compare_at(study, first, looks[0], runs, metrics, images, family)])
-        return Reading(first, _runs_of(first, runs), [first], metrics, family, rows, infos, True, {})
+        rows = replay([compare_at(study, first, looks[0], runs, metrics, images, family, served.runs)])
+        of_first = _runs_of(first, runs)
+        return Reading(first, of_first, [first], metrics, family, rows, infos, True, {}, stored=served.runs)
     arms = [replace(arm, plans=arm.plans[: standing.counts[arm.name]]) for arm in study.arms]
     read = replace(study, arms=tuple(arms))
     of_read = _runs_of(read, runs)
-    return Reading(read, of_read, standing.read, metrics, family, standing.rows, infos, True, standing.stopped)
+    stopped = standing.stopped
+    return Reading(
+        read, of_read, standing.read, metrics, family, standing.rows, infos, True, stopped, stored=served.runs
+    )
 
 
 def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.LookInfo]:
@@ -359,6 +401,7 @@ def follow_runs(
     tried: Collection[tuple[str, int]] | None = None,
     metrics: Metrics | None = None,
     images: PerImage = NO_IMAGES,
+    stored: StoredRuns = NO_RUNS,
 ) -> Standing:
     """Return how far a study with planned looks has come. The comparisons of its `family` share the error.
 
@@ -376,7 +419,7 @@ def follow_runs(
     looks, known = planned_looks(study.settings.seeds), metrics or metric_infos(study)
 
     def compared(at_look: Study, look: Look) -> dict[Key, results.Comparison]:
-        return compare_at(study, at_look, look, runs, known, images, family)
+        return compare_at(study, at_look, look, runs, known, images, family, stored)
 
     return follow(study, looks, compared, ended)
 
@@ -389,8 +432,12 @@ def compare_at(
     metrics: Metrics,
     images: PerImage,
     family: Sequence[Key],
+    stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Compare the arms and seeds of a look, as far as they are of its `family`, which shares its error."""
+    """Compare the arms and seeds of a look, as far as they are of its `family`, which shares its error.
+
+    `stored` runs of the baselines serve beside the study's own.
+    """
     there = {arm.label for arm in at_look.arms}
     asked = {
         key: one
@@ -399,16 +446,16 @@ def compare_at(
     }
     read, settings = _runs_of(at_look, runs), study.settings
     return compare(
-        _roles(at_look), read, metrics, asked, settings.primary, family, look.share, settings.analysis, images
+        _roles(at_look), read, metrics, asked, settings.primary, family, look.share, settings.analysis, images, stored
     )
 
 
-def compare_fresh(study: Study, out: Path, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
+def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
     """Compare the fresh runs of a replication, each comparison by itself with a confidence of 90%.
 
     The first study stated the sign of each, so this is one-sided at 95%. All fresh arms share their spreads.
     """
-    runs, metrics = read_runs(study, out), metric_infos(study)
+    metrics = metric_infos(study)
     check_identities(runs)
     asked, roles, settings = asked_of(study, metrics), _roles(study), study.settings
     rows = dict[Key, results.Comparison]()
@@ -442,12 +489,13 @@ def compare(
     share: float = 1.0,
     analysis: AnalysisSettings = DEFAULT,
     images: PerImage = NO_IMAGES,
-    stored: Mapping[str, Sequence[results.Run]] = MappingProxyType({}),
+    stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
     """Compare what is asked and measured. All comparisons of the `family` share the study's error.
 
     `arms` are the roles of the arms by label, the baseline's first, by resolution. `share` is the part of the study's
-    5% that this look at it may spend. `stored` are runs of the baselines from other studies, by resolution.
+    5% that this look at it may spend. `stored` are runs of the baselines from other studies, by resolution: they serve
+    in the metrics in which they agree with the study's own.
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
@@ -491,7 +539,7 @@ class _Sheets:
         runs: Runs,
         metrics: Metrics,
         asked: Mapping[Key, Asked],
-        stored: Mapping[str, Sequence[results.Run]],
+        stored: StoredRuns,
     ) -> None:
         self._arms, self._runs, self._metrics, self._asked, self._stored = arms, runs, metrics, asked, stored
         self._made: dict[tuple[str, bool, bool], dict[str, Cells]] = {}
@@ -517,7 +565,8 @@ class _Sheets:
             arms, stored = self._arms[resolution], () if ratios else self._stored.get(resolution, ())
             tested = {name: info for name, info in self._metrics.items() if is_tested(name)}
             sheets = {
-                name: cells_of(arms, self._runs, name, info, ratios, stored, search) for name, info in tested.items()
+                name: cells_of(arms, self._runs, name, info, ratios, agreeing(arms, self._runs, info, stored), search)
+                for name, info in tested.items()
             }
             self._made[place] = with_alike(sheets)
         return self._made[place][metric]
@@ -541,10 +590,10 @@ class _Sheets:
     def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
         """Count the runs of an arm, and of what it is compared with, that collapsed on a primary metric."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
-        labels = list(self._arms[one.key.resolution])
+        labels = [*self._arms[one.key.resolution], STORED]
         fallen = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
         runs = {label: {*fallen[label], *(s for c in sheets for s in c.values.get(label, ()))} for label in labels}
-        alike = [label for label in one.baselines if label != one.own and label in labels]
+        alike = [label for label in (*one.baselines, STORED) if label != one.own and label in labels]
         return Collapse(
             len(runs[one.own]),
             len(fallen[one.own]),
@@ -552,6 +601,15 @@ class _Sheets:
             sum(len(fallen[label]) for label in alike),
             one.names[alike[0]] if one.key.kind == "between" else "the baseline",
         )
+
+
+def agreeing(
+    arms: Mapping[str, results.Role], runs: Runs, metric: results.MetricInfo, stored: Sequence[results.Run]
+) -> Sequence[results.Run]:
+    """Return the stored runs where they agree with the study's own in a metric; else none."""
+    if not is_checked(metric.name, stored):
+        return ()
+    return stored if check_stored(arms, runs, metric.name, metric, stored).agrees else ()
 
 
 def _sampling_error(

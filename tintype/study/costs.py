@@ -16,6 +16,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.machine import choose_device, cores, environment
 from tintype.study.adaptive import HOPELESS_P, wanted_arms
+from tintype.study.bank import read_bank, serve
 from tintype.study.compare import every_comparison, follow_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, StudyResults, read_results_file
@@ -219,7 +220,8 @@ def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[st
     """Return the labels of the arms that may still get runs: all but those that a planned look has stopped."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set(runs)
-    standing = follow_runs(study, runs, every_comparison(study, out), tried=())
+    stored = serve(read_bank(out), study, runs).runs
+    standing = follow_runs(study, runs, every_comparison(study, out), tried=(), stored=stored)
     if standing.next is None:
         return set()
     return {arm.label for arm in wanted_arms(study, standing.next, standing.stopped).arms}

@@ -38,6 +38,7 @@ from tintype.runtime.files import (
 from tintype.runtime.locks import refuse_foreign
 from tintype.runtime.redact import hide_passwords
 from tintype.settings import plain
+from tintype.study.bank import keep_bank
 from tintype.study.compare import made_looks
 from tintype.study.contrasts import between_key, is_tested
 from tintype.study.looks import SeedPlan
@@ -46,6 +47,7 @@ from tintype.study.runner import tasks_of
 from tintype.study.runs import COMMANDS_FILE, metric_infos, read_commands, real_folder, reported_commands
 from tintype.study.settings import StudySettings, section
 from tintype.study.stats.contrast import OF_ARMS
+from tintype.study.stored import name_of
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.study.version import VERSION, check_version, read_version, this_version
@@ -96,6 +98,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
     if not version:
         write_checked(out / VERSION, this_version())
     write_sealed(out / STUDY, write_yaml({"name": study.name, **plain(settings)}))
+    keep_bank(study, out, bool(made_looks(out)))
     _remove_leftovers(out, study.baselines)
 
 
@@ -166,7 +169,10 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
 def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
     """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
     new, old = (
-        {"primary": list(one.settings.primary)}
+        {
+            "primary": list(one.settings.primary),
+            "bank": [name_of(Path(path)) for path in one.settings.analysis.bank],
+        }
         | {f"the margin of {name}": info.margin for name, info in metric_infos(one).items() if is_tested(name)}
         for one in (study, there)
     )

@@ -24,6 +24,7 @@ from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
 from tintype.study.adaptive import wanted_arms
 from tintype.study.admission import Admission
+from tintype.study.bank import read_bank, serve
 from tintype.study.compare import (
     collect,
     compare_fresh,
@@ -60,7 +61,7 @@ from tintype.study.replicate import (
 from tintype.study.report import write_report
 from tintype.study.results import Replication, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, task_of, tasks_of
-from tintype.study.runs import Runs, standing_runs
+from tintype.study.runs import Runs, read_runs, standing_runs
 from tintype.study.settings import ArmSettings
 from tintype.study.shapes import copy_shapes, shape_of
 from tintype.study.study import ArmPlan, Study, check_study, resolve
@@ -374,7 +375,8 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None
     if isinstance(study.settings.seeds, SeedPlan):
         if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
             return NextRuns(unscored, runs)
-        standing = follow_runs(study, runs, every_comparison(study, out), tried)
+        stored = serve(read_bank(out), study, runs).runs
+        standing = follow_runs(study, runs, every_comparison(study, out), tried, stored=stored)
         if standing.next is None:
             return NextRuns([], runs)
         wanted = wanted_arms(study, standing.next, standing.stopped)
@@ -562,7 +564,7 @@ def replicate_study(
             last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
         if interrupt.signal is not None:
             return StudyOutcome(len(tasks), last, interrupt.signal, None, "the replication is not finished")
-        rows = compare_fresh(fresh, planned.folder, [claim.key for claim in claims])
+        rows = compare_fresh(fresh, read_runs(fresh, planned.folder), [claim.key for claim in claims])
         made = Replication(seeds=planned.seeds, rows=[replicated(claim, rows.get(claim.key)) for claim in claims])
         write_replication(made, out)
         report = _report_replicated(out, planned.results.model_copy(update={"replication": made}), progress)

@@ -12,7 +12,7 @@ from tintype.metrics.metric import MARGIN
 from tintype.page.template import template
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.contrasts import factors_of, incomparable, is_tested
-from tintype.study.results import MetricInfo, arm_label
+from tintype.study.results import Bank, MetricInfo, arm_label
 from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE
 from tintype.study.stats.family import PRIMARY_SHARE, Counts, counts_of
@@ -50,6 +50,19 @@ def _between_words(study: Study) -> list[str]:
         return []
     pairs = "; ".join(f"{first} against {second}" for first, second in declared)
     return [f"Arms compared with each other, by the same method and out of the same error: {pairs}."]
+
+
+def describe_bank(bank: Bank | None) -> str:
+    """Return how stored runs of the baseline serve; empty where none do."""
+    if bank is None or not bank.served:
+        return ""
+    apart, names = [one for one in bank.checks if not one.agrees], ", ".join(one.study for one in bank.sources)
+    return (
+        f"{bank.served} stored runs of the baseline from other studies ({names}) "
+        "count as its runs, and the seed spread leans on them, in each metric in which they agree with the study's own "
+        f"(an interval of their difference with a confidence of {bank.level:.0%} holds zero)"
+        + (f": in all but {len(apart)} of {len(bank.checks)}." if apart else ": in all.")
+    )
 
 
 def _factor_words(study: Study) -> list[str]:

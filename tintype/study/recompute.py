@@ -31,7 +31,7 @@ def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> S
         raise UserError(f"the results have arms that study.yaml does not have: {', '.join(sorted(unknown))}")
     study = replace(study, arms=tuple(arm for arm in study.arms if arm.label in arms))
     runs = {arm.label: _stored_runs(arm, arms[arm.label].runs) for arm in study.arms}
-    reading = read_at_looks(study, runs, _metrics(study, stored), made)
+    reading = read_at_looks(study, runs, _metrics(study, stored), made, bank=stored.bank)
     reading = replace(reading, rows=_with_errors(reading.rows, _comparisons(stored)))
     kept = [arms[arm.label].model_copy(update={"runs": reading.runs[arm.label]}) for arm in reading.study.arms]
     found = {

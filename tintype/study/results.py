@@ -661,6 +661,62 @@ class Replication(_Data):
 
     seeds: list[int]
     rows: list[Replicated]
+    source: str = ""
+    """The finished study whose runs are the fresh ones; empty where they were run for this replication."""
+
+
+class BankRun(_Data):
+    """A stored run of the baseline's plan."""
+
+    seed: int
+    hash: str
+    resolution: str = ""
+    device: str = ""
+    metrics: dict[str, float]
+
+
+class BankSource(_Data):
+    """A study whose runs of the baseline serve another one."""
+
+    study: str
+    numerics: int
+    protocol: str
+    """Hash of the protocol by which its runs were scored."""
+    identities: dict[str, str]
+    """SHA-256 of each frozen network that its runs read."""
+    runs: list[BankRun]
+    left_out: list[str] = []
+    """Why other runs of it do not serve."""
+
+
+class BankCheck(_Data):
+    """The study's own runs of the baseline against the stored ones, in one metric; differences are own minus stored."""
+
+    metric: str
+    resolution: str = ""
+    own: int
+    stored: int
+    """Runs without collapsed ones."""
+    collapsed: int
+    """Stored runs that collapsed, which the others are read without."""
+    difference: float
+    low: float | None
+    high: float | None
+    agrees: bool
+    """Whether the interval holds zero, so that the stored runs serve; False where there is none."""
+
+
+class Bank(_Data):
+    """Stored runs of the baseline from other studies, which serve beside the study's own."""
+
+    sources: list[BankSource]
+    level: float
+    """Confidence of the checks' intervals."""
+    left_out: list[str] = []
+    """Why runs of the sources do not serve beside the study's own runs."""
+    served: int = 0
+    """Stored runs that serve."""
+    checks: list[BankCheck] = []
 
 
 def read_results_file(path: Path) -> StudyResults:
@@ -726,6 +782,10 @@ class StudyResults(_Data):
     """Images that somebody picked by hand, oldest first. Nothing is concluded from them."""
     crowded: list[Crowded] = []
     """Runs whose memory ran out beside others; empty in older results."""
+    numerics: int | None = None
+    """`NUMERICS` of the version that began the study; None where that was not recorded."""
+    bank: Bank | None = None
+    """None in a study that no stored runs serve."""
 
     @model_validator(mode="before")
     @classmethod
@@ -736,11 +796,13 @@ class StudyResults(_Data):
     def dump(self) -> dict[str, Any]:
         """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
         content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
-        for key in ("tuning", "factors", "picked", "crowded", "between"):
+        for key in ("tuning", "factors", "picked", "crowded", "between", "numerics", "bank"):
             if not getattr(self, key):
                 del content[key]
         for arm in content["arms"]:
             _drop_empty(arm, ("alone",))
+        if self.replication is not None and not self.replication.source:
+            del content["replication"]["source"]
         for run in (run for arm in content["arms"] for run in arm["runs"]):
             for one in (run, *run["along"]):
                 _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))

@@ -261,7 +261,7 @@ def check_identities(runs: Runs) -> None:
     """Refuse a study in which one name or one setting stood for several weights: arms would not differ as declared."""
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
-        for part, settings, identity, remedy in _identities(run):
+        for part, settings, identity, remedy in identities_of(run):
             who = f"'{arm}', seed {run.seed}"
             first, by = found.setdefault(f"{part} {settings}", (identity, who))
             if identity != first:
@@ -271,7 +271,7 @@ def check_identities(runs: Runs) -> None:
                 )
 
 
-def _identities(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
+def identities_of(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
     """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
     for name, encoder in run.encoders.items():
         remedy = f"Remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"

@@ -225,6 +225,10 @@ class StudySettings(Settings):
             raise ValueError(
                 f"arms.{index - len(own)}: two arms are called {labels[index]}; give one of them another name"
             )
+        if self.tune and self.analysis.bank:
+            raise ValueError(
+                "analysis.bank: tune chooses the baseline's values, so no stored run is known to have them"
+            )
         self._check_factors()
         self._check_compared()
         self._check_tune()

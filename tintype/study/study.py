@@ -552,5 +552,17 @@ def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
         )
 
 
+def reseeded(study: Study, seeds: Sequence[int]) -> Study:
+    """Return the study without its control, and with these seeds for every other arm."""
+    arms = [
+        arm
+        for group in study.by_resolution()
+        for arm in _link_arms(
+            [replace(one, plans=_seeded(one.plans[0], seeds)) for one in group if one.role != "control"]
+        )
+    ]
+    return replace(study, arms=tuple(arms))
+
+
 def _seeded(plan: Plan, seeds: Sequence[int]) -> tuple[Plan, ...]:
     return tuple(plan.model_copy(update={"seed": seed}) for seed in seeds)

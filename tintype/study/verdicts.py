@@ -46,7 +46,7 @@ def cells_of(
     values = {label: _finite(runs[label], metric) for label in arms}
     baseline, *controls = (label for label, role in arms.items() if role != "arm")
     if stored:
-        values[STORED] = dict(enumerate(_finite(stored, metric).values()))
+        values[STORED] = _finite(stored, metric)
     if ratios:
         values = {label: of for label, of in values.items() if all(value > 0 for value in of.values())}
     sets = [list(of.values()) for of in values.values()]
@@ -182,7 +182,8 @@ def tested_row(
     low, high = found.interval or (None, None)
     reach = _margin_on_scale(asked, cells, old, margin)
     healthy = _verdict(found, matched, reach, meaning)
-    of_baseline = [arm for arm in cells.values if cells.plan_of(arm) in asked.baselines and arm != asked.own]
+    own = {asked.own, STORED}  # a stored run is named by no seed of the study
+    of_baseline = [arm for arm in cells.values if cells.plan_of(arm) in asked.baselines and arm not in own]
     seeds = {arm: cells.collapsed.get(arm, ()) for arm in {**asked.contrast.weights, **dict.fromkeys(of_baseline)}}
     collapsed = dict.fromkeys(seed for arm, some in seeds.items() if arm not in of_baseline for seed in some)
     baseline_collapsed = dict.fromkeys(seed for arm in of_baseline for seed in seeds[arm])

@@ -14,6 +14,8 @@ from tintype.study.study import remake_study
 
 VERSION = "version.json"
 """The file in a study's folder that has it."""
+FIRST_NUMERICS = 1
+"""`NUMERICS` of all versions that did not record it."""
 
 
 def this_version() -> dict[str, Any]:

@@ -1,0 +1,203 @@
+"""Stored runs of the baseline from other studies: more runs of the baseline, and a prior of the spread.
+
+The study file names them (`analysis: {bank: [PATH, …]}`). They are copied into the study's folder when it begins, and
+into its results, so that its verdicts are computed again without the other studies. A stored run serves where it has
+the plan of the baseline but for the seed, the same protocol, `NUMERICS`, frozen networks and kind of device, and where
+the study itself has no run of that seed.
+
+Each metric is checked by itself: where the study's own runs of the baseline and the stored ones differ, by an interval
+with a confidence of 90%, the stored runs do not serve in that metric.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+
+from pydantic import ValidationError
+
+import tintype
+from tintype.errors import UserError
+from tintype.runtime.files import damaged, read_checked, write_checked
+from tintype.study.contrasts import is_tested
+from tintype.study.results import Bank, BankCheck, BankRun, BankSource, MetricInfo, Role, Run
+from tintype.study.runs import Metrics, Runs, metric_infos
+from tintype.study.stats.contrast import against
+from tintype.study.stats.estimate import estimate
+from tintype.study.stored import StoredStudy, identities, other_networks, read_stored, runs_like, why_apart
+from tintype.study.study import Study
+from tintype.study.verdicts import STORED, cells_of
+
+FILE = "bank.json"
+LEVEL = 0.9
+"""Confidence of the interval of own runs against stored ones. A wider one would miss more stored runs that differ."""
+
+
+def take_bank(study: Study) -> Bank | None:
+    """Read the stored runs that the study's settings name; None where they name none."""
+    if not study.settings.analysis.bank:
+        return None
+    sources, taken = list[BankSource](), set[str]()
+    for path in study.settings.analysis.bank:
+        source = _read_source(study, read_stored(Path(path)))
+        again = [run for run in source.runs if run.hash in taken]
+        taken |= {run.hash for run in source.runs}
+        left = [*source.left_out, *([f"{_runs(len(again))} stand in another source too"] if again else [])]
+        sources.append(
+            source.model_copy(update={"runs": [run for run in source.runs if run not in again], "left_out": left})
+        )
+    return Bank(sources=sources, level=LEVEL)
+
+
+def _read_source(study: Study, other: StoredStudy) -> BankSource:
+    """Return the runs of the baseline in another study; raise where it has none that can serve."""
+    if reason := why_apart(other, study.settings.evaluation.hash, tintype.NUMERICS):
+        raise UserError(f"analysis.bank: {reason}; take it out")
+    found = runs_like(study, other, metric_infos(study))
+    resolutions = {arm.label: arm.resolution for arm in study.arms if arm.role == "baseline"}
+    runs = [(resolutions[label], run) for label, some in found.items() if label in resolutions for run in some]
+    if not runs:
+        raise UserError(
+            f"analysis.bank: {other.name} has no run of this study's baseline: its plans differ in more than the seed. "
+            "Take it out, or change the baseline"
+        )
+    lost = [f"{sum(run.state == state for _, run in runs)} {state}" for state in ("diverged", "failed")]
+    lost = [words for words in lost if not words.startswith("0 ")]
+    done = [(resolution, run) for resolution, run in runs if run.state == "done"]
+    return BankSource(
+        study=other.name,
+        numerics=other.numerics,
+        protocol=other.protocol,
+        identities=identities(run for _, run in done),
+        runs=[
+            BankRun(
+                seed=run.seed,
+                hash=run.hash,
+                resolution=resolution,
+                device=_device(run),
+                metrics=run.metrics,
+            )
+            for resolution, run in done
+        ],
+        left_out=[f"{' and '.join(lost)} there"] if lost else [],
+    )
+
+
+def _device(run: Run) -> str:
+    return str(run.environment.get("device", ""))
+
+
+def keep_bank(study: Study, out: Path, looked: bool) -> None:
+    """Copy the stored runs into the study's folder. Once the study was looked at, those that are there stay."""
+    file, paths = out / FILE, list(study.settings.analysis.bank)
+    if not paths:
+        file.unlink(missing_ok=True)
+    elif not (file.exists() and looked):
+        bank = take_bank(study)
+        assert bank is not None
+        write_checked(file, bank.model_dump(mode="json"))
+
+
+def read_bank(out: Path) -> Bank | None:
+    """Return the stored runs in a study's folder; None where there are none."""
+    file = out / FILE
+    if not file.exists():
+        return None
+    remake = f"remove it and run `tintype ablate STUDY --out {quote(str(out))}` again: it copies the stored runs"
+    content = read_checked(file, remake)
+    try:
+        return Bank.model_validate_json(json.dumps({k: v for k, v in content.items() if k in Bank.model_fields}))
+    except ValidationError as error:
+        raise damaged(file, str(error.errors()[0]["msg"]), remake) from None
+
+
+@dataclass(frozen=True)
+class Served:
+    """The stored runs that serve a study beside its own."""
+
+    runs: Mapping[str, Sequence[Run]]
+    """By resolution."""
+    left_out: list[str]
+
+
+def serve(bank: Bank | None, study: Study, runs: Runs) -> Served:
+    """Return the stored runs that can stand beside the study's own `runs`. Own plans are not taken twice."""
+    own = {plan.hash for arm in study.arms for plan in arm.plans}
+    done = [run for some in runs.values() for run in some if run.state == "done"]
+    networks, devices = identities(done), {_device(run) for run in done}
+    found, left = dict[str, list[Run]](), list[str]()
+    for source in bank.sources if bank else ():
+        if others := other_networks(networks, source.identities):
+            left.append(f"all of {source.study}: {', '.join(others)} had other weights")
+            continue
+        again = [run for run in source.runs if run.hash in own]
+        fresh = [run for run in source.runs if run.hash not in own]
+        elsewhere = [run for run in fresh if devices and run.device not in devices]
+        if again:
+            left.append(f"{_runs(len(again))} of {source.study}: the study has their seeds itself")
+        if elsewhere:
+            where = " and ".join(sorted({run.device or "a device that was not recorded" for run in elsewhere}))
+            left.append(f"{_runs(len(elsewhere))} of {source.study}: made on {where}")
+        for run in fresh:
+            if run not in elsewhere:
+                made = Run(seed=run.seed, hash=run.hash, folder="", state="done", metrics=run.metrics)
+                found.setdefault(run.resolution, []).append(made)
+    return Served(found, left)
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def check_stored(
+    arms: Mapping[str, Role], runs: Runs, metric: str, meaning: MetricInfo, stored: Sequence[Run], resolution: str = ""
+) -> BankCheck:
+    """Hold the study's own runs of the baseline against the stored ones, in one metric."""
+    cells = cells_of(arms, runs, metric, meaning, stored=stored)
+    baseline = next(iter(arms))
+    apart = replace(cells, plans={arm: plan for arm, plan in cells.plans.items() if arm != STORED}, stored=0)
+    own = [label for label in cells.values if cells.plan_of(label) == baseline and label != STORED]
+    counts = sum(map(cells.seeds, own)), cells.seeds(STORED)
+    low = high = None
+    difference, agrees = 0.0, False
+    if cells.seeds(baseline) and cells.seeds(STORED):
+        found = estimate(apart, against(baseline, STORED), LEVEL)
+        difference = cells.scale.difference(found.old, found.value)
+        if found.interval:
+            low, high = (cells.scale.difference(found.old, end) for end in found.interval)
+            agrees = found.interval[0] <= 0 <= found.interval[1]
+        elif found.error is not None:  # all runs have one value
+            agrees = abs(found.value) <= cells.rounding([baseline, STORED])
+    return BankCheck(
+        metric=metric,
+        resolution=resolution,
+        own=counts[0],
+        stored=counts[1],
+        collapsed=len(cells.collapsed.get(STORED, ())),
+        difference=difference,
+        low=low,
+        high=high,
+        agrees=agrees,
+    )
+
+
+def with_checks(
+    bank: Bank, served: Served, arms: Mapping[str, Mapping[str, Role]], runs: Runs, metrics: Metrics
+) -> Bank:
+    """Return the bank with what serves, and how each metric's stored runs agree with the study's own."""
+    checks = [
+        check_stored(arms[resolution], runs, metric, info, stored, resolution)
+        for resolution, stored in served.runs.items()
+        for metric, info in metrics.items()
+        if resolution in arms and is_checked(metric, stored)
+    ]
+    count = sum(len(stored) for resolution, stored in served.runs.items() if resolution in arms)
+    return bank.model_copy(update={"served": count, "left_out": served.left_out, "checks": checks})
+
+
+def is_checked(metric: str, stored: Sequence[Run]) -> bool:
+    """Return whether stored runs can serve in a metric: it is tested, and they have it."""
+    return is_tested(metric) and any(run.loss(metric) is None for run in stored)

@@ -1,0 +1,124 @@
+"""Runs of another study, read from its results: for stored runs of a baseline, a replication, or a pooled reading.
+
+A run of another study is the run of an arm where the hash of its plan is that of the arm's plan with its seed. Names of
+arms do not matter. The other study must have the same protocol, the same `NUMERICS` and the same frozen networks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.study.results import Run, StudyResults, read_results_file
+from tintype.study.runs import Metrics, identities_of
+from tintype.study.study import Study, reseeded
+from tintype.study.version import FIRST_NUMERICS, read_version
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class StoredStudy:
+    """A study that was reported, in its folder."""
+
+    folder: Path
+    results: StudyResults
+
+    @property
+    def name(self) -> str:
+        return name_of(self.folder)
+
+    @cached_property
+    def numerics(self) -> int:
+        """Return `NUMERICS` of the version that began it."""
+        recorded = self.results.numerics or read_version(self.folder).get("numerics")
+        return recorded if isinstance(recorded, int) else FIRST_NUMERICS
+
+    @cached_property
+    def protocol(self) -> str:
+        """Return the hash of its protocol; empty where this version cannot read the protocol."""
+        try:
+            found = Protocol.model_validate_json(json.dumps(self.results.protocol))
+            return found.with_prompts_in(self.folder).hash
+        except (ValidationError, UserError, OSError):  # of an earlier version, of a plugin, or without a prompt file
+            return ""
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Return every run that was made, each once."""
+        every = (run for arm in self.results.arms for run in arm.runs if run.state != "missing")
+        return list({run.hash: run for run in every}.values())
+
+
+def read_stored(path: Path) -> StoredStudy:
+    """Read a study's folder or its results.json."""
+    file = path if path.is_file() else path / RESULTS
+    if not file.is_file():
+        raise UserError(
+            f"{path} has no {RESULTS}; give the folder of a study that was run and reported, or its {RESULTS}"
+        )
+    return StoredStudy(file.parent, read_results_file(file))
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a study's folder, given that or its results.json."""
+    return (path.parent if path.name == RESULTS else path).resolve().name
+
+
+def why_apart(other: StoredStudy, protocol: str, numerics: int) -> str:
+    """Return why no run of another study can be read with runs of this protocol and `NUMERICS`; empty where all can."""
+    if not other.protocol:
+        return f"the protocol of {other.name} is of another version, or its prompt files are not there"
+    if other.protocol != protocol:
+        return f"{other.name} was scored by another protocol ({other.protocol}, here it is {protocol})"
+    if other.numerics != numerics:
+        return f"the training of {other.name} computed other numbers (NUMERICS {other.numerics}, here it is {numerics})"
+    return ""
+
+
+def identities(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the SHA-256 of each frozen network that runs read, by its name and settings."""
+    found = [one for run in runs for one in identities_of(run)]
+    return {f"{part} {settings}".strip(): identity for part, settings, identity, _ in found if identity}
+
+
+def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Name the frozen networks that had other weights."""
+    return sorted(
+        part.partition(" {")[0].partition(" [")[0] for part in mine if mine[part] != theirs.get(part, mine[part])
+    )
+
+
+def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, list[Run]]:
+    """Return the runs of another study that have the plan of an arm but for the seed, by the arm's label.
+
+    Runs of the control are the baseline's. Values of a metric with another definition than in `metrics` are left out.
+    """
+    seeds = sorted({run.seed for run in other.runs})
+    known = {plan.hash: (arm.label, plan.seed) for arm in reseeded(study, seeds).arms for plan in arm.plans}
+    theirs = {info.name: info for info in other.results.metrics}
+    alike = {
+        name
+        for name, info in metrics.items()
+        if name in theirs and (info.revision, info.direction) == (theirs[name].revision, theirs[name].direction)
+    }
+    found: dict[str, list[Run]] = {}
+    for run in other.runs:
+        if run.hash not in known:
+            continue
+        label, seed = known[run.hash]
+        if run.seed != seed:
+            raise UserError(
+                f"{other.folder / RESULTS}: the run {run.hash} has the seed {run.seed}, and its hash is of the seed "
+                f"{seed}: the file was changed by hand. Take one that tintype wrote"
+            )
+        values = {name: value for name, value in run.metrics.items() if name in alike}
+        found.setdefault(label, []).append(run.model_copy(update={"metrics": values}))
+    return {label: sorted(some, key=lambda run: run.seed) for label, some in found.items()}
