@@ -177,14 +177,24 @@ def replicate(
     folder: options.StudyFolder,
     seeds: Annotated[int, Option(min=2, help="Fresh seeds for each arm with a verdict, and for the baseline")] = 10,
     jobs: Jobs = None,
+    from_: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            help="Run nothing: take the fresh runs of this finished study of the same plans (--seeds does not count)",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show the verdicts, the number of fresh runs and their time, and stop")
     ] = False,
 ) -> None:
     """Hold each verdict of a study against fresh seeds: it holds, is open, or is contradicted."""
     from tintype.study.supervisor import parse_jobs
-    from tintype.terminal.studies import replicate_with_progress, show_replication
+    from tintype.terminal.studies import replicate_from_with_progress, replicate_with_progress, show_replication
 
+    if from_ is not None:
+        replicate_from_with_progress(folder, from_, dry_run, console, ["tintype", *sys.argv[1:]])
+        return
     wanted = parse_jobs(jobs)
     if dry_run:
         show_replication(folder, seeds, wanted, console)

@@ -50,8 +50,10 @@ from tintype.study.recompute import recompute
 from tintype.study.replicate import (
     FOLDER,
     Claim,
+    FreshRuns,
     claimed_arms,
     claims_of,
+    fresh_runs,
     fresh_seeds,
     read_replication,
     replicated,
@@ -61,9 +63,10 @@ from tintype.study.replicate import (
 from tintype.study.report import write_report
 from tintype.study.results import Replication, StudyResults, read_results_file
 from tintype.study.runner import Message, Task, task_of, tasks_of
-from tintype.study.runs import Runs, read_runs, standing_runs
+from tintype.study.runs import Runs, metric_infos, read_runs, standing_runs
 from tintype.study.settings import ArmSettings
 from tintype.study.shapes import copy_shapes, shape_of
+from tintype.study.stored import StoredStudy, read_stored
 from tintype.study.study import ArmPlan, Study, check_study, resolve
 from tintype.study.supervisor import Jobs, most_of, run_tasks
 from tintype.study.tracking import track_verdicts
@@ -535,18 +538,80 @@ def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) ->
             raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
     check_own_plugins(out)
     results = _recomputed(out, progress)
-    claims, before = claims_of(results), read_replication(out)
-    if not claims:
-        raise UserError(f"{out} has no verdict of better, worse or same, so there is nothing to replicate")
-    if before is not None and len(before.seeds) != count:
+    claims, before = _claims_to_hold(out, results), read_replication(out)
+    if before is not None and (len(before.seeds) != count or before.source):
+        source = f" of {before.source}" if before.source else ""
+        keep = "keep it" if source else f"keep it (--seeds {len(before.seeds)})"
         raise UserError(
-            f"{out} was replicated on {len(before.seeds)} fresh seeds. Adding seeds after reading them would "
-            f"give chance another chance: keep it (--seeds {len(before.seeds)}), or move {out / FOLDER} away"
+            f"{out} was replicated on {len(before.seeds)} fresh seeds{source}. Adding seeds after reading them would "
+            f"give chance another chance: {keep}, or move {out / FOLDER} away"
         )
-    read = results.replication.seeds if before is None and results.replication else []  # of one that was moved away
+    read = _seeds_read(results, before)
     seeds = fresh_seeds(used_seeds(stored_study(out), results, [*seeds_in(out), *read]), count)
     fresh = claimed_arms(_fresh_study(out, seeds, results), claims)
     return ReplicationPlan(fresh, out / FOLDER, seeds, claims, results)
+
+
+def _claims_to_hold(out: Path, results: StudyResults) -> list[Claim]:
+    if not (claims := claims_of(results)):
+        raise UserError(f"{out} has no verdict of better, worse or same, so there is nothing to replicate")
+    return claims
+
+
+def _seeds_read(results: StudyResults, before: Replication | None) -> list[int]:
+    """Return the seeds of a replication that was moved away: they were read, and are not fresh."""
+    return results.replication.seeds if before is None and results.replication else []
+
+
+@dataclass(frozen=True)
+class StoredReplication:
+    """A replication by the runs of a finished study."""
+
+    fresh: FreshRuns
+    claims: list[Claim]
+    """The verdicts on arms that both studies have."""
+    results: StudyResults
+    source: str
+    """Name of the finished study."""
+
+
+def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StoredReplication:
+    """Return the runs of a finished study that hold each verdict of a study. Nothing is written."""
+    for file in (STUDY, RESULTS):
+        if not (out / file).is_file():
+            raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
+    check_own_plugins(out)
+    results, other = _recomputed(out, progress), read_stored(path)
+    claims, before = _claims_to_hold(out, results), read_replication(out)
+    if before is not None:
+        raise UserError(
+            f"{out} was replicated already, on {len(before.seeds)} fresh seeds. A second replication after the first "
+            f"was read would give chance another chance: keep it, or move {out / FOLDER} away"
+        )
+    study = stored_study(out)
+    used = used_seeds(study, results, [*seeds_in(out), *_seeds_read(results, before)])
+    fresh = fresh_runs(StoredStudy(out, results), other, claimed_arms(study, claims), metric_infos(study), used)
+    if fresh.missing:
+        progress.note(
+            f"{other.name} has no fresh runs of {', '.join(fresh.missing)}, so verdicts on them stay as they are"
+        )
+    held = [claim for claim in claims if claim.arm in fresh.runs]
+    return StoredReplication(fresh, held, results, other.name)
+
+
+def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT, argv: Sequence[str] = ()) -> StudyReport:
+    """Hold each verdict of a study against the runs of a finished one, and write its report again. Nothing is run."""
+    with locked(out):
+        planned = plan_replication_from(out, path, progress)
+        rows = compare_fresh(planned.fresh.study, planned.fresh.runs, [claim.key for claim in planned.claims])
+        made = Replication(
+            seeds=planned.fresh.seeds,
+            rows=[replicated(claim, rows.get(claim.key)) for claim in planned.claims],
+            source=planned.source,
+        )
+        note_command(argv, out, progress.note)
+        write_replication(made, out)
+        return _report_replicated(out, planned.results.model_copy(update={"replication": made}), progress)
 
 
 def replicate_study(

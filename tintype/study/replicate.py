@@ -14,6 +14,9 @@ A verdict of same
 - is contradicted where it lies wholly outside;
 - is open otherwise.
 
+The fresh runs are made for this, or are those of a finished study of the same plans, by the same protocol, on seeds
+that this study never used.
+
 An open verdict says how many fresh seeds would settle it. Where fresh runs diverged it is open, and the number of
 these runs is given; where they failed or are missing, it is incomplete. Collapsed runs are counted, and the verdict is
 that of the others. Where all fresh seeds differ by the same amount, that amount is the interval.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -41,12 +44,15 @@ from tintype.study.results import (
     Outcome,
     Replicated,
     Replication,
+    Run,
     StudyResults,
     arm_label,
 )
+from tintype.study.runs import Metrics
 from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE, MOST_SEEDS
-from tintype.study.study import Study
+from tintype.study.stored import StoredStudy, identities, other_networks, runs_like, why_apart
+from tintype.study.study import Study, reseeded
 
 FOLDER = "replication"
 """Folder in a study's own that has the fresh runs."""
@@ -120,7 +126,8 @@ def used_seeds(study: Study, results: StudyResults, plans: Iterable[int]) -> set
     every = study.settings.every_seed
     read = [seed for look in results.looks for seed in (*look.seeds, *look.control_seeds)]
     runs = [run.seed for arm in results.arms for run in arm.runs]
-    return {*every.seeds, *every.control_seeds, *study.settings.tune_seeds, *read, *runs, *plans}
+    stored = [run.seed for source in (results.bank.sources if results.bank else ()) for run in source.runs]
+    return {*every.seeds, *every.control_seeds, *study.settings.tune_seeds, *read, *runs, *stored, *plans}
 
 
 def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
@@ -139,6 +146,72 @@ def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
             break
         wanted |= missing
     return replace(study, arms=tuple(arm for arm in there if arm.role == "baseline" or arm.label in wanted))
+
+
+@dataclass(frozen=True)
+class FreshRuns:
+    """Runs of another study on seeds that this one never used."""
+
+    study: Study
+    """The arms that have such runs, and their baselines, with the seeds of the runs."""
+    runs: Mapping[str, list[Run]]
+    """By the arm's label."""
+    missing: list[str]
+    """Arms with a verdict that the other study does not have, or not on a fresh seed of the baseline."""
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({plan.seed for arm in self.study.arms if arm.role == "arm" for plan in arm.plans})
+
+
+def fresh_runs(
+    mine: StoredStudy, other: StoredStudy, study: Study, metrics: Metrics, used: Collection[int]
+) -> FreshRuns:
+    """Return the runs of the other study that have the plans of `study` on seeds that were not `used`.
+
+    The arms of `study` are those with a verdict, and their baselines. The seeds of the other study's control are more
+    runs of the baseline.
+    """
+    if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
+        raise UserError(f"--from {other.folder}: {reason}; it replicates nothing here")
+    if networks := other_networks(identities(mine.runs), identities(other.runs)):
+        raise UserError(
+            f"--from {other.folder}: {', '.join(networks)} had other weights there; it replicates nothing here"
+        )
+    if missing := sum(run.state == "missing" for arm in other.results.arms for run in arm.runs):
+        raise UserError(
+            f"--from {other.folder}: {missing} of its runs are missing. Finish it first: a study that is read before "
+            "its end can be stopped where it looks well"
+        )
+    found = runs_like(study, other, metrics)
+    baselines = {arm.resolution: arm.label for arm in study.arms if arm.role == "baseline"}
+    if not any(label in found for label in baselines.values()):
+        raise UserError(
+            f"--from {other.folder}: it has no run of this study's baseline (the plans differ in more than the seed), "
+            "so it replicates nothing here"
+        )
+    fresh = {label: [run for run in runs if run.seed not in used] for label, runs in found.items()}
+    kept, without = dict[str, list[Run]](), list[str]()
+    for arm in (arm for arm in study.arms if arm.role == "arm"):
+        there = {run.seed for run in fresh.get(baselines[arm.resolution], ())}
+        runs = [run for run in fresh.get(arm.label, ()) if run.seed in there]
+        if len(runs) > 1:
+            kept[arm.label] = runs
+        else:
+            without.append(arm.label)
+    if not kept:
+        arms = "none of the arms that have a verdict here" if not found.keys() - set(baselines.values()) else ""
+        why = f"it has {arms}" if arms else "its arms have fewer than two seeds that this study never used"
+        raise UserError(f"--from {other.folder}: {why}, so it replicates nothing. `tintype replicate` runs fresh seeds")
+    kept |= {label: fresh[label] for label in baselines.values() if label in fresh}
+    whole = reseeded(study, sorted({run.seed for runs in kept.values() for run in runs}))
+    hashes = {run.hash for runs in kept.values() for run in runs}
+    arms_of = [
+        replace(arm, plans=tuple(plan for plan in arm.plans if plan.hash in hashes))
+        for arm in whole.arms
+        if arm.label in kept
+    ]
+    return FreshRuns(replace(study, arms=tuple(arms_of)), kept, without)
 
 
 def judge(claim: Claim, fresh: Comparison | None) -> Outcome:

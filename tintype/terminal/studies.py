@@ -32,7 +32,9 @@ from tintype.study.lab import (
     StudyReport,
     missing_files,
     plan_replication,
+    plan_replication_from,
     prepare_study,
+    replicate_from,
     replicate_study,
     report_study,
     run_study,
@@ -41,6 +43,7 @@ from tintype.study.lab import (
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees, planned_margins
+from tintype.study.replicate import Claim
 from tintype.study.report import findings, tuning
 from tintype.study.results import (
     Arm,
@@ -81,18 +84,34 @@ def replicate_with_progress(out: Path, seeds: int, jobs: Jobs, console: Console,
     return _show_outcome(replicate_study(out, seeds, jobs, ShownProgress(console), argv), console)
 
 
+def replicate_from_with_progress(
+    out: Path, other: Path, dry_run: bool, console: Console, argv: Sequence[str] = ()
+) -> None:
+    """Hold a study's verdicts against the runs of a finished one, and show what they say; or, dry, which they are."""
+    progress = ShownProgress(console)
+    if not dry_run:
+        show_report(replicate_from(out, other, progress, argv), console)
+        return
+    planned = plan_replication_from(out, other, progress)
+    _show_claims(planned.fresh.seeds, planned.claims, planned.results, console)
+    arms = "; ".join(arm.label for arm in planned.fresh.study.arms)
+    say(console, f"fresh seeds of {planned.source}: {listed_seeds(planned.fresh.seeds)}, for {arms}; nothing is run")
+
+
+def _show_claims(seeds: list[int], claims: Sequence[Claim], results: StudyResults, console: Console) -> None:
+    """Show the verdicts that fresh seeds will hold or not."""
+    answer(seeds=seeds, claims=[{"arm": one.arm, "metric": one.metric, "verdict": one.verdict} for one in claims])
+    labels = {metric.name: metric.label for metric in results.metrics}
+    table = Table("arm", "metric", "verdict to hold against fresh seeds")
+    for claim in claims:
+        table.add_row(escape(claim.arm), escape(labels[claim.metric]), claim.verdict)
+    console.print(table)
+
+
 def show_replication(out: Path, seeds: int, jobs: Jobs, console: Console) -> None:
     """Show the verdicts that a replication would hold against fresh seeds, and what its runs take."""
     planned = plan_replication(out, seeds, ShownProgress(console))
-    answer(
-        seeds=planned.seeds,
-        claims=[{"arm": one.arm, "metric": one.metric, "verdict": one.verdict} for one in planned.claims],
-    )
-    labels = {metric.name: metric.label for metric in planned.results.metrics}
-    table = Table("arm", "metric", "verdict to hold against fresh seeds")
-    for claim in planned.claims:
-        table.add_row(escape(claim.arm), escape(labels[claim.metric]), claim.verdict)
-    console.print(table)
+    _show_claims(planned.seeds, planned.claims, planned.results, console)
     say(
         console, f"fresh seeds: {listed_seeds(planned.seeds)}, for {'; '.join(arm.label for arm in planned.study.arms)}"
     )

@@ -97,12 +97,7 @@ def drawn(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METR
         shared, apart = _noise(generator, (cell.seeds, metrics)), _noise(generator, (cell.seeds, metrics))
         of_seed = np.stack([shared, apart, *[shared] * cell.arms])
         values = math.sqrt(cell.pairing) * of_seed + math.sqrt(1 - cell.pairing) * own
-        if cell.shape == "t3":
-            values *= np.sqrt(1 / generator.chisquare(3, size=(cell.arms + 2, cell.seeds, 1)))
-        if cell.shape == "collapsing":
-            values += _FALL * (generator.random((cell.arms + 2, cell.seeds, 1)) < _FALLS)
-        if "skewed" in cell.shape:
-            values = _standardised_lognormal(values, _SLIGHT if "slightly" in cell.shape else _SKEW)
+        values = _with_shape(cell, generator, values)
         if "unequal" in cell.shape:
             values[2] *= _WIDER
         if "differing" in cell.shape:
@@ -191,6 +186,22 @@ def falls(cell: Cell, studies: int) -> Falls:
         wrong += any(_is_found(found) for _, found in estimates_of(healthy, _PRIMARY_METRICS).values())
     without = false_verdicts(cell, studies).either
     return Falls(cell.seeds, cell.shape, unstable / studies, wrong / studies, without)
+
+
+def shaped(cell: Cell, generator: np.random.Generator, shape: tuple[int, int, int]) -> Array:
+    """Return independent runs of the baseline, by set, seed and metric, whose noise has the shape of the cell's."""
+    return _with_shape(cell, generator, _noise(generator, shape))
+
+
+def _with_shape(cell: Cell, generator: np.random.Generator, values: Array) -> Array:
+    """Give normal values, by set, seed and metric, the tails of the cell's shape."""
+    if cell.shape == "t3":
+        values = values * np.sqrt(1 / generator.chisquare(3, size=(*values.shape[:2], 1)))
+    if cell.shape == "collapsing":
+        values = values + _FALL * (generator.random((*values.shape[:2], 1)) < _FALLS)
+    if "skewed" in cell.shape:
+        values = _standardised_lognormal(values, _SLIGHT if "slightly" in cell.shape else _SKEW)
+    return values
 
 
 def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:

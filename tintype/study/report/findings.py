@@ -31,6 +31,7 @@ from tintype.study.results import (
     MetricInfo,
     Outcome,
     Replicated,
+    Replication,
     Run,
     StudyResults,
     TokenizerInfo,
@@ -759,7 +760,7 @@ def replication_words(results: StudyResults, of: Arm | Between, metric: str) -> 
     found = next((one for one in made.rows if (one.arm, one.metric) == (of.label, metric)), None) if made else None
     if made is None or found is None or found.verdict != row.verdict:
         return "not replicated"
-    return f"replicated on {len(made.seeds)} fresh seeds: {outcome_words(found)}"
+    return f"replicated on {len(made.seeds)} fresh seeds{_source(made)}: {outcome_words(found)}"
 
 
 def outcome_words(row: Replicated) -> str:
@@ -833,7 +834,12 @@ def replication_note(results: StudyResults) -> str:
     named = [f"{row.arm} in {labels.get(row.metric, row.metric)} ({_fresh_words(row)})" for row in others]
     beside = f" Not shown to hold: {'; '.join(named)}." if named else ""
     verdicts = "1 verdict was" if len(made.rows) == 1 else f"{len(made.rows)} verdicts were"
-    return f"{verdicts} replicated on {len(made.seeds)} fresh seeds: {counted}.{beside}"
+    return f"{verdicts} replicated on {len(made.seeds)} fresh seeds{_source(made)}: {counted}.{beside}"
+
+
+def _source(made: Replication) -> str:
+    """Name the finished study whose runs are the fresh ones; empty where they were run for this."""
+    return f" of {made.source}" if made.source else ""
 
 
 def _fresh_words(row: Replicated) -> str:

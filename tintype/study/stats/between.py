@@ -1,11 +1,11 @@
 """Estimates of one contrast from several studies that share no runs: their mean, and how far the studies differ.
 
-    weight    w = 1 / (s² + τ²)                  s: the standard error of a study's estimate
-    mean      m = Σ w y / Σ w
-    between   τ² solves Σ w (y - m)² = k - 1     zero where the sum is smaller without it (Paule and Mandel 1982)
-    error     √(max(1, Σ w (y - m)² / (k - 1)) / Σ w), Student with k - 1 degrees of freedom (Hartung and Knapp 2001,
-              with the bound of Röver, Knapp and Friede 2015: studies that agree by luck make no interval narrow)
-    Q         Σ (y - m)² / s² with τ² = 0, chi-square with k - 1 degrees of freedom where the studies do not differ
+weight    w = 1 / (s² + τ²)                  s: the standard error of a study's estimate
+mean      m = Σ w y / Σ w
+between   τ² solves Σ w (y - m)² = k - 1     zero where the sum is smaller without it (Paule and Mandel 1982)
+error     √(max(1, Σ w (y - m)² / (k - 1)) / Σ w), Student with k - 1 degrees of freedom (Hartung and Knapp 2001,
+          with the bound of Röver, Knapp and Friede 2015: studies that agree by luck make no interval narrow)
+Q         Σ (y - m)² / s² with τ² = 0, chi-square with k - 1 degrees of freedom where the studies do not differ
 """
 
 from __future__ import annotations
