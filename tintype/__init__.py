@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tintype.library.plans import apply, load_plan
     from tintype.library.plugins import load_plugins
     from tintype.library.runs import Run, evaluate, load_run, train
-    from tintype.library.studies import Results, compare, load_results, load_study, make_study, run_study
+    from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
     from tintype.plan import Plan
+    from tintype.study.pooling import Pooled
     from tintype.study.side_by_side import SideBySide
     from tintype.study.study import Study
 
@@ -30,6 +31,7 @@ __all__ = [
     "EvaluationResult",
     "Judgement",
     "Plan",
+    "Pooled",
     "Results",
     "Run",
     "SideBySide",
@@ -46,6 +48,7 @@ __all__ = [
     "load_run",
     "load_study",
     "make_study",
+    "pool",
     "run_study",
     "train",
 ]
@@ -57,8 +60,9 @@ _MODULES = {
     "library.plans": ("apply", "load_plan"),
     "library.plugins": ("load_plugins",),
     "library.runs": ("Run", "evaluate", "load_run", "train"),
-    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "run_study"),
+    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),
     "plan": ("Plan",),
+    "study.pooling": ("Pooled",),
     "study.side_by_side": ("SideBySide",),
     "study.study": ("Study",),
 }

@@ -258,6 +258,12 @@ def _status() -> Any:
     return StudyStatus
 
 
+def _pool() -> Any:
+    from tintype.study.pooling import Pooled
+
+    return Pooled
+
+
 def _power() -> Any:
     from tintype.study.power import PowerPlan
 
@@ -286,6 +292,7 @@ TYPES: dict[str, Callable[[], Any]] = {
     "judge": _of(Judged),
     "propose": _propose,
     "status": _status,
+    "pool": _pool,
     "power": _power,
     "serve": _of(Address),
     "recipes": _of(list[Recipe]),

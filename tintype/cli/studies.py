@@ -67,12 +67,21 @@ def ablate(
     from tintype.study.supervisor import most_of, parse_jobs
     from tintype.terminal.costs import show_study_cost
     from tintype.terminal.progress import Progress
-    from tintype.terminal.studies import prepare_with_progress, run_with_progress, show_arms, show_cost, show_margins
+    from tintype.terminal.studies import (
+        prepare_with_progress,
+        run_with_progress,
+        show_arms,
+        show_bank,
+        show_cost,
+        show_margins,
+    )
 
     resolved, wanted = load_study(study, *set_, arms=arm), parse_jobs(jobs)
     budget_s = None if budget is None else parse_duration(budget)
     show_arms(resolved, console)
-    show_margins(resolved, [out, *([like] if like else [])], console)
+    show_bank(resolved, out, console)
+    past = [out, *([like] if like else []), *map(Path, resolved.settings.analysis.bank)]
+    show_margins(resolved, past, console)
     counted = show_study_cost(resolved, console, gpu)
     if dry_run:
         check_folder(resolved, out)
@@ -261,6 +270,9 @@ def power(
         int | None, Option(min=0, help="Pairs of arms compared with each other; by default as in a single given study")
     ] = None,
     without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
+    bank: Annotated[
+        bool, Option("--bank", help="The new study names the past ones in analysis.bank: their baseline runs serve it")
+    ] = False,
     json_: options.Json = False,
 ) -> None:
     """Compute how many seeds a study needs, from the seed spread of past studies."""
@@ -270,5 +282,23 @@ def power(
     from tintype.terminal.studies import show_power
 
     given = [options.folder_of(one) for one in studies or [Path("studies")]]
-    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, compare)
+    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, compare, bank)
     print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)
+
+
+@app.command()
+def pool(
+    studies: Annotated[list[Path], Argument(help="Folders of two or more studies of one comparison")],
+    arm: Annotated[
+        list[str], Option("--arm", help="Only this arm, by its name in any of the studies (repeatable)")
+    ] = [],  # noqa: B006
+    json_: options.Json = False,
+) -> None:
+    """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ."""
+    from pydantic import TypeAdapter
+
+    from tintype.study.pooling import Pooled, pool_studies
+    from tintype.terminal.pooling import show_pooled
+
+    found = pool_studies([options.folder_of(one) for one in studies], arm)
+    print_json(TypeAdapter(Pooled).dump_python(found, mode="json")) if json_ else show_pooled(found, console)

@@ -18,6 +18,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.notes import note
 from tintype.study import lab
 from tintype.study.folder import open_study
+from tintype.study.pooling import Pooled, pool_studies
 from tintype.study.report import findings
 from tintype.study.results import Arm, Between, StudyResults, read_results_file
 from tintype.study.runner import Message
@@ -262,3 +263,20 @@ def compare(*runs: AnyRun) -> SideBySide:
         UserError: fewer than two runs, the same run twice, or a folder that holds no run.
     """
     return compare_runs([str(path_of(run)) for run in runs])
+
+
+def pool(*studies: str | PathLike[str], arms: Sequence[str] = ()) -> Pooled:
+    """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ.
+
+    Args:
+        studies: folders of two or more studies that were run. An arm is the same in two of them where its plan and the
+            baseline's are, but for the seed; a run counts once.
+        arms: names of the arms to read, in any of the studies; by default all that two of the studies have.
+
+    Returns:
+        `arms`, each with its `metrics`; `rows()` has them as dictionaries; `left_out` says which studies do not fit.
+
+    Raises:
+        UserError: a study is given twice, has no results, or no two of them have an arm in common.
+    """
+    return pool_studies([Path(one) for one in studies], arms)

@@ -76,6 +76,7 @@ def _read_source(study: Study, other: StoredStudy) -> BankSource:
         numerics=other.numerics,
         protocol=other.protocol,
         identities=identities(run for _, run in done),
+        revisions={info.name: info.revision for info in other.results.metrics},
         runs=[
             BankRun(
                 seed=run.seed,
@@ -127,7 +128,7 @@ class Served:
     left_out: list[str]
 
 
-def serve(bank: Bank | None, study: Study, runs: Runs) -> Served:
+def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
     """Return the stored runs that can stand beside the study's own `runs`. Own plans are not taken twice."""
     own = {plan.hash for arm in study.arms for plan in arm.plans}
     done = [run for some in runs.values() for run in some if run.state == "done"]
@@ -145,9 +146,11 @@ def serve(bank: Bank | None, study: Study, runs: Runs) -> Served:
         if elsewhere:
             where = " and ".join(sorted({run.device or "a device that was not recorded" for run in elsewhere}))
             left.append(f"{_runs(len(elsewhere))} of {source.study}: made on {where}")
+        alike = {name for name, info in metrics.items() if source.revisions.get(name) == info.revision}
         for run in fresh:
             if run not in elsewhere:
-                made = Run(seed=run.seed, hash=run.hash, folder="", state="done", metrics=run.metrics)
+                values = {name: value for name, value in run.metrics.items() if name in alike}
+                made = Run(seed=run.seed, hash=run.hash, folder="", state="done", metrics=values)
                 found.setdefault(run.resolution, []).append(made)
     return Served(found, left)
 

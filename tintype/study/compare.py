@@ -267,7 +267,7 @@ def read_at_looks(
 
     Stored runs of the `bank` serve at each.
     """
-    served = serve(bank, study, runs)
+    served = serve(bank, study, runs, metrics)
     reading = _read_at_looks(study, runs, metrics, made, images, served)
     if bank is None:
         return reading

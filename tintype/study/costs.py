@@ -21,7 +21,7 @@ from tintype.study.compare import every_comparison, follow_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.runner import Task, tasks_of
-from tintype.study.runs import standing_runs
+from tintype.study.runs import metric_infos, standing_runs
 from tintype.study.study import Study
 from tintype.study.tune import trials_left, tuned, tuning_of
 
@@ -220,7 +220,7 @@ def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[st
     """Return the labels of the arms that may still get runs: all but those that a planned look has stopped."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set(runs)
-    stored = serve(read_bank(out), study, runs).runs
+    stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
     standing = follow_runs(study, runs, every_comparison(study, out), tried=(), stored=stored)
     if standing.next is None:
         return set()

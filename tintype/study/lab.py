@@ -378,7 +378,7 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None
     if isinstance(study.settings.seeds, SeedPlan):
         if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
             return NextRuns(unscored, runs)
-        stored = serve(read_bank(out), study, runs).runs
+        stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
         standing = follow_runs(study, runs, every_comparison(study, out), tried, stored=stored)
         if standing.next is None:
             return NextRuns([], runs)
@@ -590,7 +590,7 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
         )
     study = stored_study(out)
     used = used_seeds(study, results, [*seeds_in(out), *_seeds_read(results, before)])
-    fresh = fresh_runs(StoredStudy(out, results), other, claimed_arms(study, claims), metric_infos(study), used)
+    fresh = fresh_runs(StoredStudy(out, results), other, claimed_arms(study, claims), used)
     if fresh.missing:
         progress.note(
             f"{other.name} has no fresh runs of {', '.join(fresh.missing)}, so verdicts on them stay as they are"

@@ -105,6 +105,8 @@ class Group:
     """Numbers of comparisons of the new study on these metrics; the levels are for these."""
     metrics: list[MetricPower]
     notes: list[str]
+    stored: int = 0
+    """Stored runs of the baseline that serve the new study."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class PowerPlan:
     """Studies from which no spread is known, and why."""
     between: int = 0
     """Pairs of arms that are compared with each other."""
+    stored: int = 0
+    """Stored runs of the baseline that serve the new study, by `analysis.bank`."""
 
     @property
     def has_control(self) -> bool:
@@ -135,24 +139,26 @@ class PowerPlan:
 
     def error(self, seeds: int) -> Variance:
         """Return the squared standard error of a difference where the spread is one, with its degrees of freedom."""
-        return planned_error(seeds, self.arms - self.has_control, self.has_control)
+        return planned_error(seeds, self.arms - self.has_control, self.has_control, self.stored)
 
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
         """Return how often a study of so many seeds finds the effect."""
         error = self.error(seeds)
-        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        arms = self.arms - self.has_control
+        wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return t_power(effect / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def detectable(self, spread: float, confidence: float, seeds: int) -> float:
         """Return the effect that a study of so many seeds finds with a power of 80%."""
         error = self.error(seeds)
-        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        arms = self.arms - self.has_control
+        wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return wide * detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def same(self, margin: float, spread: float, seeds: int, confidence: float) -> float:
         """Return how often a study of so many seeds says "same" of an arm without a difference."""
         error = self.error(seeds)
-        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence)
+        wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence, self.stored)
         return same_power(margin / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
@@ -194,12 +200,14 @@ def plan_power(
     resolutions: int = 1,
     control: bool | None = None,
     between: int | None = None,
+    bank: bool = False,
 ) -> PowerPlan:
     """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
     is left out. `arms`, `control` and `between` (pairs of arms that are compared with each other) are by default those
-    of the past study, where there is only one.
+    of the past study, where there is only one. With `bank` the baseline's runs of the past studies serve the new one,
+    as `analysis.bank` lets them.
     """
     wanted = parse_effect(effect, "--effect")
     files = _files(paths)
@@ -226,8 +234,16 @@ def plan_power(
     alike: dict[str, list[StudyResults]] = {}
     for results in useful:
         alike.setdefault(_identity(results), []).append(results)
-    groups = [_group(of_one, plan, metric, without) for of_one in alike.values()]
+    groups = [
+        _group(of_one, replace(plan, stored=_stored(of_one) if bank else 0), metric, without)
+        for of_one in alike.values()
+    ]
     return replace(plan, groups=[group for group in groups if group.metrics])
+
+
+def _stored(studies: Sequence[StudyResults]) -> int:
+    """Return how many runs of the baseline these studies have, each counted once."""
+    return len({h for results in studies for arm in results.arms if arm.role != "arm" for h in _hashes(arm)})
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -309,7 +325,7 @@ def _group(studies: list[StudyResults], plan: PowerPlan, metric: str | None, wit
         for info in ordered
         if metric in (None, info.name) and (row := _metric_power(studies, info, plan, counts, without)) is not None
     ]
-    return Group([results.name for results in studies], counts, rows, list(_notes(rows, without)))
+    return Group([results.name for results in studies], counts, rows, list(_notes(rows, without)), plan.stored)
 
 
 def _metric_power(

@@ -48,7 +48,6 @@ from tintype.study.results import (
     StudyResults,
     arm_label,
 )
-from tintype.study.runs import Metrics
 from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE, MOST_SEEDS
 from tintype.study.stored import StoredStudy, identities, other_networks, runs_like, why_apart
@@ -164,9 +163,7 @@ class FreshRuns:
         return sorted({plan.seed for arm in self.study.arms if arm.role == "arm" for plan in arm.plans})
 
 
-def fresh_runs(
-    mine: StoredStudy, other: StoredStudy, study: Study, metrics: Metrics, used: Collection[int]
-) -> FreshRuns:
+def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collection[int]) -> FreshRuns:
     """Return the runs of the other study that have the plans of `study` on seeds that were not `used`.
 
     The arms of `study` are those with a verdict, and their baselines. The seeds of the other study's control are more
@@ -183,7 +180,7 @@ def fresh_runs(
             f"--from {other.folder}: {missing} of its runs are missing. Finish it first: a study that is read before "
             "its end can be stopped where it looks well"
         )
-    found = runs_like(study, other, metrics)
+    found = runs_like(study, other, {info.name: info for info in mine.results.metrics})
     baselines = {arm.resolution: arm.label for arm in study.arms if arm.role == "baseline"}
     if not any(label in found for label in baselines.values()):
         raise UserError(

@@ -684,12 +684,14 @@ class BankSource(_Data):
     """Hash of the protocol by which its runs were scored."""
     identities: dict[str, str]
     """SHA-256 of each frozen network that its runs read."""
+    revisions: dict[str, int]
+    """The number of each metric's definition. Values of two definitions are never compared."""
     runs: list[BankRun]
     left_out: list[str] = []
     """Why other runs of it do not serve."""
 
 
-class BankCheck(_Data):
+class BankCheck(WithEnds):
     """The study's own runs of the baseline against the stored ones, in one metric; differences are own minus stored."""
 
     metric: str

@@ -30,10 +30,12 @@ class StoredStudy:
 
     folder: Path
     results: StudyResults
+    title: str = ""
+    """Its name where another study has the name of its folder too."""
 
     @property
     def name(self) -> str:
-        return name_of(self.folder)
+        return self.title or name_of(self.folder)
 
     @cached_property
     def numerics(self) -> int:

@@ -23,6 +23,7 @@ from tintype.metrics.table import TRAINING_METRICS
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
+from tintype.study.bank import read_bank, serve, take_bank
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
 from tintype.study.crowded import crowded_words
 from tintype.study.effect import Effect
@@ -279,6 +280,30 @@ def show_arms(study: Study, console: Console) -> None:
         say_note(console, note)
 
 
+def show_bank(study: Study, out: Path, console: Console) -> None:
+    """Say how many stored runs will serve a study, before its first step; nothing where it names none."""
+    if not study.settings.analysis.bank:
+        return
+    if (bank := read_bank(out) or take_bank(study)) is None:
+        return
+    served = serve(bank, study, {}, {})
+    count, devices = sum(map(len, served.runs.values())), {run.device for one in bank.sources for run in one.runs}
+    left = [*served.left_out, *(f"of {one.study}, {words}" for one in bank.sources for words in one.left_out)]
+    where = f", made on {' and '.join(sorted(filter(None, devices)))}" if any(devices) else ""
+    without = f" Without: {'; '.join(left)}." if left else ""
+    say_note(
+        console,
+        f"{count} stored runs of the baseline will serve, from {', '.join(one.study for one in bank.sources)}{where}; "
+        f"in each metric where the study's own runs on that kind of device agree with them.{without}",
+    )
+    if not any(arm.role == "control" for arm in study.arms):
+        say_note(
+            console,
+            "stored runs are checked against the study's own runs of the baseline, and a control doubles these: "
+            "without one, stored runs that differ are often missed",
+        )
+
+
 def _copies_note(study: Study) -> str:
     """Return a note where arms are fine-tuned and no metric looks for copies of their training images; else ''."""
     protocol = study.settings.evaluation
@@ -427,6 +452,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         findings.mean_note(results),
         findings.few_seeds_note(results),
         *findings.look_notes(results),
+        *findings.bank_notes(results),
         findings.replication_note(results),
         *(note.removeprefix("Note: ") for note in findings.verdict_notes(results)),
         findings.control_warning(results),
@@ -530,6 +556,8 @@ def show_power(plan: PowerPlan, console: Console) -> None:
         say(console, f"left out: {reason}")
     for group in plan.groups:
         say(console, f"Spread measured in: {', '.join(dict.fromkeys(group.studies))}")
+        if group.stored:
+            say(console, f"With analysis.bank: {group.stored} stored runs of the baseline serve the new study.")
         console.print(_table(plan, group))
         for row in group.metrics:
             if row.metric.primary or len(group.metrics) == 1:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.cli import app
 from tintype.errors import UserError
+from tintype.runtime.files import write_checked
 from tintype.runtime.machine import choose_device, environment
 from tintype.study.costs import seconds_here
-from tintype.study.lab import StudyOutcome, replicate_study, report_study, run_study
+from tintype.study.lab import StudyOutcome, replicate_from, replicate_study, report_study, run_study
 from tintype.study.replicate import (
     Claim,
     Claimed,
@@ -332,3 +334,69 @@ def test_the_note_counts_outcomes_in_plain_words(tmp_path: Path) -> None:
         several
     )
     assert findings.replication_note(results) == "1 verdict was replicated on 8 fresh seeds: 1 holds."
+
+
+def another(folder: Path, *settings: str, effect: float = -20.0, name: str = "other") -> Path:
+    """Make a study of the same plans, on other seeds and with other names of the arms unless they are given."""
+    with written_runs(Writer({"strong": effect})):
+        seeds = ("seeds=[50,51,52,53]", "control_seeds=[2,61,62,63]")
+        run_study(load_study(str(folder / "study.yaml"), [*seeds, *settings]), folder / name, 1)
+    return folder / name
+
+
+@pytest.mark.parametrize(("effect", "outcome"), [(-20.0, "holds"), (20.0, "contradicted")])
+def test_a_finished_study_replicates_another(tmp_path: Path, effect: float, outcome: str) -> None:
+    out, other = made_study(tmp_path), another(tmp_path, effect=effect)
+    before = sorted(out.rglob("*"))
+    shown = CliRunner().invoke(app, ["replicate", str(out), "--from", str(other), "--dry-run"])
+    assert "fresh seeds of other: 50 to 53, for baseline; strong" in " ".join(shown.output.split()), shown.output
+    assert sorted(out.rglob("*")) == before
+    replicate_from(out, other)
+    results = read_results_file(out / "results.json")
+    assert results.replication is not None and results.replication == read_replication(out)
+    assert results.replication.source == "other" and results.replication.seeds == [50, 51, 52, 53]
+    assert words_of(results) == f"replicated on 4 fresh seeds of other: {outcome}"
+    assert f"on 4 fresh seeds of other: {outcome}" in (out / "report.md").read_text()
+    with pytest.raises(UserError, match="was replicated already, on 4 fresh seeds"):
+        replicate_from(out, other)
+    with pytest.raises(UserError, match="was replicated on 4 fresh seeds of other"):
+        replicate(out, Writer({"strong": -20.0}), 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (("set=[train.warmup_steps=1]",), "no run of this study's baseline"),
+        (("evaluation.sampler.steps=2",), "was scored by another protocol"),
+        (("arms=[{name: weak, set: [optimizer.lr=0.02]}]",), "none of the arms that have a verdict here"),
+        (("seeds=[0,1,2,3]", "control_seeds=[]"), "fewer than two seeds that this study never used"),
+    ],
+)
+def test_studies_that_replicate_nothing_are_refused(tmp_path: Path, settings: tuple[str, ...], problem: str) -> None:
+    out = made_study(tmp_path)
+    with pytest.raises(UserError, match=problem):
+        replicate_from(out, another(tmp_path, *settings))
+    assert read_replication(out) is None
+
+
+def test_arms_that_the_other_study_lacks_keep_their_verdicts_as_they_are(tmp_path: Path) -> None:
+    made_study(tmp_path)
+    out = tmp_path / "two"
+    with written_runs(Writer({"strong": -20.0, "nothing": 20.0})):
+        run_study(load_study(str(tmp_path / "study.yaml"), ["seeds=[70,71,72,73]", "control_seeds=[]"]), out, 1)
+    replicate_from(out, another(tmp_path, "arms=[{name: renamed, set: [optimizer.lr=0.01]}]"))
+    results = read_results_file(out / "results.json")
+    assert "fresh seeds of other" in words_of(results) and words_of(results, "nothing") == "not replicated"
+
+
+def test_a_study_that_is_not_finished_or_of_other_numerics_replicates_nothing(tmp_path: Path) -> None:
+    out, other = made_study(tmp_path), another(tmp_path)
+    content = json.loads((other / "results.json").read_text())
+    del content["checksum"]
+    write_checked(other / "results.json", {**content, "numerics": 7})
+    with pytest.raises(UserError, match=r"NUMERICS 7, here it is 1"):
+        replicate_from(out, other)
+    content["arms"][0]["runs"][0]["state"] = "missing"
+    write_checked(other / "results.json", content)
+    with pytest.raises(UserError, match="1 of its runs are missing"):
+        replicate_from(out, other)

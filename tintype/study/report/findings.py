@@ -36,6 +36,7 @@ from tintype.study.results import (
     StudyResults,
     TokenizerInfo,
     Trend,
+    arm_label,
 )
 from tintype.study.stats.estimate import MOST_SEEDS
 from tintype.study.verdicts import NOT_POSITIVE
@@ -713,7 +714,47 @@ def notes(results: StudyResults) -> list[str]:
 def _study_notes(results: StudyResults) -> list[str]:
     replication = [] if contradicted(results) else [replication_note(results)]
     crowded = crowded_words(results.crowded)
-    return [*filter(None, [few_seeds_note(results), *replication, crowded]), *look_notes(results)]
+    first = filter(None, [few_seeds_note(results), *replication, crowded])
+    return [*first, *look_notes(results), *bank_notes(results)]
+
+
+def bank_notes(results: StudyResults) -> list[str]:
+    """Say which stored runs serve, what the check of them shows, and which do not serve; empty without a bank."""
+    if (bank := results.bank) is None:
+        return []
+    labels = {metric.name: metric.label for metric in results.metrics}
+    level = f"{bank.level:.0%}"
+    names = _listed([one.study for one in bank.sources])
+    found = [
+        f"Stored runs: {bank.served} of the baseline from {names} serve beside the study's own (same plan, protocol, "
+        "NUMERICS, frozen networks and kind of device)."
+        if bank.served
+        else f"Stored runs: none of the baseline from {names} serve."
+    ]
+    apart = [one for one in bank.checks if not one.agrees]
+    if bank.checks and not apart:
+        found[0] += f" In each metric they agree with the study's own runs (the {level} interval holds zero)."
+    elif apart:
+        words = [
+            arm_label(labels.get(one.metric, one.metric), one.resolution)
+            + (
+                " (own minus stored {:+.3g} [{:+.3g}, {:+.3g}])".format(one.difference, *ends)
+                if (ends := one.ends)
+                else f" ({one.own} own, {one.stored} stored: not comparable)"
+            )
+            for one in apart
+        ]
+        found[0] += (
+            f" In {len(apart)} of {len(bank.checks)} metrics they do not agree with the study's own runs by the "
+            f"{level} interval, and do not serve: {'; '.join(words)}. One in five does so by chance."
+        )
+    collapsed = [f"{one.collapsed} in {labels.get(one.metric, one.metric)}" for one in bank.checks if one.collapsed]
+    if collapsed:
+        found.append(f"Stored runs that collapsed, and are left out like any other: {_listed(collapsed)}.")
+    left = [*bank.left_out, *(f"of {one.study}, {words}" for one in bank.sources for words in one.left_out)]
+    if left:
+        found.append(f"Stored runs that do not serve: {'; '.join(left)}.")
+    return found
 
 
 def few_seeds_note(results: StudyResults) -> str:

@@ -14,7 +14,7 @@ from scipy import optimize, special
 
 from tintype.study.stats.cells import Array, Cells
 from tintype.study.stats.contrast import Contrast
-from tintype.study.stats.spread import SKEW, Variance, planned_error, total_variance
+from tintype.study.stats.spread import SKEW, STORED_FULL, Variance, planned_error, total_variance
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -181,15 +181,16 @@ def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Est
     return Estimate(value, old, level, error, total.freedom, skewness, fewest, 0.0, stands_out, left_out)
 
 
-def planned_widening(seeds: int, arms: int, control: bool, confidence: float) -> float:
+def planned_widening(seeds: int, arms: int, control: bool, confidence: float, stored: int = 0) -> float:
     """Return by how much the measured skewness of normal runs widens an interval on average, in a planned study.
 
     The skewness of N normal values has the deviation √(6 / N). It widens the side that matters half of the time.
     """
     sets = 2 if control else 1
-    error = planned_error(seeds, arms, control)
-    third = (1 / seeds**2 - 1 / (sets * seeds) ** 2) / math.pow(error.value, 1.5)
-    size = SKEW * math.sqrt(6 / ((arms + sets) * seeds)) * math.sqrt(2 / math.pi) * third
+    error = planned_error(seeds, arms, control, stored)
+    third = (1 / seeds**2 - 1 / (sets * seeds + stored) ** 2) / math.pow(error.value, 1.5)
+    factor = SKEW * (1 - min(1.0, stored / STORED_FULL) / 2)
+    size = factor * math.sqrt(6 / ((arms + sets) * seeds + stored)) * math.sqrt(2 / math.pi) * third
     return 1 + size * min(t_quantile(error.freedom, confidence), FARTHEST) / 6
 
 

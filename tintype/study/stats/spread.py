@@ -177,12 +177,14 @@ def total_variance(parts: Sequence[Variance], most: float) -> Variance:
     return Variance(total, min(total**2 / weights, most) if weights else most)
 
 
-def planned_error(seeds: int, arms: int, control: bool) -> Variance:
+def planned_error(seeds: int, arms: int, control: bool, stored: int = 0) -> Variance:
     """Return the squared standard error of an arm's difference in a planned study where single runs have variance one.
 
-    `arms` does not count the control, whose runs are the baseline's too.
+    `arms` does not count the control, whose runs are the baseline's too, as are those of other studies that are
+    `stored`.
     """
-    sets = 2 if control else 1
-    arm = Variance(1 / seeds, seeds - 1 + LEAST_FREEDOM)
-    baseline = Variance(1 / (sets * seeds), sets * (seeds - 1) + LEAST_FREEDOM)
-    return total_variance([arm, baseline], (arms + sets) * (seeds - 1))
+    sets, beside = 2 if control else 1, max(stored - 1, 0)
+    shared = LEAST_FREEDOM + 3 * min(1.0, stored / STORED_FULL)
+    arm = Variance(1 / seeds, seeds - 1 + shared)
+    baseline = Variance(1 / (sets * seeds + stored), sets * (seeds - 1) + beside + shared)
+    return total_variance([arm, baseline], (arms + sets) * (seeds - 1) + beside)
