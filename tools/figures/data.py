@@ -15,6 +15,7 @@ import yaml
 from tintype.page import numerals
 from tintype.page.numerals import fixed
 from tintype.study.contrasts import is_tested
+from tintype.study.pooling import PooledMetric, pool_studies
 from tintype.study.report.findings import compared_mean
 from tintype.study.results import Arm, Comparison, Interval, Replicated, StudyResults
 from tintype.study.stats.cells import RAW, Scale, scale_for
@@ -109,6 +110,14 @@ class Study:
 def study(name: str) -> Study:
     text = (ROOT / "studies" / name / "results.json").read_text(encoding="utf-8")
     return Study(StudyResults.model_validate_json(text))
+
+
+@cache
+def pooled(arm: str, metric: str, *names: str) -> PooledMetric:
+    """Return one metric of an arm, read together from these studies."""
+    (found,) = pool_studies([ROOT / "studies" / name for name in names], [arm]).arms
+    assert len(found.names) == len(names)
+    return next(one for one in found.metrics if one.metric == metric)
 
 
 def signed(value: float, digits: int) -> str:

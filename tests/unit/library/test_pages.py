@@ -24,6 +24,7 @@ ORDER = [
     "evaluate",
     "run_study",
     "results",
+    "pool",
     "compare",
     "judge",
     "load_plugins",

@@ -405,3 +405,12 @@ def test_folders_without_a_spread_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown arm 'uniform-time'; did you mean 'uniform_time'"):
         plan_power([good], "5%", 3, None, 3, without=["uniform-time"])
     assert plan_power([sketch, good], "5%", 3, None, 3).skipped == ["sketch: one seed only, so its spread is not known"]
+
+
+def test_stored_runs_of_the_baseline_are_planned_with(tmp_path: Path) -> None:
+    """The past baseline's runs, each once, serve the new study as `analysis.bank` lets them."""
+    folder = stored(example(), tmp_path)
+    alone, served = (plan_power([folder], "5%", 5, "fd_scenes", 3, control=False, bank=bank) for bank in (False, True))
+    assert [plan.groups[0].stored for plan in (alone, served)] == [0, 6]
+    assert row(served, "fd_scenes").detectable[0] < row(alone, "fd_scenes").detectable[0]
+    assert "With analysis.bank: 6 stored runs" in shown(served) and "analysis.bank" not in shown(alone)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from tintype.study.pooling import PooledMetric
 from tintype.study.results import SPEED, Comparison
+from tintype.study.stats.estimate import CONFIDENCE
 from tools.figures.claims import measured
 from tools.figures.claims.studies import (
     ACCURACY,
@@ -32,7 +34,7 @@ from tools.figures.claims.studies import (
     tokenizers,
     tokenizers_photos,
 )
-from tools.figures.data import BASELINE, interval, relative, study
+from tools.figures.data import BASELINE, interval, pooled, relative, study, within
 from tools.figures.pages import Block, Claim, Quote
 
 
@@ -104,6 +106,15 @@ def finds_of_predictions() -> Iterator[Claim]:
         and len(worse) == 5
         and len(grid.results.seeds) == 5,
     )
+    both = "2026-11-17_bank-mini", "2026-11-17_prediction-mini"
+    accuracy, distance = (pooled("x-prediction", metric, *both) for metric in (ACCURACY, FRECHET))
+    low, high = sorted(abs(end or 0.0) for end in (accuracy.difference.low, accuracy.difference.high))
+    yield Quote(
+        f"Predicting the clean image with a loss on velocities loses {abs(accuracy.difference.value):.3f} "
+        f"[{low:.3f}, {high:.3f}] of scene accuracy (worse) and is better in Fréchet distance in two studies",
+        holds=(accuracy.verdict, distance.verdict) == ("worse", "better"),
+    )
+    yield Quote(f"with {arm_runs(accuracy)} runs.")
     yield Quote(
         "with the weights of its paper or of its authors' code is worse in scene accuracy too, and in Fréchet distance "
         "in one of three arms",
@@ -166,7 +177,21 @@ def finds_of_optimizers() -> Iterator[Claim]:
         f"{rise_of_bf16()}, which is undecided",
         holds=one.verdicts(["bf16-storage"], [LOSS]) == UNDECIDED,
     )
+    of_muon = ("2026-11-15_optimizers-mini", "2026-11-16_muon-replication-mini", "2026-11-17_adaptive-mini")
+    quick = {metric: pooled("muon 3e-3", metric, *of_muon, "2026-11-17_bank-mini") for metric in (FRECHET, ACCURACY)}
+    like_adamw = pooled("muon 1e-3", FRECHET, *of_muon, "2026-11-17_muon-mini")
+    yield Quote(
+        f"at {CONFIDENCE:.0%} each, four studies with {arm_runs(quick[FRECHET])} runs of Muon at 3e-3 call it better "
+        f"in Fréchet distance ({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy; four with "
+        f"{arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance ({within(like_adamw.difference, 2)})",
+        holds=(quick[FRECHET].verdict, quick[ACCURACY].verdict, like_adamw.verdict) == ("better", "undecided", "worse")
+        and not any(one.heterogeneity_p is None for one in (*quick.values(), like_adamw)),
+    )
     yield measured.share_of_muon()
+
+
+def arm_runs(one: PooledMetric) -> int:
+    return sum(study.seeds for study in one.studies)
 
 
 def finds_of_spaces() -> Iterator[Claim]:
