@@ -23,7 +23,7 @@ def test_studies_with_stored_runs_keep_their_level(bias: float) -> None:
 
 def test_without_the_check_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "agrees", lambda cells, found: True)
-    assert stored.measure_one(CELL, STUDIES // 2, 1.0)["false"] > 0.5
+    assert stored.measure_one(CELL, STUDIES // 2, 1.0)["false"] > 0.3
 
 
 def test_stored_runs_are_left_out_of_metrics_in_which_they_differ() -> None:
