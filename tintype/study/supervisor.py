@@ -38,7 +38,6 @@ from tintype.study.admission import Admission
 from tintype.study.pace import MOST, Pace, Pulse
 from tintype.study.runner import ENDED, HOST_KILLED, Message, State, Task
 from tintype.study.worker import (
-    TIMED_FROM,
     Worker,
     anchor_of,
     ended_in,
@@ -47,6 +46,7 @@ from tintype.study.worker import (
     lease_folder,
     message_of,
     progress_of,
+    timed_from,
 )
 
 _POLL_S, _READ_S, _FILL_S = 0.2, 0.5, 1.0
@@ -69,6 +69,8 @@ _SPENT = 75
 """Exit code of a worker that leaves the other runs to a new process."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
 """How long others stand still at most while the steps of one run are timed, and when that is tried again."""
+_LEAST_LEFT = 30
+"""Steps that a run must still have for a moment to be worth it."""
 _STRANGERS_SHARE = 0.1
 """Share of a GPU's memory that nobody accounts for, from which others are taken to work there."""
 
@@ -377,8 +379,8 @@ class Supervisor:
     def _can_be_timed(self, task: Task) -> bool:
         claim = self.seen[task.plan.hash].claim
         step, began = _number(claim.now.get("step")), _number(claim.about.get("step"))
-        left = task.plan.train.steps - step
-        return task.plan.run.ranks == 1 and claim.now.get("state") == "training" and step - began > TIMED_FROM < left
+        ready = timed_from(task.plan) < step - began < task.plan.train.steps - began - _LEAST_LEFT
+        return task.plan.run.ranks == 1 and claim.now.get("state") == "training" and ready
 
     def _gpu_of(self, job: _Job) -> int:
         return self.crew.gpus_of(job.slot, len(self.gpus))[0]

@@ -7,6 +7,7 @@ a function of the study's files, and the leases in `leases/` say who works on wh
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ import torch
 
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
+from tintype.plan import Plan
 from tintype.runtime.files import Json, finite
 from tintype.runtime.garbage import without_pauses
 from tintype.runtime.host import process_name
@@ -60,8 +62,9 @@ _MOST_UNBORN = 3
 """Ranks that end so often before they take their run are not started again."""
 _ALIKE = 0.03
 """Two times of a step that differ by no more than that, as a share, are of a run that is alone."""
-TIMED_FROM = 20
-"""Steps that a process has taken of a run before its steps are timed: the first compile, capture and measure."""
+_TIMED_FROM, _TIMED_STEPS = 20, 100
+"""Steps that a process has taken of a run before its steps are timed, as the first ones compile and capture, and steps
+that may be needed for it."""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -360,7 +363,7 @@ class Worker:
         def on_step(step: int) -> None:
             nonlocal first, before
             first = step if first < 0 else first
-            if step == first + TIMED_FROM and not admission.has_step(task) and grant.is_alone:
+            if step == first + timed_from(task.plan) and not admission.has_step(task) and grant.is_alone:
                 timer.request()
             if (step_s := timer.tick(step)) is None or not (self._quiet or grant.is_alone):
                 return
@@ -371,6 +374,17 @@ class Worker:
             before = step_s
 
         return on_step
+
+
+def timed_from(plan: Plan) -> int:
+    """Return the steps that a process takes of a run before its steps are timed.
+
+    In the first epoch the host also draws the images and writes the captions, which it keeps then. So it is passed over
+    in runs that have more than one.
+    """
+    count = getattr(plan.data, plan.data.count_key or "", None)
+    epoch = math.ceil(count / plan.train.batch) if isinstance(count, int) else 0
+    return max(_TIMED_FROM, epoch) if epoch + _TIMED_STEPS < plan.train.steps else _TIMED_FROM
 
 
 def has_room(task: Task) -> bool:

@@ -269,3 +269,11 @@ def test_a_run_alone_times_itself(machine: Machine, tmp_path: Path) -> None:
         on_step(step)
     here.refresh()
     assert here.has_step(task)
+
+
+def test_the_first_epoch_is_passed_over_where_there_is_another() -> None:
+    """The host draws images and writes captions in it, which a later step does not wait for."""
+    several = ("data.count=400", "train.batch=4", "train.steps=400")
+    assert worker.timed_from(tiny_plan(*several)) == 100
+    assert worker.timed_from(tiny_plan(*several, "train.steps=150")) == worker._TIMED_FROM
+    assert worker.timed_from(tiny_plan("data.count=8", "train.steps=400")) == worker._TIMED_FROM
