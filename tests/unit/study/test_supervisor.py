@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.tiny import tiny_plan
+from tests.unit.runtime.test_shares import GIB
+from tests.unit.study.test_admission import DEVICE, Machine
+from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.runtime.host import Process
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.leases import Leases
+from tintype.runtime.leases import Claim, Leases
 from tintype.study import supervisor
-from tintype.study.runner import Task
-from tintype.study.worker import lease_folder
+from tintype.study.runner import Message, Task
+from tintype.study.shapes import ShapeFacts, note_shape, shape_of
+from tintype.study.supervisor import Crew, Supervisor
+from tintype.study.worker import deaths_in, lease_folder
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 
@@ -103,3 +111,143 @@ def test_a_worker_does_not_run_the_program_of_its_study_again(monkeypatch: pytes
     with supervisor._without_main():
         assert not again & set(spawn.get_preparation_data("worker"))
     assert sys.modules["__main__"] is main
+
+
+class Running(Ended):
+    """A process that runs, with a number of its own."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(0)
+        self.pid = pid
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def made_of(
+    tmp_path: Path, machine: Machine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch, most: int = 8
+) -> Supervisor:
+    """Return a supervisor of a pretend GPU whose workers are no processes."""
+
+    def start(crew: Crew, slot: int, barren: int, gpus: object) -> supervisor._Job:
+        return supervisor._Job(slot, cast(BaseProcess, Running(1_000 + slot)), barren)
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    made = Supervisor(
+        Crew(tuple(tasks), PROTOCOL, most, 1, "round", True, 120.0),
+        Interrupt(),
+        lambda message: None,
+        admission=machine.admission(),
+    )
+    made.gpus = ["0"]
+    return made
+
+
+def held_by(made: Supervisor, job: supervisor._Job, task: Task, **now: Any) -> None:
+    """Let a worker hold a run."""
+    process = Process("here", job.process.pid or 0)
+    claim = Claim(1, process, about={"step": 0}, now={"state": "training", "step": 300, **now})
+    made.seen[task.plan.hash] = supervisor._Seen(claim)
+
+
+def on_gpu(tmp_path: Path, count: int) -> list[Task]:
+    settings = ("run.device=auto", "train.steps=400")
+    plans = [tiny_plan(f"seed={seed}", *settings) for seed in range(count)]
+    return [Task("small", plan, tmp_path / "runs" / plan.hash) for plan in plans]
+
+
+def test_workers_are_started_for_the_runs_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there and have no run yet will take what fits."""
+    machine, tasks = Machine(tmp_path, {"small": 30 * GIB}), on_gpu(tmp_path, 6)
+    made = made_of(tmp_path, machine, tasks, monkeypatch)
+    made._fill()
+    assert len(made.jobs) == 3
+    made._fill()
+    assert len(made.jobs) == 3, "all of them are idle"
+    for job, task in zip(made.jobs, tasks, strict=False):
+        held_by(made, job, task)
+    machine.gpu.strangers = 90 * GIB
+    made._fill()
+    assert len(made.jobs) == 4, "of the whole GPU, nobody was promised anything: one waits for it"
+    few = made_of(tmp_path, machine, tasks, monkeypatch, most=2)
+    machine.gpu.strangers = 0
+    few._fill()
+    assert len(few.jobs) == 2
+
+
+def test_others_stand_still_while_a_run_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, tasks = Machine(tmp_path, {"small": 30 * GIB}), on_gpu(tmp_path, 3)
+    made = made_of(tmp_path, machine, tasks, monkeypatch)
+    made._fill()
+    for job, task in zip(made.jobs, tasks, strict=True):
+        made.pids.add(job.process.pid or 0)
+        held_by(made, job, task)
+    sent: list[tuple[int, int]] = []
+
+    def send(process: Any, number: int) -> None:
+        sent.append((process.pid, number))
+        if number == supervisor._TIME and len(sent) == 3:
+            note_shape(tmp_path, shape_of(tasks[0].plan), ShapeFacts(DEVICE, step_s=0.02, steps=10))
+
+    monkeypatch.setattr(supervisor, "_signal", send)
+    stop, go, told = signal.SIGSTOP, signal.SIGCONT, supervisor._TIME
+    machine.gpu.strangers = 20 * GIB
+    made._time_steps()
+    assert not sent, "somebody else works on the GPU"
+    machine.gpu.strangers = 0
+    made._time_steps()
+    assert sent == [(1_001, stop), (1_002, stop), (1_000, told), (1_000, told), (1_001, go), (1_002, go)]
+    sent.clear()
+    made._time_steps()
+    assert not sent, "all three have one shape"
+
+
+def test_those_that_stood_still_go_on_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, tasks = Machine(tmp_path), on_gpu(tmp_path, 2)
+    made = made_of(tmp_path, machine, tasks, monkeypatch)
+    made._fill()
+    sent: list[int] = []
+    monkeypatch.setattr(supervisor, "_signal", lambda process, number: sent.append(number))
+    monkeypatch.setattr(made.admission, "refresh", lambda: (_ for _ in ()).throw(OSError("the disk is gone")))
+    with pytest.raises(OSError, match="the disk is gone"):
+        made._keep_quiet(made.jobs[0], made.jobs[1:], tasks[0])
+    assert sent[-1] == signal.SIGCONT
+    sent.clear()
+    monkeypatch.setattr(made.admission, "refresh", lambda: None)
+    monkeypatch.setattr(supervisor, "_QUIET_S", 0.1)
+    made._keep_quiet(made.jobs[0], made.jobs[1:], tasks[0])
+    assert sent[-1] == signal.SIGCONT, "it took too long"
+
+
+@pytest.mark.parametrize(("kills", "expected"), [(1, "crowded"), (0, "died")])
+def test_a_worker_that_the_kernel_killed_for_memory_has_not_died(
+    kills: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = tasks = tasks_in(tmp_path, 1)
+    counts = [0, kills]
+    monkeypatch.setattr(supervisor, "count_kills", lambda: counts.pop(0))
+    said: list[Message] = []
+    made = Supervisor(Crew(tuple(tasks), PROTOCOL, 1, 1, "round", True, 120.0), Interrupt(), said.append)
+    child = os.fork()
+    if child == 0:
+        Leases(lease_folder(tasks)).take(task.plan.hash, {"round": "round", "step": 0})
+        os._exit(9)
+    os.waitpid(child, 0)
+    ended = Ended(-signal.SIGKILL)
+    ended.pid = child
+    made.jobs = [supervisor._Job(0, cast(BaseProcess, ended))]
+    made._replace(made.jobs[0])
+    assert [message.state for message in said] == [expected]
+    claims = Leases(lease_folder(tasks)).history(task.plan.hash)
+    assert len(deaths_in(claims, {"round": "round", "step": 0})) == (expected == "died")
+
+
+def test_jobs_are_a_number_or_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        supervisor.parse_jobs("3") == 3 and supervisor.parse_jobs("auto") == "auto" and supervisor.parse_jobs(None) == 1
+    )
+    monkeypatch.setattr(supervisor, "choose_device", lambda device: torch.device("cuda"))
+    assert supervisor.parse_jobs(None) == "auto"
+    for wrong in ("0", "many", "-1", "1.5"):
+        with pytest.raises(UserError, match="a number of at least 1, or auto"):
+            supervisor.parse_jobs(wrong)
