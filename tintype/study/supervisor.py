@@ -32,12 +32,14 @@ from tintype.runtime.machine import choose_device, cores
 from tintype.runtime.mps import side_by_side
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.pools import count_kills
+from tintype.runtime.room import has_room as has_room_in
 from tintype.runtime.signals import ignored
 from tintype.runtime.streams import prepare_streams
 from tintype.study.admission import Admission
 from tintype.study.pace import MOST, Pace, Pulse
-from tintype.study.runner import ENDED, HOST_KILLED, Message, State, Task
+from tintype.study.runner import ENDED, HOST_KILLED, NO_ROOM, Message, State, Task
 from tintype.study.worker import (
+    SPARE_BYTES,
     Worker,
     anchor_of,
     ended_in,
@@ -321,6 +323,10 @@ class Supervisor:
     def _read(self) -> None:
         """Read the claims of the runs that are left, and report what is new in them."""
         others = self._is_due("settled", _SETTLED_S)
+        out = self.leases.folder.parent
+        if others and not has_room_in(out, SPARE_BYTES) and self._left() and self._is_due("room", _WAITING_S):
+            words = f"{NO_ROOM} of {out}; runs wait until there is room for their checkpoints: remove files to resume"
+            self.on_message(Message(self._left()[0].key, "waiting", text=words))  # no claim could be written
         for task in self._left():
             name, newest = task.plan.hash, self.leases.newest(task.plan.hash)
             if newest is None:

@@ -55,7 +55,7 @@ _MOST_LOOK_S = 5.0
 _ROOM_LOOK_S = 5.0
 _MOST_ROOM_S = 600.0
 """A worker whose disk is full looks for room so often, and waits at most so long where there seems to be some."""
-_SPARE_BYTES = 1 << 20
+SPARE_BYTES = 1 << 20
 """Room for logs and claims, beside that for a checkpoint."""
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
@@ -264,7 +264,7 @@ class Worker:
         """
         out = self._leases.folder.parent
         saved = [size_of(path) for path in out.glob("runs/*/checkpoints/step-*")]
-        needed = max(saved, default=0) + _SPARE_BYTES
+        needed = max(saved, default=0) + SPARE_BYTES
         words = f"{NO_ROOM} of {out}; waiting until {needed / 1e6:,.0f} MB are free, remove files to resume"
         self._send(Message(task.key, "waiting", text=words))
         began_s, self._room_s = time.monotonic(), min(2 * self._room_s, _MOST_ROOM_S)

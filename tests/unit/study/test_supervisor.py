@@ -251,3 +251,18 @@ def test_jobs_are_a_number_or_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("0", "many", "-1", "1.5"):
         with pytest.raises(UserError, match="a number of at least 1, or auto"):
             supervisor.parse_jobs(wrong)
+
+
+def test_a_full_disk_is_reported_though_no_claim_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Message] = []
+    tasks = tasks_in(tmp_path, 1)
+    made = Supervisor(Crew(tuple(tasks), PROTOCOL, 1, 1, "round", True, 120.0), Interrupt(), said.append)
+    made._read()
+    monkeypatch.setattr(supervisor, "has_room_in", lambda folder, size: False)
+    for _ in range(3):
+        made.due.pop("settled")
+        made._read()
+    assert [message.state for message in said] == ["waiting"], "once a minute"
+    assert "no space is left on the disk" in said[0].text and "remove files" in said[0].text
