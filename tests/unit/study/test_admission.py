@@ -14,7 +14,7 @@ from tests.unit.runtime.test_shares import GIB, TOTAL, Pretend
 from tests.unit.study.test_worker import PROTOCOL, done
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.leases import Claim, Leases
+from tintype.runtime.leases import Claim
 from tintype.runtime.memory import lost_gpu, ran_out
 from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.runtime.shares import Shares
@@ -22,7 +22,7 @@ from tintype.study import admission as module
 from tintype.study import worker
 from tintype.study.admission import MARGIN, MOST_CROWDED, Admission, Need, crowds_in, estimated_need, wait_s
 from tintype.study.runner import FAILURES, GPU_LOST, HOST_KILLED, OUT_OF_MEMORY, Message, Task
-from tintype.study.shapes import ShapeFacts, note_shape, shape_of
+from tintype.study.shapes import ShapeFacts, StepTimer, note_shape, shape_of
 from tintype.study.worker import Worker, deaths_in
 
 DEVICE = "a pretend GPU"
@@ -236,39 +236,48 @@ def test_estimates_count_everything_and_say_where_they_cannot() -> None:
     assert known.words == "estimated" and known.gpu is not None and known.gpu > CONTEXT_BYTES
 
 
-def test_steps_are_timed_where_a_run_is_alone_and_in_a_quiet_moment(machine: Machine, tmp_path: Path) -> None:
-    here, task = machine.admission(), task_in(tmp_path, "small", "train.steps=400", "run.save_every_steps=400")
-    made = Worker(tmp_path / "leases", PROTOCOL, Interrupt(), lambda message: None, "round", admission=here)
-
-    def train(beside: int, quiet: tuple[int, ...] = ()) -> bool:
-        machine.gpu.strangers = beside
-        grant = here.admit(task)
-        assert grant is not None
-        on_step = made._timed(task, grant)
-        for step in range(400):
-            if step in quiet:
-                made.be_timed()
-            on_step(step)
-        grant.release()
-        here.refresh()
-        return here.has_step(task)
-
-    assert not train(beside=50 * GIB), "others may slow it down"
-    assert not train(beside=50 * GIB, quiet=(100, 102)), "the quiet moment was over too early"
-    assert train(beside=50 * GIB, quiet=(100,))
-    assert Leases(tmp_path / "leases").newest(task.plan.hash) is None
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time by which steps are timed."""
+    now = [0.0]
+    timer = StepTimer(synchronize=lambda: None, clock=lambda: now[0])
+    monkeypatch.setattr(StepTimer, "of", lambda *_: timer)
+    return now
 
 
-def test_a_run_alone_times_itself(machine: Machine, tmp_path: Path) -> None:
-    here, task = machine.admission(), task_in(tmp_path, "small", "train.steps=400", "run.save_every_steps=400")
-    made = Worker(tmp_path / "leases", PROTOCOL, Interrupt(), lambda message: None, "round", admission=here)
+def train(
+    machine: Machine, clock: list[float], beside: int, quiet: tuple[int, ...] = (), jam_until: int = 0
+) -> float | None:
+    """Let a run train beside others for 400 steps, and return the time of a step that was noted."""
+    here, task = machine.admission(), task_in(machine.out, "small", "train.steps=400", "run.save_every_steps=400")
+    made = Worker(machine.out / "leases", PROTOCOL, Interrupt(), lambda message: None, "round", admission=here)
+    machine.gpu.strangers = beside
     grant = here.admit(task)
     assert grant is not None
     on_step = made._timed(task, grant)
     for step in range(400):
+        if step in quiet:
+            made.be_timed()
+        clock[0] += 0.02 * (1 + max(0, jam_until - step) / 10)
         on_step(step)
+    grant.release()
     here.refresh()
-    assert here.has_step(task)
+    return here.step_s_of(task) if here.has_step(task) else None
+
+
+def test_steps_are_timed_in_a_quiet_moment(machine: Machine, clock: list[float]) -> None:
+    assert train(machine, clock, beside=50 * GIB) is None, "others may slow it down"
+    assert train(machine, clock, beside=50 * GIB, quiet=(100, 102)) is None, "the quiet moment was over too early"
+    assert train(machine, clock, beside=50 * GIB, quiet=(100,)) == pytest.approx(0.02)
+
+
+def test_a_run_that_is_alone_times_itself(machine: Machine, clock: list[float]) -> None:
+    assert train(machine, clock, beside=0) == pytest.approx(0.02)
+
+
+def test_two_times_in_a_row_must_agree(machine: Machine, clock: list[float]) -> None:
+    """Steps of neighbours that were queued when they were stopped still run for a while."""
+    assert train(machine, clock, beside=50 * GIB, quiet=(100,), jam_until=150) == pytest.approx(0.02)
 
 
 def test_the_first_epoch_is_passed_over_where_there_is_another() -> None:

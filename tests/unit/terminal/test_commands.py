@@ -52,6 +52,7 @@ AT_ONCE = {
     "data presets",
     "data shapes",
     "judge",
+    "pool",
     "launch",
     "new technique",
     "plan cost",
