@@ -31,7 +31,10 @@ class Shuffled:
         return found
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
-        end = min(end, first + len(self.source))
+        size = len(self.source)
+        epoch = -(-first // size) * size  # the next that begins: where it is whole, it has every image
+        if epoch + size <= end:
+            first, end = epoch, epoch + size
         for start in range(first, end, chunk):
             yield self.ids(start, min(chunk, end - start))
 
