@@ -401,7 +401,7 @@ class LossTerm:
     needs_average: bool = False
     """Whether it calls `LossInputs.averaged`."""
     caches: bool = False
-    """Whether it caches what `look` returns of an image: then `prepare` and `expect` are called."""
+    """Whether it caches what `look` returns of an image: then `filled_together`, `prepare` and `expect` are called."""
 
     def ready(self) -> str | None:
         """Load what only a running loss needs, such as a teacher, and return its identity.
@@ -409,10 +409,14 @@ class LossTerm:
         A run is resumed with the same identity, or not at all.
         """
 
-    def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
-        """Compute and cache what `look` returns of these images, which have this height and width.
+    def filled_together(self, ids: Sequence[int]) -> list[list[int]]:
+        """Return the images that are computed together, and of which some are among these. Each image is alone here."""
+        return [[id_] for id_ in ids]
 
-        `images` returns some of them on the device.
+    def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
+        """Compute and cache what `look` returns of these images, whole blocks, which have this height and width.
+
+        `images` returns some of them on the device. Every rank is given all: those that share a cache share the work.
         """
 
     def expect(self, ids: Sequence[int], shape: tuple[int, int]) -> None:

@@ -222,9 +222,9 @@ class TeacherTokens:
 
     def use(self, folder: Path) -> object:
         source = scenes()
-        return of_tensor(
-            open_teacher_cache("disk", self.teacher, source, "data", CPU)(source.images(range(6)), range(6))
-        )
+        kept = open_teacher_cache("disk", self.teacher, source, "data", CPU)
+        kept.fill(range(6), source.images)
+        return of_tensor(kept(source.images(range(6)), range(6)))
 
 
 class TextStates:

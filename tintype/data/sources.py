@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from tintype.data.buckets import Bucketed, Shape
 from tintype.data.mixture.settings import SIZE, MixtureSettings
@@ -74,16 +75,21 @@ def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource
     return open_source(data.held_out(count), "unseen", device)
 
 
+def buckets_of(source: ImageSource) -> Tensor | None:
+    """Return the bucket of each image, the same in every stage; None for images of one shape."""
+    return source.bucket_N if isinstance(source, StoreSource) else None
+
+
 def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | None, list[int]]]:
     """Return ids of a source, those of one bucket together, each bucket with its shape; None for one shape.
 
     The order of the buckets is the same in every stage. In a small one, several may have one shape.
     """
-    if not isinstance(source, StoreSource) or source.bucket_N is None:
+    if not isinstance(source, StoreSource) or (bucket_N := buckets_of(source)) is None:
         return [(None, list(ids))]
     found: dict[int, list[int]] = {}
     for id_ in ids:
-        found.setdefault(int(source.bucket_N[id_]), []).append(id_)
+        found.setdefault(int(bucket_N[id_]), []).append(id_)
     ordered = sorted(found, key=lambda bucket: source.buckets[bucket])
     return [(source.shape(found[bucket][0]), found[bucket]) for bucket in ordered]
 
@@ -126,9 +132,9 @@ def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource) -> Order:
     """Return the order of the training images. `source` is that of the training split."""
-    if isinstance(source, StoreSource) and source.bucket_N is not None:
+    if (bucket_N := buckets_of(source)) is not None:
         unit = train.alike if len(data.shapes) > 1 else train.batch // train.accumulate
-        return Bucketed(seed, source.bucket_N, unit)
+        return Bucketed(seed, bucket_N, unit)
     if isinstance(data, MixtureSettings) and isinstance(source, MixtureSource):
         return Mixed(seed, data, train.batch, train.steps, {name: len(part) for name, part in source.parts.items()})
     return Shuffled(seed, source)

@@ -91,6 +91,9 @@ class AlignmentTerm(nn.Module, LossTerm):
             forget_teacher_cache(cache)
         self._teachers, self._caches = {}, {}
 
+    def filled_together(self, ids: Sequence[int]) -> list[list[int]]:
+        return self._cache(self._context.grid).blocks.holding(ids)
+
     def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
         self._cache(self._context.grid_at(*shape)).fill(ids, images)
 

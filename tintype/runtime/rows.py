@@ -78,7 +78,8 @@ class Rows:
         count, first = content.shape[0], len(content.head)
         rows = first + SUM_BYTES * count
         stride_NK = mapped[rows:].view(count, stride_bytes)
-        self.shape, self.dtype, self._stamp, self._work = content.shape, content.dtype, content.stamp, work
+        self.words, self.shape, self.dtype = content.words, content.shape, content.dtype
+        self._stamp, self._work = content.stamp, work
         self._sum_N = mapped[first:rows].view(torch.int64)
         self._stride_NK = stride_NK.numpy()
         self._byte_NK = self._stride_NK[:, : content.row_bytes // count]
@@ -113,6 +114,29 @@ class Rows:
             self.write(torch.tensor(some), make(some))
 
         return self._work.do(ids, self.missing, int, write, portion)
+
+    def fill_blocks(self, blocks: Sequence[list[int]], make: Callable[[list[int]], Tensor]) -> int:
+        """As `fill`, of blocks: where a row of one is missing, one process makes all of its rows in one call.
+
+        Only those that are missing are written: others may be reading the rest. No image is in two blocks.
+        """
+        written = 0
+
+        def left(some: Sequence[list[int]]) -> list[list[int]]:
+            there_B = self.has(torch.tensor([id_ for block in some for id_ in block], dtype=torch.int64))
+            whole = [bool(there_M.all()) for there_M in there_B.split([len(block) for block in some])]
+            return [block for block, all_there in zip(some, whole, strict=True) if not all_there]
+
+        def write(some: list[list[int]]) -> None:
+            nonlocal written
+            for block in some:
+                id_M, row_M = torch.tensor(block), make(block)
+                new_M = ~self.has(id_M)
+                self.write(id_M[new_M], row_M[new_M.to(row_M.device)])
+                written += int(new_M.sum())
+
+        self._work.do(blocks, left, lambda block: block[0], write, portion=1)
+        return written
 
     def write(self, id_M: Tensor, row_M: Tensor) -> None:
         row_M = row_M.to("cpu", self.dtype).contiguous().view(len(id_M), *self.shape[1:])

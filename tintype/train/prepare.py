@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from math import gcd
 
 import torch
@@ -73,7 +74,8 @@ def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
             for term in parts.terms:
                 begin, stop = _active_span(parts, term, first, end)
                 if term.part.caches and begin < stop:
-                    for ids in parts.order.once(begin, stop, _chunk(parts, True)):
+                    read = list(chain.from_iterable(parts.order.once(begin, stop, _chunk(parts, True))))
+                    for ids in _of_whole_blocks(parts, term, read):
                         yield partial(prepare_term, parts, term, ids, train.step_at(begin))
             first = end
     if isinstance(parts.text, CachedText):
@@ -88,6 +90,19 @@ def _chunk(parts: Session, networks: bool) -> int:
     slow = networks and parts.device.type == "cpu"
     most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
     return micro * max(1, most // micro)
+
+
+def _of_whole_blocks(parts: Session, term: Term, ids: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the images of the blocks that hold these ones, some blocks for each rank at a time."""
+    most = parts.world.size * (_CHUNK_LATENTS if parts.device.type == "cpu" else _CHUNK_IMAGES)
+    chunk: list[int] = []
+    for block in term.part.filled_together(ids):
+        if chunk and len(chunk) + len(block) > most:
+            yield chunk
+            chunk = []
+        chunk += block
+    if chunk:
+        yield chunk
 
 
 def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
@@ -110,12 +125,15 @@ def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int,
 
 
 def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
-    """Compute this rank's share of what a term caches of the images, in the size that they have at this step."""
+    """Compute what a term caches of the images, in the size that they have at this step, with all of their blocks.
+
+    The ranks of a machine share the work block by block as all processes do. Each returns when its cache has them all.
+    """
 
     def images(some: Sequence[int]) -> torch.Tensor:
         return send(parts.source_at(step).images(some), parts.device)
 
-    for shape, some in parts.by_shape(parts.world.shard(ids), step):
+    for shape, some in parts.by_shape(ids, step):
         term.part.prepare(some, shape, images)
 
 

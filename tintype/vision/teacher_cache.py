@@ -4,13 +4,17 @@ They are the same in every epoch. A cache stores them in fp16, and with a cache 
 it makes no difference to a run whether a row was there or had to be computed. All processes of a machine read the same
 rows, in its memory or on its disk, and each row is computed by one of them.
 
-B: images. N: images of the data. M: those whose tokens are missing. L: tokens. D: width of the teacher.
+A GPU's kernels round by the place of an image in its batch. So images are computed in blocks, which the data alone
+decides: a row does not depend on who computes it, in which order, or what was there before.
+
+B: images. N: images of the data. M: those whose tokens are computed. L: tokens. D: width of the teacher.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,10 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tintype.data.sources import buckets_of
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.memory import checked_memory
-from tintype.runtime.rows import PORTION, Content, DiskRows, Rows, fingerprint
+from tintype.runtime.notes import note_once
+from tintype.runtime.rows import Content, DiskRows, Rows, fingerprint
 from tintype.runtime.shared import open_rows
 from tintype.runtime.transfer import ReadAhead, send
 from tintype.seams import ImageSource
@@ -34,8 +40,30 @@ _CPU_BATCH = 16
 """Images that the network sees at once on a CPU, always, since kernels round by the batch's size."""
 CACHED_TEACHER_BATCH = 64
 """Images that it sees at once on a GPU, at most: memory that its activations take is not the denoiser's."""
+_BLOCKS_AT_ONCE = 16
+"""Blocks whose rows are looked up at a time, so that long lists are not looked up for each block."""
 _AHEAD_ON = frozenset({"cuda"})
 """Kinds of devices for which rows are read ahead; a CPU would have to do it itself."""
+
+
+class Blocks:
+    """Images that the teacher sees together: those of one shape, in the order of their ids, `size` at a time."""
+
+    def __init__(self, size: int, bucket_N: Tensor) -> None:
+        """`bucket_N` says which images have one shape."""
+        sorted_N, order_N = bucket_N.sort(stable=True)
+        place_N = torch.arange(len(bucket_N))
+        bucket_begin_N = torch.searchsorted(sorted_N, sorted_N)
+        begin_N = place_N - (place_N - bucket_begin_N) % size
+        self.size, self._order_N = size, order_N
+        self._begin_N = torch.empty_like(order_N).index_put((order_N,), begin_N)
+        self._bounds = [*begin_N.unique().tolist(), len(bucket_N)]
+
+    def holding(self, ids: Sequence[int]) -> list[list[int]]:
+        """Return the blocks that hold these images, each once and whole."""
+        begins = self._begin_N[torch.tensor(ids, dtype=torch.int64)].unique().tolist()
+        ends = (self._bounds[bisect_right(self._bounds, begin)] for begin in begins)
+        return [self._order_N[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -45,14 +73,18 @@ class TeacherCache:
     teacher: Teacher
     rows: Rows
     """Tokens of each image, fp16 [L, D]. Where images have several shapes, L is the most; zeros fill up the others."""
-    batch: int
-    """Images that the network sees at once, always."""
+    blocks: Blocks
+    """Their size is the number of images that the network sees at once, always."""
     ahead: ReadAhead | None = None
 
     def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
-        """Compute the tokens that are missing, and return how many images they are of. `images` gives them by id."""
-        portion = self.batch * max(1, PORTION // self.batch)
-        return self.rows.fill(ids, lambda missing: self._computed(images(missing)), portion)
+        """Compute whole blocks until those that hold these images lack no tokens. `images` gives images by id.
+
+        Return the number of images whose tokens this process stored.
+        """
+        blocks = self.blocks.holding(ids)
+        portions = (blocks[first : first + _BLOCKS_AT_ONCE] for first in range(0, len(blocks), _BLOCKS_AT_ONCE))
+        return sum(self.rows.fill_blocks(some, lambda block: self._computed(images(block))) for some in portions)
 
     def expect(self, ids: Sequence[int]) -> None:
         """Begin to read the tokens of a batch that is asked for next."""
@@ -60,16 +92,25 @@ class TeacherCache:
             self.ahead.expect(ids)
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        """Return float32 [B, L, D] on the images' device, of numbers that fp16 has."""
+        """Return float32 [B, L, D] on the images' device, of numbers that fp16 has.
+
+        Tokens that are missing are computed from these images and not stored: a batch of training is no block.
+        """
         row_BLD = None if self.ahead is None else self.ahead.take(ids)
         if row_BLD is None:
-            place_of = {id_: place for place, id_ in enumerate(ids)}
-
-            def images(some: Sequence[int]) -> Tensor:
-                return image_BCHW[torch.tensor([place_of[id_] for id_ in some], device=image_BCHW.device)]
-
-            self.fill(ids, images)
-            row_BLD = send(self.rows.read(torch.tensor(ids, dtype=torch.int64)), image_BCHW.device)
+            missing = self.rows.missing(ids)
+            row_BLD = self.rows.read(torch.tensor(ids, dtype=torch.int64))
+            if missing:
+                note_once(
+                    f"missing {self.rows.words}",
+                    f"some {self.rows.words} are missing in a step, damaged or not computed before it; steps compute "
+                    "them anew and do not store them, on a GPU with other last digits",
+                )
+                place_M = torch.tensor([list(ids).index(id_) for id_ in missing], device=image_BCHW.device)
+                row_MLD = self._computed(image_BCHW[place_M]).to(row_BLD.device)
+                for id_, row_LD in zip(missing, row_MLD, strict=True):
+                    row_BLD[torch.tensor(ids) == id_] = row_LD
+            row_BLD = send(row_BLD, image_BCHW.device)
         tokens = self.teacher.grid[0] * self.teacher.grid[1]
         return row_BLD[:, :tokens].to(torch.float32)
 
@@ -79,7 +120,7 @@ class TeacherCache:
 
     def _computed(self, image_MCHW: Tensor) -> Tensor:
         with checked_memory(), torch.no_grad():
-            token_MLD = self.teacher.tokens(image_MCHW, self.batch)
+            token_MLD = self.teacher.tokens(image_MCHW, self.blocks.size)
         row_MLD = token_MLD.to(torch.float16)
         if not row_MLD.isfinite().all():
             raise UserError(
@@ -105,8 +146,8 @@ def open_teacher_cache(
     """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room.
 
     `grids` are those of the source's images, where they have several shapes. An image has one of them, so the same rows
-    serve all: `TeacherCache.at_grid`. On a GPU the teacher runs in batches of `batch` images, `CACHED_TEACHER_BATCH` at
-    most; the rows of another batch are others, and so are those of another GPU.
+    serve all: `TeacherCache.at_grid`. On a GPU a block has `batch` images, `CACHED_TEACHER_BATCH` at most; the rows of
+    other blocks are others, and so are those of another GPU.
     """
     images = fingerprint(source)
     decides: list[object] = [teacher.identity, data_key, images, teacher.grid, len(source), device.type]
@@ -116,7 +157,7 @@ def open_teacher_cache(
         decides += [torch.get_num_threads()] if kind == "memory" else []
     else:
         batch = min(batch, CACHED_TEACHER_BATCH)
-        decides += [batch, torch.__version__, torch.cuda.get_device_name(device)]
+        decides += ["blocks", batch, torch.__version__, torch.cuda.get_device_name(device)]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
     tokens = max(rows * columns for rows, columns in (teacher.grid, *grids))
     shape = (len(source), tokens, teacher.width)
@@ -128,7 +169,9 @@ def open_teacher_cache(
         words += f" of {len(source)} images"
         rows = _memory_rows(images, Content(words, shape, torch.float16, "set the cache to disk or none", stamp))
     ahead = ReadAhead(rows.read_into, shape[1:], rows.dtype, device) if device.type in _AHEAD_ON else None
-    return TeacherCache(teacher, rows, batch, ahead)
+    bucket_N = buckets_of(source)
+    blocks = Blocks(batch, torch.zeros(len(source), dtype=torch.uint8) if bucket_N is None else bucket_N)
+    return TeacherCache(teacher, rows, blocks, ahead)
 
 
 def _memory_rows(images: str, content: Content) -> Rows:

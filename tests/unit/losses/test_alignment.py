@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm
 from tintype.losses.repa import RepaSettings
 from tintype.plan import Plan
-from tintype.runtime import shared
+from tintype.runtime import notes, shared
 from tintype.runtime.clock import Clock
+from tintype.runtime.dist import World
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.layout import Layout
 from tintype.runtime.rows import Rows
 from tintype.seams import Route
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.prepare import prepare_images
+from tintype.train.prepare import prepare_images, prepare_term
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.steps import Progress
@@ -196,9 +199,11 @@ def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", slow_unless(lambda cache: cache == "disk", ["memory", "disk"]))
 def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
-    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With ten images and batches of four, epochs end inside batches."""
+    """With ten images and batches of four, epochs end inside batches. No step finds tokens missing."""
+    monkeypatch.setattr(notes, "_noted", set[str]())
+    monkeypatch.setattr(teacher_cache, "_CPU_BATCH", 1)
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
     teacher_cache._in_memory.clear()
     cold, warm = run(tmp_path / "cold", cache), run(tmp_path / "warm", cache)
@@ -207,6 +212,7 @@ def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
     resumed = run(tmp_path / "resumed", cache, stop=2)
     for other in (warm, resumed):
         assert all(torch.equal(cold[name], other[name]) for name in cold)
+    assert "missing in a step" not in caplog.text
     plain = run(tmp_path / "plain", "none")
     differing = [name for name in plain if not torch.equal(plain[name], cold[name])]
     assert differing, "with a cache, tokens pass through fp16"
@@ -244,21 +250,43 @@ def prepared_ids(plan: Plan, images_seen: int = 0, chunks: int = 99) -> list[int
     return sorted(set(range(60)) - set(rows.missing(range(60))))
 
 
-def test_tokens_are_there_before_the_first_step_of_the_images_that_the_loss_will_see() -> None:
+def test_tokens_are_there_before_the_first_step_of_the_images_that_the_loss_will_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are there of all images of their blocks, here of three, and of no others."""
+    monkeypatch.setattr(teacher_cache, "_CPU_BATCH", 3)
     plan = tiny_plan("data.count=60", techniques=[REPA])
     order = build_session(plan).order
-    assert prepared_ids(plan) == sorted(order.ids(0, 24))
-    assert prepared_ids(plan, images_seen=8) == sorted(order.ids(8, 16))
+
+    def of_blocks(first: int, count: int) -> list[int]:
+        return [
+            3 * block + place for block in sorted({id_ // 3 for id_ in order.ids(first, count)}) for place in range(3)
+        ]
+
+    assert prepared_ids(plan) == of_blocks(0, 24) != list(range(60))
+    assert prepared_ids(plan, images_seen=8) == of_blocks(8, 16)
     some = tiny_plan("data.count=60", techniques=[f"{REPA},schedule={{kind: until, start: 1, end: 3}}"])
-    assert prepared_ids(some) == sorted(order.ids(4, 8))
-    assert prepared_ids(some, images_seen=8) == sorted(order.ids(8, 4))
+    assert prepared_ids(some) == of_blocks(4, 8)
+    assert prepared_ids(some, images_seen=8) == of_blocks(8, 4)
+
+
+def test_a_rank_with_rows_of_its_own_computes_all_of_them() -> None:
+    """Steps store none, so what another rank has computed for itself would be missing here in every epoch."""
+    teacher_cache._in_memory.clear()
+    parts = build_session(tiny_plan("data.count=60", techniques=[REPA]))
+    parts.ready()
+    (loss,) = parts.terms
+    for rank in range(2):
+        prepare_term(replace(parts, layout=Layout(World(rank, 2))), loss, [rank, 40 + rank], 0)
+        rows = loss.part._cache(parts.plan.token_grid).rows  # type: ignore[attr-defined]
+        assert rows.missing(range(60)) == [*range(16, 32), *range(48, 60)]
+        rows._sum_N.zero_()
+        rows._known_N.zero_()
 
 
 def test_a_signal_is_heard_while_tokens_are_computed() -> None:
     plan = tiny_plan("data.count=60", "train.steps=15", techniques=[REPA])
-    assert prepared_ids(plan, chunks=3) == sorted(build_session(plan).order.ids(0, 32)), (
-        "one chunk of images, two of 16"
-    )
+    assert prepared_ids(plan, chunks=3) == list(range(32)), "one chunk of images, two of a block"
 
 
 def test_a_run_that_reads_ahead_is_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,15 +304,16 @@ def test_a_run_that_reads_ahead_is_one_that_does_not(tmp_path: Path, monkeypatch
     assert all(torch.equal(plain[name], ahead[name]) for name in plain)
 
 
-def _train_as_rank(plan: Plan, folder: Path, ahead: frozenset[str]) -> tuple[list[bool], list[int]]:
-    """Train, and return which batches were read ahead, and the images whose tokens this rank computed."""
+def _train_as_rank(plan: Plan, folder: Path, ahead: frozenset[str]) -> tuple[list[bool], list[list[int]]]:
+    """Train, and return which batches were read ahead, and of which images this rank computed tokens at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teacher_cache, "_AHEAD_ON", ahead)
         patch.setattr(shared, "SMALLEST_BYTES", 0)
-        taken, computed, write = note_taken(patch), list[int](), Rows.write
+        patch.setattr(teacher_cache, "_CPU_BATCH", 4)
+        taken, computed, write = note_taken(patch), list[list[int]](), Rows.write
 
         def noted(rows: Rows, id_M: Tensor, row_M: Tensor) -> None:
-            computed.extend(id_M.tolist())
+            computed.append(id_M.tolist())
             write(rows, id_M, row_M)
 
         patch.setattr(Rows, "write", noted)
@@ -301,6 +330,7 @@ def test_ranks_share_the_memory_and_each_reads_its_own_batches_ahead(
     for name, ahead in (("plain", frozenset[str]()), ("ahead", frozenset({"cpu"}))):
         found = run_ranks(2, _train_as_rank, plan, tmp_path / name, ahead)
         assert [taken for taken, _ in found] == ([[False] + [True] * 5] * 2 if ahead else [[]] * 2)
-        assert sorted(found[0][1] + found[1][1]) == list(range(10)), "each image once on this machine"
+        blocks = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert sorted(found[0][1] + found[1][1]) == blocks, "each block whole, and once on this machine"
     plain, ahead_too = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "ahead"))
     assert plain == ahead_too and len(plain) == 6

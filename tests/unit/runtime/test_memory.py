@@ -27,7 +27,7 @@ from tintype.train import checkpoint, exact
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.update import update
-from tintype.vision.teacher_cache import TeacherCache
+from tintype.vision.teacher_cache import Blocks, TeacherCache
 
 
 @dataclass
@@ -124,9 +124,9 @@ class _Teacher:
 
 def test_tokens_of_a_teacher_that_ran_out_of_memory_are_not_cached(allocator: Allocator) -> None:
     rows = open_rows(Content("tokens", (4, 1, 2), torch.float16, "do without"))
-    cache = TeacherCache(_Teacher(allocator), rows, 2)  # type: ignore[arg-type]
+    cache = TeacherCache(_Teacher(allocator), rows, Blocks(2, torch.zeros(4)))  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError):
-        cache(torch.zeros(2, 3, 4, 4), [0, 1])
+        cache.fill([0, 1], lambda ids: torch.zeros(len(ids), 3, 4, 4))
     assert not rows.has(torch.arange(4)).any()
 
 

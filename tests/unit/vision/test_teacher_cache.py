@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -17,13 +20,15 @@ from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
 from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.errors import UserError
-from tintype.runtime import shared
+from tintype.runtime import fault, notes, shared
+from tintype.runtime.rows import Rows
 from tintype.seams import ImageSource
 from tintype.vision import teacher_cache
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.part import Teacher
 from tintype.vision.scene_encoder import SceneTeacherSettings
 from tintype.vision.teacher_cache import (
+    Blocks,
     TeacherCache,
     forget_teacher_cache,
     forget_teacher_caches,
@@ -61,6 +66,8 @@ def kept(kind: Kind, teacher: Teacher, images: ImageSource | None = None, data_k
 
 
 def asked(tokens: TeacherCache, *ids: int) -> Tensor:
+    """Return tokens that a run has computed before its first step."""
+    tokens.fill(ids, source().images)
     return tokens(source().images(ids), ids)
 
 
@@ -82,9 +89,9 @@ def test_kept_tokens_are_the_teachers_in_fp16(kind: Kind, teacher: Teacher) -> N
 def test_what_is_there_is_not_computed_again(kind: Kind, teacher: Teacher) -> None:
     first = asked(kept(kind, teacher), 3, 5)
     others = source().images([8, 9, 10])
-    again = kept(kind, teacher)(others, [5, 3, 7])
+    again = kept(kind, teacher)(others, [5, 3, 17])
     assert torch.equal(again[:2], first.flip(0))
-    assert torch.equal(again[2:], asked(kept(kind, teacher), 10))
+    assert torch.equal(again[2:], asked(kept(kind, teacher), 10)), "computed of the image that was given"
     assert not torch.equal(again[2], again[0])
 
 
@@ -152,7 +159,7 @@ def test_a_row_that_was_not_wholly_written_is_computed_again(damage: str, teache
     content[first : first + 8] = bytes(8)
     file.write_bytes(content)
     tokens = kept("disk", teacher)
-    assert tokens.rows.has(torch.tensor([4, 5, 6])).tolist() == [True, False, False]
+    assert tokens.rows.has(torch.tensor([4, 5, 16])).tolist() == [True, False, False]
     assert torch.equal(asked(tokens, 4, 5), wanted)
 
 
@@ -252,7 +259,7 @@ def test_tokens_of_a_gpu_are_named_by_what_its_kernels_round_by(
     monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset[str]())
     gpu = torch.device("cuda")
     found = [open_teacher_cache(kind, teacher, source(), "data", gpu, batch=size) for size in (8, 16, 64, 256, 256)]
-    assert [one.batch for one in found] == [8, 16, 64, 64, 64]
+    assert [one.blocks.size for one in found] == [8, 16, 64, 64, 64]
     stamps = [one.rows._stamp for one in found]
     assert stamps[2] == stamps[3] and len(set(stamps)) == 4
 
@@ -268,6 +275,120 @@ def test_rows_that_are_shared_are_those_of_a_process_alone(
     assert tokens.fill(range(24), source().images) == 24
     assert kept(kind, teacher).fill(range(24), lambda some: torch.empty(0)) == 0, "nothing is left to compute"
     assert torch.equal(asked(tokens, *range(24)), alone)
+
+
+class PlacedTeacher:
+    """A teacher whose tokens depend on the place in a batch and on the other images there, as a GPU's may."""
+
+    grid, width, words, identity = GRID, 4, "placed", "placed"
+
+    def tokens(self, image_BCHW: Tensor, batch: int) -> Tensor:
+        value_B = image_BCHW.float().mean(dim=(1, 2, 3))
+        found = [some + torch.arange(len(some)) + some.sum() for some in value_B.split(batch)]
+        return torch.cat(found)[:, None, None].expand(-1, GRID[0] * GRID[1], self.width)
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> Teacher:
+    monkeypatch.setattr(teacher_cache, "_CPU_BATCH", 4)
+    monkeypatch.setattr(shared, "SMALLEST_BYTES", 0)
+    return cast(Teacher, PlacedTeacher())
+
+
+def in_order(placed: Teacher) -> Tensor:
+    """Return the tokens of 22 images that one process has computed in order: five blocks and a half."""
+    tokens = kept("memory", placed, source(22))
+    assert tokens.fill(range(22), source().images) == 22
+    found = tokens.rows.read(torch.arange(22))
+    teacher_cache._in_memory.clear()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_do_not_depend_on_the_order_in_which_they_are_computed(kind: Kind, placed: Teacher) -> None:
+    wanted, tokens = in_order(placed), kept(kind, placed, source(22))
+    assert [tokens.fill(ids, source().images) for ids in ([21, 9, 3], [10], [13, 2, 5], range(22))] == [10, 0, 8, 4]
+    assert torch.equal(tokens.rows.read(torch.arange(22)), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_compute_tokens_side_by_side_cut_no_block(kind: Kind, placed: Teacher, tmp_path: Path) -> None:
+    """One asks for the images in another order, and one is killed when it has stored a part of them."""
+    wanted, tokens = in_order(placed), kept(kind, placed, source(22))
+    fork, images = multiprocessing.get_context("fork"), source().images
+    together = fork.Barrier(3)
+    (tmp_path / "made").mkdir()
+
+    def fill(ids: Sequence[int], dies: bool) -> None:
+        teacher_cache._in_memory.clear()
+        own = kept(kind, placed, source(22))
+        if dies:
+            fault.arm("rows.sum", lambda: os.kill(os.getpid(), signal.SIGKILL))
+        together.wait(30)
+
+        def noted(block: Sequence[int]) -> Tensor:
+            (tmp_path / "made" / f"{block[0]}-{len(block)}-{os.getpid()}").touch()
+            time.sleep(0.01)
+            return images(block)
+
+        own.fill(ids, noted)
+
+    asked_for = [(range(22), False), ([17, 21, 2, 9, 4, 13, 20], False), (range(22), True)]
+    processes = [fork.Process(target=fill, args=one, daemon=True) for one in asked_for]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0, -signal.SIGKILL]
+    assert tokens.rows.missing(range(22)) == [] and torch.equal(tokens.rows.read(torch.arange(22)), wanted)
+    made = [tuple(map(int, one.name.split("-"))) for one in (tmp_path / "made").iterdir()]
+    alive = sorted(one[:2] for one in made if one[2] != processes[2].pid)
+    assert alive == [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4), (20, 2)], "each block whole, and once"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_a_step_finds_missing_are_not_stored(
+    kind: Kind, placed: Teacher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notes, "_noted", set[str]())
+    wanted, tokens = in_order(placed), kept(kind, placed, source(22))
+    tokens.fill([4], source().images)
+    found = tokens(source().images([9, 5, 1, 9]), [9, 5, 1, 9])
+    assert torch.equal(found[1], wanted[5].float()) and torch.equal(found[0], found[3])
+    assert not torch.equal(found[0], wanted[9].float())
+    assert tokens.rows.missing(range(12)) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert "are missing in a step" in caplog.text
+    tokens.fill([9, 1], source().images)
+    assert torch.equal(tokens.rows.read(torch.arange(12)), wanted[:12])
+
+
+def test_a_damaged_row_is_computed_with_its_block_and_the_others_are_left(
+    placed: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, tokens = in_order(placed), kept("memory", placed, source(22))
+    tokens.fill(range(22), source().images)
+    tokens.rows._byte_NK[6, 3] ^= 1
+    held = tokens.rows
+    teacher_cache._in_memory.clear()
+    again = kept("memory", placed, source(22))
+    assert again.rows is not held and again.rows.missing(range(22)) == [6]
+    written, write = list[list[int]](), Rows.write
+
+    def noted(rows: Rows, id_M: Tensor, row_M: Tensor) -> None:
+        written.append(id_M.tolist())
+        write(rows, id_M, row_M)
+
+    monkeypatch.setattr(Rows, "write", noted)
+    assert again.fill([4], source().images) == 1
+    assert written == [[6]] and torch.equal(again.rows.read(torch.arange(22)), wanted)
+
+
+def test_a_block_has_images_of_one_shape_in_the_order_of_their_ids() -> None:
+    blocks = Blocks(3, torch.tensor([1, 0, 1, 1, 0, 2, 1, 1, 0, 0], dtype=torch.uint8))
+    whole = [[1, 4, 8], [9], [0, 2, 3], [6, 7], [5]]
+    assert blocks.holding(range(10)) == whole
+    for ids in ([9, 5], [6, 0, 7], [3, 3]):
+        assert blocks.holding(ids) == [block for block in whole if set(block) & set(ids)]
 
 
 def test_tokens_that_are_read_ahead_are_those_that_were_asked_for(
@@ -292,10 +413,10 @@ def test_tokens_that_are_missing_when_they_are_read_ahead_are_computed(
     monkeypatch.setattr(teacher_cache, "_AHEAD_ON", frozenset({"cpu"}))
     tokens = kept("memory", teacher)
     asked(tokens, 3, 4)
-    tokens.expect([3, 7])
-    found = asked(tokens, 3, 7)
+    tokens.expect([3, 17])
+    found = tokens(source().images([3, 17]), [3, 17])
     teacher_cache._in_memory.clear()
-    assert torch.equal(found, asked(kept("memory", teacher), 3, 7))
+    assert torch.equal(found, asked(kept("memory", teacher), 3, 17))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,6 +440,7 @@ def test_a_gpu_keeps_what_a_cpu_would(kind: Kind, tmp_path: Path) -> None:
     here, there = part.build(GRID, CPU), part.build(GRID, gpu)
     images = source().images(range(8))
     tokens = open_teacher_cache(kind, there, source(), "data", gpu)
+    tokens.fill(range(8), lambda ids: source().images(ids).to(gpu))
     found = tokens(images.to(gpu), list(range(8)))
     assert found.device.type == "cuda"
     torch.testing.assert_close(found.cpu(), here.tokens(images), atol=2e-3, rtol=2e-3)
