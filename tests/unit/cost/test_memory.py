@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.tiny import tiny_plan
 from tintype.cost.live import WORKSPACE, peak_bytes, peak_per_image
-from tintype.cost.memory import CONTEXT_BYTES, EXACT, Peak, peak_of, reserved
+from tintype.cost.memory import EXACT, Peak, peak_of, reserved
 from tintype.cost.plan import Counted, memory_of
 from tintype.evaluation.early import early_protocol
 from tintype.evaluation.presets import default_protocol
@@ -23,6 +23,7 @@ from tintype.losses.part import LossPart
 from tintype.plan import Plan, read_plan
 from tintype.recipes import names
 from tintype.runtime.clock import Clock
+from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import LossContext, LossInputs, LossTerm
 from tintype.techniques.apply import apply_techniques
