@@ -66,6 +66,20 @@ def checkpoints_page() -> Iterator[Claim]:
     yield from measured.exactness()
     yield Quote(f"SIGKILL at {measured.kill_points()} points")
     yield Quote(f"and at {len(BACKGROUND_KILLS)} of a run that saves in the background")
+    hog = data("docs/memory_hog.json")
+    finished = [run for run in hog["runs"] if run["finished"]]
+    on, off = ([run for run in finished if run["safeguard"] == state] for state in (True, False))
+    met = [run for run in on if run["memory ran out"] == "silent"]
+    (other,) = (run for run in off if run["weights"] != hog["alone"])
+    yield Quote(
+        f"{len(on)} runs of `irepa` beside a process that took nearly all of the memory again and again ended with the "
+        "weights of the run alone, one of them resumed after it had met this",
+        holds=len(met) == 1 and all(run["weights"] == hog["alone"] for run in on),
+    )
+    yield Quote(
+        f"1 of {len(off)} ended with other weights, and the count had risen by {other['hidden failures']}",
+        holds=bool(other["hidden failures"]),
+    )
 
 
 def reliability_page() -> Iterator[Claim]:
