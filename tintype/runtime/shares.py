@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from tintype.runtime.cache import cache_folder
 from tintype.runtime.files import write_bytes
 from tintype.runtime.host import Process, machine
 from tintype.runtime.locks import taking_turns
@@ -49,8 +50,7 @@ class Shares:
 
     def __init__(self, pool: Pool, folder: Path | None = None) -> None:
         self.pool = pool
-        root = folder or Path(tempfile.gettempdir()) / f"tintype-{os.getuid()}" / machine()
-        self.folder = root / pool.name
+        self.folder = (folder or _own_folder()) / machine() / pool.name
 
     def take(self, wanted: int | None) -> Share | None:
         """Take a share of so many bytes, all of the pool for None; None where it does not fit now.
@@ -95,6 +95,16 @@ class Shares:
                 file.unlink(missing_ok=True)
             else:
                 yield promise
+
+
+def _own_folder() -> Path:
+    """Return a folder of this machine that is the user's: where somebody has taken its name, one in the cache."""
+    found = Path(tempfile.gettempdir()) / f"tintype-{os.getuid()}"
+    with suppress(OSError):
+        found.mkdir(mode=0o700, exist_ok=True)
+        if not found.is_symlink() and found.stat().st_uid == os.getuid():
+            return found
+    return cache_folder() / "shares"
 
 
 def _left(others: list[Promise], level: Level) -> int:

@@ -124,3 +124,15 @@ def test_the_host_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert Host().read() == Level(min(level.free, 3 * GIB // 2), 4 * GIB) or Host().read().total == 4 * GIB
     (tmp_path / "memory.max").write_text("max\n")
     assert Host().read().total == level.total
+
+
+def test_a_folder_that_somebody_else_has_taken_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: Pretend
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    ours, name = Shares(gpu).folder, tmp_path / f"tintype-{os.getuid()}"
+    assert ours.is_relative_to(name)
+    name.rmdir()
+    name.symlink_to(tmp_path / "elsewhere")
+    assert Shares(gpu).folder.is_relative_to(tmp_path / "cache")
