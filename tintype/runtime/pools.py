@@ -71,7 +71,8 @@ class Gpu:
 
 @cache
 def _uuid(index: int) -> str:
-    return str(torch.cuda.get_device_properties(index).uuid)
+    properties = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", f"{properties.name} {index}"))
 
 
 class _NvmlMemory(ctypes.Structure):
