@@ -85,6 +85,34 @@ class MixedRow(_Open):
     worse: list[str]
 
 
+class PriorityRow(_Open):
+    """An arm, or the baseline, on one primary metric. Gains are shares of the baseline's mean; more is better."""
+
+    arm: str
+    resolution: str
+    metric: str
+    verdict: str
+    """The verdict, or why it is not ranked; empty for the baseline."""
+    gain: float | None
+    """Corrected for selection where there is a verdict; None of the baseline, and where it is not ranked."""
+    low: float | None
+    high: float | None
+    equal_time: float | None
+    """The gain at the training time of the baseline; None where it was not scored."""
+    equal_time_low: float | None
+    equal_time_high: float | None
+    step_s: float | None
+    cost: float | None
+    """Step time over the baseline's; None where it was not measured alone on a GPU."""
+    rank_low: int | None
+    rank_high: int | None
+    """First and last rank that it may have; None where it is not ranked."""
+    of: int
+    front: bool | None
+    dominated_by: list[str]
+    """Plans that are shown better and are no dearer."""
+
+
 class Reported(Usual):
     report: str | None = None
     """Path of the report; None where there is none, which `no_report` explains."""
@@ -93,6 +121,8 @@ class Reported(Usual):
     costs: list[CostRow] = []
     """Arms of which something was measured alone on a GPU."""
     mixed: list[MixedRow] = []
+    priority: list[PriorityRow] = []
+    """Order in which to adopt arms, by primary metric: those on the front first."""
     done: int | None = None
     total: int | None = None
     failed: list[str] = []

@@ -19,6 +19,7 @@ from tintype.runtime.notes import note
 from tintype.study import lab
 from tintype.study.folder import open_study
 from tintype.study.pooling import Pooled, pool_studies
+from tintype.study.priority import priorities
 from tintype.study.report import findings
 from tintype.study.results import Arm, Between, StudyResults, read_results_file
 from tintype.study.runner import Message
@@ -75,6 +76,16 @@ class Results:
         that torch reserved.
         """
         return findings.cost_rows(self.content)
+
+    def priority(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each arm, and for the baseline, on each primary metric: what to adopt first.
+
+        `gain` is a share of the baseline's mean, more is better; `low` to `high` its interval. `cost` is the step time
+        over the baseline's, None where it was not measured alone on a GPU. It may rank from `rank_low` to `rank_high`
+        among `of` plans, and is on the `front` unless a plan that is no dearer is shown better: `dominated_by` names
+        these. The front comes first, then the rank decides.
+        """
+        return [row.row for row in priorities(self.content)]
 
     @property
     def failed(self) -> list[dict[str, Any]]:

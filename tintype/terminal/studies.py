@@ -44,8 +44,9 @@ from tintype.study.lab import (
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees, planned_margins
+from tintype.study.priority import priorities
 from tintype.study.replicate import Claim
-from tintype.study.report import findings, tuning
+from tintype.study.report import findings, priority, tuning
 from tintype.study.results import (
     Arm,
     Between,
@@ -208,6 +209,7 @@ def show_report(report: StudyReport, console: Console) -> None:
         verdicts=_verdict_rows(report.results),
         mixed=mixed,
         costs=findings.cost_rows(report.results),
+        priority=[_finite(row.row) for row in priorities(report.results)],
     )
     show_verdicts(report.results, console)
     say(console, f"report: {report.page.resolve()}")
@@ -460,6 +462,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
         *dict.fromkeys(findings.cost_note(view) for view in results.by_resolution()),
     ]
     notes += tuning.notes(results.tuning)
+    notes += [f"What to adopt first. {one.words}" for one in priority.tables(results)]
     for note in filter(None, notes):
         say_note(console, note)
     if rows := findings.replication_rows(results):

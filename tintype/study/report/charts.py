@@ -36,7 +36,7 @@ from tintype.page.svg import (
     x_axis,
 )
 from tintype.seams import ANY_VALUE, Range
-from tintype.study.results import Curve, MetricInfo, RelativeEffect
+from tintype.study.results import Curve, Interval, MetricInfo, RelativeEffect
 
 PART_COLOURS = 9
 """Number of colours that the style sheet has for the parts of a step."""
@@ -94,6 +94,68 @@ def scatter(
         *_cloud_names(placed, means, Box(left, top, width, bottom)),
     ]
     return drawing(width, height, f"{y_label} against {x_label}", parts)
+
+
+@dataclass(frozen=True)
+class GainAtCost:
+    """An arm's gain as a share of the baseline's mean, and its step time over the baseline's."""
+
+    cost: float
+    gain: Interval
+    dominated: bool
+
+
+def gains_at_costs(label: str, arms: Sequence[Series[GainAtCost]]) -> Markup:
+    """Draw gains with intervals over costs; up is better, left is cheaper. The line is the front of the estimates.
+
+    Dominated arms are crosses. An interval that reaches far beyond all gains is cut at the panel's edge.
+    """
+    width, height, left, top = _FIGURE_PX, 320, 56, 26
+    right, bottom = width - 12, height - 40
+    gains = [0.0, *(arm.data.gain.value for arm in arms)]
+    room = max(gains) - min(gains)
+    least, most = (min(gains) - room, max(gains) + room) if room else (-math.inf, math.inf)
+    ends = [min(max(end, least), most) for arm in arms for end in arm.data.gain.ends or ()]
+    x = Scale(*padded((arm.data.cost for arm in arms), 0.16), left, right)
+    y = Scale(*padded((*gains, *ends), 0.08), bottom, top)
+    at = [(x(arm.data.cost), y(arm.data.gain.value)) for arm in arms]
+    reached = [[min(max(end, y.low), y.high) for end in arm.data.gain.ends or ()] for arm in arms]
+    parts = [
+        *x_axis(x, top, bottom),
+        *_y_axis([(y(tick), percent(tick, whole=True)) for tick in y.ticks(5)], left, right),
+        text(left, 13, f"gain in {label}, up is better", class_="quiet"),
+        text(right, height - 6, "step time over the baseline's →", anchor="end", class_="quiet"),
+        *_front_line([place for arm, place in zip(arms, at, strict=True) if not arm.data.dominated], right),
+    ]
+    if any(arm.data.dominated for arm in arms):
+        parts.append(text(right, 13, "× not on the front", anchor="end", class_="quiet"))
+    clouds = [
+        Series(arm.name, arm.css, [(px, y(end)) for end in of])
+        for arm, (px, _), of in zip(arms, at, reached, strict=True)
+    ]
+    parts += _cloud_names(clouds, at, Box(left, top, width, bottom))
+    for arm, place, whisker in zip(arms, at, reached, strict=True):
+        marks = [line(place[0], y(whisker[0]), place[0], y(whisker[1]), "reach")] if whisker else []
+        marks += [
+            line(place[0] - 2.5, y(end), place[0] + 2.5, y(end), "reach")
+            for end in whisker
+            if end in (arm.data.gain.ends or ())
+        ]
+        strokes = [line(place[0] - 4, place[1] - side, place[0] + 4, place[1] + side, "curve") for side in (-4, 4)]
+        marks += strokes if arm.data.dominated else [circle(*place, 5.5, "mean")]
+        parts.append(tag("g", *marks, class_=arm.css))
+    return drawing(width, height, f"Gain in {label} against the time of a step", parts)
+
+
+def _front_line(places: Sequence[Point], right: float) -> Iterator[Markup]:
+    """Draw the steps through the best estimates at each cost, cheapest first, up to the right edge."""
+    steps: list[Point] = []
+    for place in sorted(places):
+        if not steps or place[1] < steps[-1][1]:
+            steps.append(place)
+    for (x, y), (to, higher) in zip(steps, [*steps[1:], (right, steps[-1][1])] if steps else [], strict=True):
+        yield line(x, y, to, y, "zero")
+        yield line(to, y, to, higher, "zero")
 
 
 def _up_is_better(

@@ -30,10 +30,10 @@ from tintype.page.svg import Point
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, between, charts, copies, factors, findings, tuning
+from tintype.study.report import along, between, charts, copies, factors, findings, priority, tuning
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
-from tintype.study.results import SPEED, Arm, MetricInfo, Run, StudyResults
+from tintype.study.results import SPEED, Arm, Interval, MetricInfo, Run, StudyResults
 from tintype.study.trust import LEAD
 
 _LARGEST_PREVIEW_PX = 320
@@ -60,6 +60,8 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         colours=colours,
         part_colours=charts.PART_COLOURS,
         views=[HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
+        priority=priority,
+        priority_tables=[(one, _gain_figure(one, colours)) for one in priority.tables(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
         between=between,
@@ -302,6 +304,20 @@ def arm_colours(results: StudyResults) -> dict[str, str]:
     named = dict.fromkeys(arm.name for arm in results.arms if arm.role == "arm")
     colours = {name: f"arm-{index % _ARM_COLOURS}" for index, name in enumerate(named)}
     return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
+
+
+def _gain_figure(table: priority.Table, colours: dict[str, str]) -> Markup:
+    """Draw gain against cost, of the arms that have both, and of the baseline."""
+    of_baseline = Interval(value=0.0)
+    return charts.gains_at_costs(
+        table.metric.label,
+        [
+            Series(row.arm, colours[row.arm], charts.GainAtCost(row.cost, gain, bool(row.dominated_by)))
+            for row in table.rows
+            if (gain := of_baseline if table.arm(row).role == "baseline" else row.gain) is not None
+            and row.cost is not None
+        ],
+    )
 
 
 def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[tuple[MetricInfo, Markup]]:

@@ -11,7 +11,7 @@ from tintype.page import numerals
 from tintype.page.template import template
 from tintype.runtime.printable import visible
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, between, copies, factors, findings, tuning
+from tintype.study.report import along, between, copies, factors, findings, priority, tuning
 from tintype.study.report.view import TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
 from tintype.study.trust import LEAD
@@ -32,6 +32,9 @@ def to_markdown(results: StudyResults) -> str:
         along_rows=_along_rows,
         stage_rows=_stage_rows,
         difference_rows=_difference_rows,
+        priority=priority,
+        priority_tables=priority.tables(results),
+        priority_rows=lambda one: ([findings.titled(one.arm(row)), *one.cells(row)] for row in one.rows),
         between=between,
         between_rows=lambda views: (row.cells for view in views for row in between.rows(view)),
         views=[View(one, columns) for one, columns in columns_of(results)],
