@@ -123,12 +123,14 @@ class MetricValues(_Record):
     intervals: dict[str, tuple[float, float]] = {}
     """95% intervals of sampling."""
     error_methods: dict[str, str] = {}
+    biases: dict[str, float] = {}
+    """By how much finite sets of images make a metric too large, where that is known. Not dumped where none is."""
     encoders: dict[str, EncoderInfo]
     warnings: tuple[str, ...]
     seconds: float
 
     def dump(self) -> dict[str, JsonValue]:
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude=set() if self.biases else {"biases"})
 
 
 class EvaluationResult(MetricValues):
@@ -160,7 +162,8 @@ class EvaluationResult(MetricValues):
 
     def dump(self) -> dict[str, JsonValue]:
         absent = {name for name in ("ema", "size_px") if getattr(self, name) is None}
-        return self.model_dump(mode="json", exclude=absent | (set() if self.copies else {"copies"}))
+        absent |= {name for name in ("copies", "biases") if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=absent)
 
     @property
     def scale(self) -> str:
@@ -188,6 +191,7 @@ class _Numbers(TypedDict):
     errors: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     error_methods: dict[str, str]
+    biases: dict[str, float]
 
 
 def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
@@ -197,6 +201,7 @@ def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
         "errors": {name: one.error for name, one in measured.items() if one.error is not None},
         "intervals": {name: one.interval for name, one in measured.items() if one.interval is not None},
         "error_methods": {name: one.method for name, one in measured.items() if one.method},
+        "biases": {name: one.bias for name, one in measured.items() if one.bias is not None},
     }
 
 

@@ -105,3 +105,31 @@ def _bias_times_count(variance_K: Tensor) -> float:
         return 0.0
     pair_KK = variance_K[:, None] * variance_K / (variance_K[:, None] + variance_K)
     return float(variance_K.sum() + (pair_KK.sum() + pair_KK.trace()) / 2)
+
+
+def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> float:
+    """Return by how much the distance of finite sets of fake and real images is too large, to first order in 1/N, 1/M.
+
+    Rows need not be Gaussian: the covariance's own errors are taken from the rows. Differs from the bias of a fit: the
+    two sets may have different distributions.
+    """
+    x_NF = offset_NF - offset_NF.mean(0)
+    fake = _bias_of_rows(x_NF, projected_NK - projected_NK.mean(0))
+    return fake + _bias_of_rows(real_MF, real_MF @ _factor(x_NF))
+
+
+def _bias_of_rows(x_NF: Tensor, projected_NK: Tensor) -> float:
+    """Return what the sampling of one set adds, given its centred rows, plain and times the other set's factor.
+
+    The mean adds tr S / N. In the eigenbasis of Bᵀ S B, with rows y and eigenvalues r_i², the error of an entry has the
+    variance var(y_i y_j) / N, and by the second derivative of -2 tr (Bᵀ S B)^½ its square costs
+    1 / (2 r_i r_j (r_i + r_j)). Of Gaussian rows this is r_i r_j (1 + δ_ij) / (2 N (r_i + r_j)).
+    """
+    count = len(x_NF)
+    value_K, vector_KK = torch.linalg.eigh(projected_NK.T @ projected_NK / (count - 1))
+    kept = value_K > value_K[-1] * torch.finfo(value_K.dtype).eps * len(value_K)
+    root_K = value_K[kept].sqrt()
+    square_NK = (projected_NK @ vector_KK[:, kept]).square()
+    variance_KK = (square_NK.T @ square_NK / count - value_K[kept].square().diag()) / count
+    cost_KK = 1 / (2 * root_K[:, None] * root_K * (root_K[:, None] + root_K))
+    return float(x_NF.square().sum()) / (count - 1) / count + float((variance_KK * cost_KK).sum())

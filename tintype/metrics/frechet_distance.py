@@ -23,7 +23,7 @@ _FEWEST = 8
 
 def _fd(pair: FeaturePair) -> Measured:
     value = max(_whole_fd(pair), 0.0)
-    return Measured(value, *_fd_error(pair), _fd_warnings(pair, value))
+    return Measured(value, *_fd_error(pair), _fd_warnings(pair, value), bias=_fd_bias(pair))
 
 
 def _whole_fd(pair: FeaturePair) -> float:
@@ -33,6 +33,12 @@ def _whole_fd(pair: FeaturePair) -> float:
 def _differentiable(pair: FeaturePair) -> bool:
     """Return whether there are enough images that one changes the distance little, so that a derivative is accurate."""
     return pair.different >= 2 * min(pair.size, pair.reals)
+
+
+def _fd_bias(pair: FeaturePair) -> float | None:
+    """Return the bias; None where images are too few for its first order in 1/N, or copies of others."""
+    enough = min(pair.fakes, pair.reals) >= 2 * pair.size and pair.different == pair.fakes
+    return pair.frechet_bias if enough else None
 
 
 def _fd_error(pair: FeaturePair) -> tuple[float | None, str]:

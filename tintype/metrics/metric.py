@@ -29,6 +29,8 @@ class Measured:
     """The metric by attribute, by time, or by the group of a prompt."""
     per_image: tuple[float, ...] = field(default=(), repr=False)
     """A number for each image, whose mean is the value; empty for a distance, which is one of sets."""
+    bias: float | None = None
+    """By how much finite sets of images make the value too large; None where it is not known, or zero by definition."""
     bounds: tuple[float, float] | None = None
     """The 95% interval where the normal approximation is not its method."""
 

@@ -119,6 +119,10 @@ class FeaturePair:
         return frechet.fit(self.points.offset_NF, self.projected, self.reference.spread)
 
     @cached_property
+    def frechet_bias(self) -> float:
+        return frechet.sampling_bias(self.points.offset_NF, self.projected, self.reference.points.offset_NF)
+
+    @cached_property
     def group(self) -> Tensor | None:
         """Random equal groups to leave out one by one, or None for too few images."""
         return self.parts(GROUPS, "jackknife") if self.different >= 2 * GROUPS else None

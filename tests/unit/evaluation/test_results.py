@@ -77,6 +77,13 @@ def test_only_measured_errors_are_recorded() -> None:
     assert found.intervals == {"fd_scenes": pytest.approx((2.5 - 0.98, 2.5 + 0.98))}
 
 
+def test_a_bias_is_recorded_where_it_is_known(file: Path) -> None:
+    assert "biases" not in result().dump(), "stored results stay as they were written"
+    found = result(**numbers_of({"fd_scenes": Measured(2.5, bias=0.15), "images_per_s": Measured(100.0)}))
+    write_result(file, found)
+    assert read_result(file).biases == found.dump()["biases"] == {"fd_scenes": 0.15}
+
+
 def test_an_earlier_result_lacks_what_joined_later(file: Path) -> None:
     def earlier(content: dict[str, Any]) -> None:
         for key in ("plan", "intervals", "error_methods", "previews_sha256"):

@@ -362,6 +362,54 @@ def test_fd_inf_is_the_distance_of_infinitely_many_images() -> None:
         assert (abs(float(found.mean()) - expected) < 4 * error) == right, kind
 
 
+@pytest.mark.parametrize("heavy", [False, True])
+def test_the_bias_of_fd_is_what_finite_sets_add_to_the_distance_of_their_distributions(heavy: bool) -> None:
+    """The oracle: both distributions' true means and covariances. Heavy rows have lengths of their own, kurtosis 6."""
+    scale, count = torch.tensor([0.3, 0.6, 0.9, 1.0, 1.2, 1.5]).double(), 80
+
+    def rows(n: int, seed: int) -> torch.Tensor:
+        length = torch.where(features(n, 1, 1000 + seed) > 0, math.sqrt(2), 0.0) if heavy else 1.0
+        return length * features(n, 6, seed)
+
+    truth = 6 * 0.2**2 + float((1 - scale).square().sum())
+    pairs = [FeaturePair(0.2 + scale * rows(200, 2 * seed), rows(300, 2 * seed + 1)) for seed in range(count)]
+    found = [FEATURE_METRICS["fd"].measure(pair) for pair in pairs]
+    bias = torch.tensor([one.bias for one in found], dtype=torch.float64)
+    excess = torch.tensor([one.value for one in found], dtype=torch.float64) - truth
+    error = float((excess - bias).std()) / math.sqrt(count)
+    assert float(excess.mean()) > 6 * error, "there is a bias to be found"
+    assert abs(float((excess - bias).mean())) < 3 * error + float(excess.mean()) * 6 / 200, "to first order in 1/N"
+    assert float(bias.std()) < 0.3 * float(bias.mean()), "known better than the distance"
+
+
+@pytest.mark.parametrize(("per_feature", "low", "high"), [(2, 0.7, 0.85), (8, 0.9, 1.0)])
+def test_the_bias_of_fd_is_found_up_to_an_order_of_features_over_images(
+    per_feature: int, low: float, high: float
+) -> None:
+    """The true distance is zero, and all directions are alike, which is the hardest case."""
+    count = 16 * per_feature
+    pairs = [FeaturePair(features(count, 16, 2 * s), features(4 * count, 16, 2 * s + 1)) for s in range(50)]
+    assert low < sum(pair.frechet_bias for pair in pairs) / sum(pair.frechet_of(slice(None)) for pair in pairs) < high
+
+
+def test_the_bias_of_fd_in_one_dimension() -> None:
+    """There the distance is (m_x - m_y)² + (s_x - s_y)², and the mean of s is s (1 - (kurtosis - 1) / 8N)."""
+    fake, real = features(500, 1, 0, std=2.0), features(300, 1, 1)
+    expected = 0.0
+    for x in (fake[:, 0], real[:, 0]):
+        kurtosis = float((x - x.mean()).pow(4).mean() / x.var() ** 2)
+        expected += float(x.var() + fake.std() * real.std() * (kurtosis - 1) / 4) / len(x)
+    assert measure("fd", fake, real).bias == pytest.approx(expected, rel=0.01)
+
+
+def test_no_bias_of_fd_is_given_for_few_images_or_copies() -> None:
+    real = features(100, 5, 0)
+    assert measure("fd", features(10, 5, 1), real).bias is not None
+    assert measure("fd", features(9, 5, 1), real).bias is None and measure("fd", real, features(9, 5, 1)).bias is None
+    copied = FeaturePair(features(50, 5, 1).repeat(2, 1), real, torch.arange(50).repeat(2))
+    assert FEATURE_METRICS["fd"].measure(copied).bias is None
+
+
 def test_fd_warnings() -> None:
     few = measure("fd", features(20, 30, 1), features(50, 30, 0))
     assert "20 fake images give no full covariance of 30" in few.warnings[0]
