@@ -72,7 +72,16 @@ from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
 from tintype.study.study import ArmPlan, Study
-from tintype.study.verdicts import STORED, Collapse, cells_of, match, measured_row, tested_row, without_seeds
+from tintype.study.verdicts import (
+    STORED,
+    Collapse,
+    cells_of,
+    match,
+    measured_row,
+    tested_row,
+    without_bias,
+    without_seeds,
+)
 from tintype.study.version import read_version
 
 Rows: TypeAlias = Mapping[Key, results.Comparison]
@@ -516,7 +525,9 @@ def compare(
             collapse = sheets.collapse(one, primary) if key.kind in OF_TWO else None
             unstable = collapse is not None and collapse.p < UNSTABLE / len(judged)
             found = sheets.estimate(one, level)
-            rows[key] = tested_row(one, matched, found, cells, meaning, margin, collapse, unstable)
+            bare = without_bias(cells, runs, key.metric)
+            unbiased = (bare, sheets.estimate(one, level, bare)) if bare else None
+            rows[key] = tested_row(one, matched, found, cells, meaning, margin, collapse, unstable, unbiased)
             if rows[key].fallen or rows[key].baseline_fallen:
                 whole = sheets.of(key, search=False)
                 every = tested_row(one, matched, estimate(whole, one.contrast, level), whole, meaning, margin)
@@ -571,9 +582,9 @@ class _Sheets:
             self._made[place] = with_alike(sheets)
         return self._made[place][metric]
 
-    def estimate(self, one: Asked, level: float) -> Estimate:
-        """Estimate a comparison; an arm against the baseline or another arm with pairs where they pay."""
-        key, cells = one.key, self.of(one.key)
+    def estimate(self, one: Asked, level: float, cells: Cells | None = None) -> Estimate:
+        """Estimate a comparison, of its cells or of those given. An arm is compared in pairs where they pay."""
+        key, cells = one.key, cells or self.of(one.key)
         if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
         own, baseline = one.contrast.weights

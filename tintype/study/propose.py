@@ -50,7 +50,7 @@ from tintype.study.stats.estimate import CONFIDENCE, estimate
 from tintype.study.stats.family import UNSTABLE
 from tintype.study.study import ArmPlan, Study
 from tintype.study.supervisor import Jobs, most_of
-from tintype.study.verdicts import Collapse, cells_of, match, tested_row, without_seeds
+from tintype.study.verdicts import Collapse, cells_of, match, tested_row, without_bias, without_seeds
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
@@ -139,8 +139,9 @@ def compare_proposal(
         sum(collapsed[role] for role in alike),
     )
     found = estimate(cells, asked.contrast, level)
-    margin = analysis.margin_of(metric, metrics[metric].margin)
-    return tested_row(asked, matched, found, cells, metrics[metric], margin, collapse, collapse.p < UNSTABLE)
+    margin, bare = analysis.margin_of(metric, metrics[metric].margin), without_bias(cells, read, metric)
+    unbiased = (bare, estimate(bare, asked.contrast, level)) if bare else None
+    return tested_row(asked, matched, found, cells, metrics[metric], margin, collapse, collapse.p < UNSTABLE, unbiased)
 
 
 class Proposal(BaseModel):

@@ -150,6 +150,8 @@ class Run(_Data):
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
     """Standard error of each metric over the sampling noise, with the weights unchanged."""
+    biases: dict[str, float] = {}
+    """By how much finite sets of images make a metric too large; empty in results that did not record it."""
     warnings: list[str] = []
     encoders: dict[str, EncoderInfo] = {}
     details: dict[str, dict[str, float]] = {}
@@ -807,7 +809,7 @@ class StudyResults(_Data):
             del content["replication"]["source"]
         for run in (run for arm in content["arms"] for run in arm["runs"]):
             for one in (run, *run["along"]):
-                _drop_empty(one, ("wrong", "copies") if one is run else ("previews", "wrong"))
+                _drop_empty(one, ("wrong", "copies", "biases") if one is run else ("previews", "wrong"))
         for row in _rows_in(content):
             _drop_empty(row, ("fallen_later", "baseline_fallen_later", "margin_seeds"))
         for metric in content["metrics"]:

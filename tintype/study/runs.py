@@ -192,6 +192,7 @@ def _finished_run(
         state="done",
         metrics=metrics,
         errors=result.errors,
+        biases=result.biases,
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,

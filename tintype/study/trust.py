@@ -11,11 +11,16 @@ from statistics import fmean, stdev
 
 from tintype.study.results import MetricInfo, Run, StudyResults
 
-LEAD = (
+_LEAD = (
     "Seed spread: standard deviation over the seeds of the baseline and of the control, which is the baseline again. "
     "Sampling error of one run: what other noises would change with the same weights; more images reduce it. "
     "Signal-to-noise: standard deviation of the means of baseline and arms over their mean standard error. It "
     "is about 1 where arms differ by chance alone; a metric with a high ratio tells these arms apart with few seeds."
+)
+
+_OF_BIAS = (
+    " Bias: how much of the baseline's mean comes from finite sets of images; a perfect model has about as much. It "
+    "makes relative differences look smaller than they are; more images reduce it."
 )
 
 
@@ -31,12 +36,31 @@ class Trust:
     sampling_error: float | None
     """The error of one run: the root mean square over the runs of baseline and control."""
     signal_to_noise: float | None
+    bias: float | None = None
+    """By how much finite sets of images make one run's value too large: the mean over the runs of baseline and control.
+    None where that is not known."""
 
     @property
     def relative_spread(self) -> float | None:
         if self.seed_spread is None or not self.baseline_mean:
             return None
         return self.seed_spread / abs(self.baseline_mean)
+
+    @property
+    def relative_bias(self) -> float | None:
+        if self.bias is None or not self.baseline_mean:
+            return None
+        return self.bias / abs(self.baseline_mean)
+
+
+def is_biased(results: StudyResults) -> bool:
+    """Return whether the bias of a metric is known of any run."""
+    return any(run.biases for arm in results.arms for run in arm.runs)
+
+
+def lead(results: StudyResults) -> str:
+    """Return what the numbers are."""
+    return _LEAD + (_OF_BIAS if is_biased(results) else "")
 
 
 def trust(results: StudyResults) -> list[Trust]:
@@ -50,6 +74,7 @@ def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
     alike = [run for arm in results.arms if arm.role in ("baseline", "control") for run in healthy[arm.name]]
     values, own = _values(alike, metric.name), [arm for arm in results.arms if arm.role == "baseline"]
     mean, of_own = results.baseline_mean(metric.name), _values(healthy[own[0].name], metric.name)
+    biases = [run.biases[metric.name] for run in alike if metric.name in run.biases]
     errors = [run.errors[metric.name] for run in alike if metric.name in run.errors]
     compared = [arm for arm in results.arms if arm.role != "control" and metric.name not in arm.incomparable]
     return Trust(
@@ -59,6 +84,7 @@ def _trust(results: StudyResults, metric: MetricInfo) -> Trust:
         seeds=len(values),
         sampling_error=math.sqrt(fmean(error * error for error in errors)) if errors else None,
         signal_to_noise=_ratio([_values(healthy[arm.name], metric.name) for arm in compared]),
+        bias=fmean(biases) if biases else None,
     )
 
 

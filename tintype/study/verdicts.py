@@ -60,6 +60,27 @@ def cells_of(
     return replace(cells.without(collapsed), collapsed=collapsed)
 
 
+def without_bias(cells: Cells, runs: Mapping[str, Sequence[Run]], metric: str) -> Cells | None:
+    """Return cells of logarithms with each run's sampling bias taken off; None where the bias of a run is not known.
+
+    Where a run lies within its bias there is no logarithm, and values are compared as they are; ratios not at all.
+    """
+    if cells.scale.kind not in ("log", "ratio"):
+        return None
+    biases = {(label, run.seed): run.biases.get(metric) for label, some in runs.items() for run in some}
+    left: dict[str, dict[int, float]] = {}
+    for label, of in cells.values.items():
+        for seed, place in of.items():
+            if (bias := biases.get((label, seed))) is None:
+                return None
+            left.setdefault(label, {})[seed] = math.exp(place) - bias
+    scale = scale_for("log", [list(of.values()) for of in left.values()])
+    if cells.scale.kind == "ratio" and scale.kind != "log":
+        return None
+    placed = {label: {seed: scale.place(value) for seed, value in of.items()} for label, of in left.items()}
+    return replace(cells, values=placed, scale=scale if cells.scale.kind == "log" else cells.scale)
+
+
 def _finite(runs: Sequence[Run], metric: str) -> dict[int, float]:
     values = {run.seed: run.metrics.get(metric, math.nan) for run in runs if run.loss(metric) is None}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
@@ -173,15 +194,29 @@ def tested_row(
     margin: Effect,
     collapse: Collapse | None = None,
     unstable: bool = False,
+    unbiased: tuple[Cells, Estimate] | None = None,
 ) -> Comparison:
     """Write an estimate in the metric's unit, with its verdict.
 
     `collapse` counts the arm's collapsed runs, `unstable` says that they are shown to be more than the baseline's.
+    `unbiased` is the same comparison with the sampling bias taken off, without which there is no "same".
     """
     scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)
     reach = _margin_on_scale(asked, cells, old, margin)
-    healthy = _verdict(found, matched, reach, meaning)
+    healthy, of_bias = _verdict(found, matched, reach, meaning), ""
+    needed = found.seeds_needed(reach) if healthy == "undecided" else None
+    strict, strict_reach = found, reach
+    if unbiased:
+        bare, strict = unbiased
+        within = bare.scale.kind == "raw" and strict.old <= 0  # of a baseline within its bias there is no share
+        strict_reach = 0.0 if within else _margin_on_scale(asked, bare, strict.old, margin)
+        said = _verdict(strict, matched, strict_reach, meaning)
+        if healthy in ("better", "worse", "same") and said != healthy:
+            change = bare.scale.difference(strict.old, strict.value)
+            of_bias = f"without the bias of finite sets of images the difference is {change:+.2g}: {said}"
+            needed = strict.seeds_needed(strict_reach) if said == "undecided" else None
+            healthy = "undecided" if healthy == "same" else healthy
     own = {asked.own, STORED}  # a stored run is named by no seed of the study
     of_baseline = [arm for arm in cells.values if cells.plan_of(arm) in asked.baselines and arm not in own]
     seeds = {arm: cells.collapsed.get(arm, ()) for arm in {**asked.contrast.weights, **dict.fromkeys(of_baseline)}}
@@ -216,13 +251,13 @@ def tested_row(
         margin=scale.size(old, reach),
         corrected=corrected and Interval(value=units(corrected[0]), low=units(corrected[1]), high=units(corrected[2])),
         correlation=found.correlation,
-        margin_seeds=found.seeds_for_same(reach) if meaning.margin else None,
-        seeds_needed=found.seeds_needed(reach) if healthy == "undecided" else None,
+        margin_seeds=strict.seeds_for_same(strict_reach) if meaning.margin else None,
+        seeds_needed=needed if healthy == "undecided" else None,
         fallen=list(collapsed),
         baseline_fallen=list(baseline_collapsed),
         collapse_p=collapse.p if collapse and collapsed else None,
         healthy_verdict=healthy if verdict == "unstable" else None,
-        note=_note(found, collapse if collapsed or baseline_collapsed else None, unstable),
+        note=_note(found, collapse if collapsed or baseline_collapsed else None, unstable, of_bias),
     )
 
 
@@ -250,9 +285,11 @@ def _verdict(found: Estimate, matched: Matched, reach: float, meaning: MetricInf
     return "better" if (said == "above") == (meaning.direction == "higher") else "worse"
 
 
-def _note(found: Estimate, collapse: Collapse | None, unstable: bool) -> str:
+def _note(found: Estimate, collapse: Collapse | None, unstable: bool, of_bias: str) -> str:
     apart = sorted(set(found.stands_out))
     notes = [f"the seed spread of {', '.join(apart)} stands out, so mostly its own is used"] if apart else []
     if collapse and not unstable:
         notes.append(collapse.words)
+    if of_bias:
+        notes.append(of_bias)
     return "; ".join(notes)

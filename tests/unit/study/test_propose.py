@@ -15,12 +15,12 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import plan_from_yaml
 from tintype.runtime.files import write_lines, write_sealed
-from tintype.study.analysis import DEFAULT
+from tintype.study.analysis import DEFAULT, AnalysisSettings
 from tintype.study.folder import stored_study
 from tintype.study.lab import run_study
 from tintype.study.ledger import ERROR, FLATNESS, left_after, level_of, read_ledger
 from tintype.study.looks import SeedPlan
-from tintype.study.propose import Proposal, judge, parse_arm, proposals, propose
+from tintype.study.propose import Proposal, compare_proposal, judge, parse_arm, proposals, propose
 from tintype.study.results import MetricInfo, Run
 from tintype.study.runner import FAILURES, Task
 from tintype.study.study import load_study
@@ -293,6 +293,19 @@ def test_a_gain_that_makes_another_primary_metric_worse_is_dropped(shift: float,
     found = judge(runs, metrics, DEFAULT, level_of(1), 16)  # type: ignore[arg-type]
     assert found.answer == answer
     assert ("worse in second" in found.reason) == (answer == "drop")
+
+
+def test_no_proposal_is_called_the_same_where_the_bias_may_hide_a_difference() -> None:
+    metrics = {"first": MetricInfo(name="first", label="first", direction="lower", definition="", scale="log")}
+    spread = [0.001, -0.0005, -0.001, 0.0005]
+    runs = {
+        "baseline": _runs([1 + one for one in spread], spread),
+        "arm": _runs([0.96 + one for one in reversed(spread)], spread),
+    }
+    biased = {role: [run.model_copy(update={"biases": {"first": 0.9}}) for run in of] for role, of in runs.items()}
+    wide = AnalysisSettings(margin="10%")
+    rows = [compare_proposal(some, "first", metrics, wide, 0.95) for some in (runs, biased)]  # type: ignore[arg-type]
+    assert [row.verdict for row in rows] == ["same", "undecided"]
 
 
 def test_few_chains_of_nothing_have_a_false_keep_and_without_the_charge_most_have() -> None:

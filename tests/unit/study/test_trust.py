@@ -9,9 +9,15 @@ from statistics import fmean, stdev
 import pytest
 
 from tests.unit.study.example_results import example
+from tests.unit.study.test_adaptive import study_with
+from tests.written_runs import METRIC, Writer, written_runs
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import read_result, result_file, write_result
+from tintype.study.lab import run_study
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import Arm, MetricInfo, Role, Run, StudyResults
+from tintype.study.runner import Task
 from tintype.study.trust import Trust, trust
 
 
@@ -68,6 +74,37 @@ def test_runs_that_fell_off_count_nowhere() -> None:
     arms = [healthy, recall(first, first.runs[1].seed), recall(second)]
     noise = fmean(stdev(one) / math.sqrt(len(one)) for one in arms)
     assert found.signal_to_noise == pytest.approx(stdev(map(fmean, arms)) / noise)
+
+
+def test_the_bias_is_shown_where_it_is_known(tmp_path: Path) -> None:
+    results = example()
+    plain, name = to_markdown(results), results.metrics[0].name
+    biased = [run.model_copy(update={"biases": {name: 0.05}}) for run in results.arms[0].runs]
+    known = results.model_copy(
+        update={"arms": [results.arms[0].model_copy(update={"runs": biased}), *results.arms[1:]]}
+    )
+    (row,) = [row for row in trust(known) if row.metric.name == name]
+    assert row.bias == pytest.approx(0.05) and row.baseline_mean is not None
+    assert row.relative_bias == pytest.approx(0.05 / row.baseline_mean)
+    for text in (to_markdown(known), to_html(known, tmp_path)):
+        assert "Bias, of the mean" in text and f"{100 * 0.05 / row.baseline_mean:.2g}" in text
+    assert "Bias" not in plain and "biases" not in str(results.dump()) and "biases" in str(known.dump())
+
+
+class Biased(Writer):
+    """Writes runs whose results have a bias."""
+
+    def _write(self, task: Task, protocol: Protocol) -> None:
+        super()._write(task, protocol)
+        file = result_file(task.folder, protocol, task.plan.train.steps)
+        write_result(file, read_result(file).model_copy(update={"biases": {METRIC: 0.25}}))
+
+
+def test_the_bias_of_an_evaluation_reaches_the_results_of_a_study(tmp_path: Path) -> None:
+    with written_runs(Biased({})):
+        outcome = run_study(study_with(tmp_path, "seeds=[0, 1]"), tmp_path / "out", 1)
+    assert outcome.report is not None
+    assert all(run.biases == {METRIC: 0.25} for arm in outcome.report.results.arms for run in arm.runs)
 
 
 def test_both_reports_have_the_table(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 from tests.unit.study.plain_rows import asked_arm, rows_of, runs_of
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.results import Comparison, MetricInfo, Run
+from tintype.study.stats.cells import RATIO
 from tintype.study.stats.falls import collapse_p
 from tintype.study.stats.family import UNSTABLE
-from tintype.study.verdicts import Matched, match
+from tintype.study.verdicts import Matched, cells_of, match, without_bias
 
 DISTANCE = MetricInfo(name="m", label="distance", direction="lower", definition="", scale="log")
 SHARE = MetricInfo(name="m", label="accuracy", direction="higher", definition="", scale="logit")
@@ -75,6 +77,46 @@ def test_distances_are_compared_as_logarithms_and_written_in_their_unit() -> Non
     assert (low + high) / 2 == pytest.approx(math.log(0.5))
     larger = row_of(around(20.0), usual(40.0), DISTANCE)
     assert larger.low == pytest.approx(10 * row.low) and larger.p == pytest.approx(row.p)
+
+
+def biased(runs: list[Run], bias: float) -> list[Run]:
+    return [run.model_copy(update={"biases": {"m": bias}}) for run in runs]
+
+
+def test_same_is_not_said_where_the_bias_may_hide_a_difference() -> None:
+    """The distances 1.00 and 1.04 lie within a margin of 10%; of 0.10 and 0.14 without their bias nobody says so."""
+    new, old = around(1.04, 0.1), usual(1.0, 0.1)
+    plain = row_of(new, old, DISTANCE, margin="10%")
+    hidden, little = (row_of(biased(new, bias), biased(old, bias), DISTANCE, margin="10%") for bias in (0.9, 0.05))
+    assert plain.verdict == little.verdict == "same" and little.note == ""
+    assert hidden.verdict == "undecided" and "images the difference is +0.04: worse" in hidden.note
+    assert (hidden.difference, hidden.low, hidden.high) == (plain.difference, plain.low, plain.high)
+    one_unknown = [*biased(new[1:], 0.9), new[0]]
+    assert row_of(one_unknown, biased(old, 0.9), DISTANCE, margin="10%") == row_of(
+        [*new[1:], new[0]], old, DISTANCE, margin="10%"
+    ), "as if no bias were known"
+
+
+def test_a_bias_takes_no_verdict_of_a_difference_but_is_noted() -> None:
+    """An arm with less bias looks better and is not; one within its bias says nothing."""
+    row = row_of(biased(around(1.0), 0.1), biased(usual(1.1), 0.2), DISTANCE)
+    assert row.verdict == "better" and row.note.endswith(": same"), row.note
+    assert row_of(biased(around(0.1), 0.15), biased(usual(0.1), 0.15), DISTANCE, margin="10%").verdict == "undecided"
+    assert "bias" not in row_of(biased(around(0.5), 0.1), biased(usual(1.1), 0.1), DISTANCE).note
+
+
+def test_ratios_lose_their_bias_only_where_a_logarithm_is_left() -> None:
+    runs = {"baseline": biased(usual(1.0), 0.5)}
+    cells = cells_of({"baseline": "baseline"}, runs, "m", DISTANCE)
+    ratios = replace(cells, scale=RATIO)
+    bare = without_bias(ratios, runs, "m")
+    assert (
+        bare is not None and bare.scale == RATIO and bare.values["baseline"][1] == pytest.approx(math.log(1.01 - 0.5))
+    )
+    within = {"baseline": biased(usual(1.0), 1.0)}
+    assert without_bias(ratios, within, "m") is None
+    left = without_bias(cells, within, "m")
+    assert left is not None and left.scale.kind == "raw"
 
 
 def test_values_that_are_not_positive_are_compared_as_they_are() -> None:

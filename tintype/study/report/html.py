@@ -32,9 +32,9 @@ from tintype.seams import ANY_VALUE
 from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, between, charts, copies, factors, findings, priority, tuning
 from tintype.study.report.charts import Series
-from tintype.study.report.view import TRUST_HEADS, Column, View, columns_of
+from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, Column, View, columns_of
 from tintype.study.results import SPEED, Arm, Interval, MetricInfo, Run, StudyResults
-from tintype.study.trust import LEAD
+from tintype.study.trust import is_biased, lead
 
 _LARGEST_PREVIEW_PX = 320
 _LARGEST_EARLY_PX = 160
@@ -68,8 +68,9 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
         factors=factors,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
-        trust_lead=LEAD,
-        trust_heads=TRUST_HEADS,
+        trust_lead=lead(results),
+        trust_heads=[*TRUST_HEADS, *([TRUST_BIAS] if is_biased(results) else [])],
+        biased=is_biased(results),
         link=paper_link,
         copies=copies,
         copy_rows=copies.rows(results),

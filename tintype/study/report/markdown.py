@@ -12,9 +12,9 @@ from tintype.page.template import template
 from tintype.runtime.printable import visible
 from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, between, copies, factors, findings, priority, tuning
-from tintype.study.report.view import TRUST_HEADS, View, columns_of
+from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, View, columns_of
 from tintype.study.results import Arm, StudyResults
-from tintype.study.trust import LEAD
+from tintype.study.trust import is_biased, lead
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
@@ -46,9 +46,9 @@ def to_markdown(results: StudyResults) -> str:
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,
         prompt_rows=_prompt_rows,
-        trust_lead=LEAD,
-        trust_heads=list(TRUST_HEADS),
-        trust_rows=_trust_rows,
+        trust_lead=lead(results),
+        trust_heads=[*TRUST_HEADS, *([TRUST_BIAS] if is_biased(results) else [])],
+        trust_rows=lambda views: _trust_rows(views, is_biased(results)),
         cost_heads=list(findings.COST_HEADS),
         cost_rows=_cost_rows,
     )
@@ -148,7 +148,7 @@ def _cost_rows(views: Sequence[View]) -> Iterator[list[str]]:
         yield from ([*_named(arm), *findings.cost_cells(view.results, arm)] for arm in view.everyone if arm.alone)
 
 
-def _trust_rows(views: Sequence[View]) -> Iterator[list[str]]:
+def _trust_rows(views: Sequence[View], biased: bool) -> Iterator[list[str]]:
     for view in views:
         first = [view.baseline.resolution, f"{view.baseline.tokens:,}"] if view.baseline.resolution else []
-        yield from ([*first, *row] for row in view.trust_rows())
+        yield from ([*first, *row] for row in view.trust_rows(biased))

@@ -12,6 +12,8 @@ from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, StudyResul
 from tintype.study.trust import Trust, trust
 
 TRUST_HEADS = ("Metric", "Baseline", "Seed spread", "of the mean", "Sampling error of one run", "Signal-to-noise")
+"""Heads of the table of trust; `TRUST_BIAS` is a further one where the bias of a run is known."""
+TRUST_BIAS = "Bias, of the mean"
 
 
 @dataclass(frozen=True)
@@ -177,10 +179,11 @@ class View:
             return ""
         return findings.NOT_COMPARABLE if findings.speed_note(self.results) else findings.speed_words(cell)
 
-    def trust_rows(self) -> list[list[str]]:
-        """Return a row for each metric that has a spread or an error."""
+    def trust_rows(self, biased: bool = False) -> list[list[str]]:
+        """Return a row for each metric that has a spread or an error; where `biased` with its bias."""
         rows = [row for row in trust(self.results) if row.seed_spread is not None or row.sampling_error is not None]
-        return [self._trust_row(row) for row in rows]
+        bias = [[numerals.share(row.relative_bias)] if biased else [] for row in rows]
+        return [[*self._trust_row(row), *of_row] for row, of_row in zip(rows, bias, strict=True)]
 
     def _trust_row(self, row: Trust) -> list[str]:
         column = self.column(row.metric.name)
