@@ -160,6 +160,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
     Records of ended processes are removed.
     """
+    found: int | None = None
     for record in sorted(folder.glob("*.*.*.*.*")):
         there, of, *numbers = record.name.split(".")
         try:
@@ -172,15 +173,16 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
                 record.unlink(missing_ok=True)
                 continue
             file = f"/proc/{pid}/fd/{number}"
-            if of != name or not os.readlink(file).startswith(f"/memfd:{_memory_name(name)}"):  # noqa: PTH115
+            if found is not None or of != name or not os.readlink(file).startswith(f"/memfd:{_memory_name(name)}"):  # noqa: PTH115
                 continue
             descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError):  # it ended just now, or does not let others look
             continue
         if os.fstat(descriptor).st_size == size and os.pread(descriptor, len(content.head), 0) == content.head:
-            return descriptor
-        os.close(descriptor)
-    return None
+            found = descriptor
+        else:
+            os.close(descriptor)
+    return found
 
 
 def _made(name: str, content: Content, size: int) -> int:
