@@ -344,6 +344,13 @@ def finished_runs(stored: Path) -> int:
     return sum(run.get("state") == "done" for run in _runs_of(stored))
 
 
+def passed_on(out: Path) -> dict[str, str]:
+    """Return how the runs of a study ended that was passed on without its runs, by their hash; else nothing."""
+    if (out / "runs").is_dir():
+        return {}
+    return {run["hash"]: run["state"] for run in _runs_of(out / RESULTS) if "hash" in run and "state" in run}
+
+
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
     """Read the runs of a results.json; return none where there is none. Refuse one that is damaged or older."""
     found = read_checked(stored, remake_results(stored), FORMAT)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -20,7 +20,7 @@ from tintype.evaluation.results import result_file
 from tintype.runtime.files import finite, read_sealed, without_seal
 from tintype.runtime.leases import Claim, Leases
 from tintype.study.crowded import times_crowded
-from tintype.study.folder import stored_study
+from tintype.study.folder import passed_on, stored_study
 from tintype.study.lab import next_runs
 from tintype.study.looks import SeedPlan
 from tintype.study.runner import FAILURES, Task, tasks_of
@@ -31,6 +31,8 @@ from tintype.study.worker import LEASES, is_settled
 RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
 """A silent run's worker has not written for longer than its lease lasts. Perhaps a run is wanted at a later look."""
 LEFT: tuple[RunState, ...] = ("running", "silent", "died", "waiting")
+_ENDS: dict[str, RunState] = {"done": "done", "diverged": "diverged", "failed": "failed"}
+"""States of runs that have ended, as results.json has them."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class StatusReader:
         self._read_at: tuple[int, ...] = ()
         self._known: dict[str, _Known] = {}
         self._states: dict[str, RunState] = {}
+        self._passed_on: dict[str, str] = {}
         self._changing = False
         """Whether runs that end decide which runs come next."""
 
@@ -150,6 +153,8 @@ class StatusReader:
             _Wanted(task, name, result_file(task.folder, protocol, task.plan.train.steps)) for task, name in named
         ]
         self._perhaps = _perhaps(self._study, self.out)
+        with suppress(UserError):  # damaged: then the runs alone say how far the study is
+            self._passed_on = passed_on(self.out)
         self._changing = isinstance(self._study.settings.seeds, SeedPlan) or bool(self._study.settings.tune)
         self._known = {}
 
@@ -164,6 +169,9 @@ class StatusReader:
             return known.status
         claims = self._leases.history(wanted.hash)
         found = _run(wanted, claims, self._study.settings.evaluation, self.out, wanted.hash in self._perhaps)
+        ended = _ENDS.get(self._passed_on.get(wanted.hash, ""))
+        if ended is not None and found.state in ("waiting", "perhaps"):
+            found = replace(found, state=ended, step=found.steps if ended == "done" else 0)
         self._known[wanted.hash] = _Known(files, found)
         return found
 

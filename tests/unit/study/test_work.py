@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -181,3 +182,18 @@ def test_a_signal_ends_a_worker_with_143_whichever_it_is(tmp_path: Path) -> None
             ended = CliRunner().invoke(cli.app, ["work", str(out)])
         assert ended.exit_code == 143, (number, ended.output)
         assert len(status_of(out).of("waiting")) == 2
+
+
+def test_a_study_that_was_passed_on_without_its_runs_is_done(tmp_path: Path) -> None:
+    study, out = study_with(tmp_path, "seeds=[0, 1]", "arms=[]"), tmp_path / "out"
+    run(study, out, Writer())
+    shutil.rmtree(out / "runs")
+    shutil.rmtree(out / "leases", ignore_errors=True)
+    found = status_of(out)
+    assert found.is_over and len(found.of("done")) == 2
+    (out / "results.json").write_text("{}")
+    assert len(status_of(out).of("waiting")) == 2, "nothing says that they ended"
+    (out / "runs").mkdir()
+    run(study, tmp_path / "again", Writer())
+    shutil.copy(tmp_path / "again" / "results.json", out / "results.json")
+    assert len(status_of(out).of("waiting")) == 2, "runs are looked for where there are some"
