@@ -16,6 +16,7 @@ from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
+from tintype.study import supervisor
 from tintype.study.folder import stored_study
 from tintype.study.runner import Message, Task
 from tintype.study.study import Study
@@ -47,7 +48,8 @@ def test_runs_of_a_study_are_trained_and_scored_in_a_worker_and_timed(file: str,
     assert found == json.loads(out.read_text()) and (found["runs"], found["jobs"]) == (2, 1)
     first, later = found["first"], found["later"]
     seconds = [*first.values(), later["training_s"], later["scoring_s"]]
-    assert all(one > 0 for one in seconds) and sum(seconds) <= found["wall_s"]
+    late_s = supervisor._READ_S + supervisor._POLL_S  # an end is seen so late, and counts with the start
+    assert all(one > 0 for one in seconds) and sum(seconds) <= found["wall_s"] + late_s
     assert found["runs_per_hour"] == pytest.approx(7200 / found["wall_s"]) and found["warm_runs_per_hour"] > 0
     assert found["figures"]["runs an hour"] == found["runs_per_hour"]
     assert {one.name for one in tmp_path.iterdir()} == {"plan.yaml", "study.yaml", "speed.json"}
