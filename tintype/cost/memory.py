@@ -28,6 +28,7 @@ from tintype.cost.plan import (
     activation_bytes,
     class_input,
     grid_at,
+    known_network,
     latent_input,
     memory_of,
     route_at,
@@ -311,7 +312,9 @@ class _Run:
         teacher = getattr(loss, "teacher", None)
         if not isinstance(teacher, TeacherPart):
             return 0
-        outline = self._outline(loss.kind, teacher.kind, partial(teacher.outline, grid_at(self.plan, step)))
+        outline = known_network(
+            self.missing, loss.kind, teacher.kind, partial(teacher.outline, grid_at(self.plan, step))
+        )
         if outline is None:
             return 0
         cached = isinstance(loss, AlignmentPart) and loss.cache != "none"
@@ -376,7 +379,7 @@ class _Run:
         if isinstance(tokenizer, PixelsSettings):
             return None
         source = getattr(tokenizer, "weights", tokenizer.kind)
-        found: AutoencoderOutline | None = self._outline("tokenizer", source, tokenizer.outline)
+        found: AutoencoderOutline | None = known_network(self.missing, "tokenizer", source, tokenizer.outline)
         return found
 
     def _coded(self, autoencoder: AutoencoderOutline, step: int, images: int, encode: bool) -> int:
@@ -427,7 +430,9 @@ class _Run:
             whole += 2 * forward_bytes(SceneEncoderSettings().outline())
         if tuning.adversarial.weight:
             whole += 16 * tuning.adversarial.width * size_px**2  # its first maps, thrice, and all smaller ones
-        outline = self._outline(tuning.kind, tuning.teacher.kind, partial(tuning.teacher.outline, grid_at(plan, step)))
+        outline = known_network(
+            self.missing, tuning.kind, tuning.teacher.kind, partial(tuning.teacher.outline, grid_at(plan, step))
+        )
         if outline is not None:
             held["frozen networks"] += outline.bytes
             work[f"{tuning.kind}: teacher at work"] = images * forward_bytes(outline)
@@ -456,7 +461,7 @@ class _Run:
         if plan.data.of_scenes:
             encoders = {SceneEncoderSettings(): None, **encoders}
         for encoder in encoders:
-            outline = self._outline(f"encoder {encoder.title}", encoder.kind, encoder.outline)
+            outline = known_network(self.missing, f"encoder {encoder.title}", encoder.kind, encoder.outline)
             if outline is None:
                 continue
             images = READ_TOGETHER if isinstance(encoder, SceneEncoderSettings) else BLOCK
@@ -511,17 +516,6 @@ class _Run:
             name = hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:8]
             width = _width(loss, self.counted.networks.terms)
             found[f"tokens of {loss.teacher.kind} {name}"] = count * prod(grid) * width * 2
-        return found
-
-    def _outline(self, name: str, source: str, outline: Callable[[], Untyped]) -> Untyped:
-        """Return a frozen network without its weights; None where its sizes are not known, which is noted."""
-        try:
-            found = outline()
-        except UserError as error:
-            self.missing.append(f"{name}: {error}")
-            return None
-        if found is None:
-            self.missing.append(f"{name}: the sizes of '{source}' are not known")
         return found
 
 

@@ -458,13 +458,13 @@ class Counted:
             yield from self._tower("text", plan.text.weights, plan.text.compute)
         if not isinstance(plan.tokenizer, PixelsSettings):
             source = getattr(plan.tokenizer, "weights", plan.tokenizer.kind)
-            if (autoencoder := self._known("tokenizer", source, plan.tokenizer.outline)) is not None:
+            if (autoencoder := known_network(self.missing, "tokenizer", source, plan.tokenizer.outline)) is not None:
                 size = autoencoder.numbers
                 yield "tokenizer", (Tower(size, size * autoencoder.number_bytes), autoencoder)
         for loss in plan.losses:
             if isinstance(loss, _WITH_TEACHER):
                 source = getattr(loss.teacher, "source", "") or loss.teacher.kind
-                teacher = self._known(loss.kind, source, partial(loss.teacher.outline, plan.token_grid))
+                teacher = known_network(self.missing, loss.kind, source, partial(loss.teacher.outline, plan.token_grid))
                 if teacher is not None:
                     yield loss.kind, (Tower(teacher.numbers, teacher.bytes), teacher)
             elif isinstance(loss, PerceptualDinoSettings):
@@ -478,20 +478,9 @@ class Counted:
 
     def _tower(self, name: str, source: str, arithmetic: str) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
         known = PUBLISHED.get(source)
-        network = self._known(name, source, known.build if known else lambda: None)
+        network = known_network(self.missing, name, source, known.build if known else lambda: None)
         if network is not None:
             yield name, (_tower(network, arithmetic), network)
-
-    def _known(self, name: str, source: str, outline: Callable[[], T | None]) -> T | None:
-        """Return a frozen network without its weights; where its sizes are not known, say so and return None."""
-        try:
-            found = outline()
-        except UserError as error:
-            self.missing.append(f"{name}: {error}")
-            return None
-        if found is None:
-            self.missing.append(f"{name}: the sizes of '{source}' are not in the table of published networks")
-        return found
 
     # Operations
 
@@ -592,6 +581,18 @@ def _edges(plan: Plan) -> list[int]:
     for schedule in schedules:
         found |= {schedule.start, schedule.end or 0}
     return sorted(step for step in found if 0 <= step <= plan.train.steps)
+
+
+def known_network(missing: list[str], name: str, source: str, outline: Callable[[], T | None]) -> T | None:
+    """Return a frozen network without its weights; where its sizes are not known, note it in `missing`."""
+    try:
+        found = outline()
+    except UserError as error:
+        missing.append(f"{name}: {error}")
+        return None
+    if found is None:
+        missing.append(f"{name}: the sizes of '{source}' are not known")
+    return found
 
 
 def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:

@@ -216,7 +216,7 @@ def test_what_is_cached_or_not_known_is_not_counted_and_named() -> None:
 def test_a_tokenizer_of_unknown_size_is_named(kind: str, channels: int, stride_px: int) -> None:
     tokenizer = f"{{kind: {kind}, folder: somewhere, channels: {channels}, stride_px: {stride_px}}}"
     found = cost(tiny_plan("data.size_px=64", "model.patch=1", f"tokenizer={tokenizer}", "run.latents=none"))
-    assert found.missing == (f"tokenizer: the sizes of '{kind}' are not in the table of published networks",)
+    assert found.missing == (f"tokenizer: the sizes of '{kind}' are not known",)
 
 
 # Memory

@@ -1,4 +1,4 @@
-"""What to adopt first: gain, cost, ranks and the front, in small made-up studies."""
+"""Priority of arms: gain, cost, ranks and the front, in small made-up studies."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def on_gpu(tmp_path: Path, count: int) -> list[Task]:
 
 
 def test_workers_are_started_for_the_runs_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are there and have no run yet will take what fits."""
+    """A worker that is there without a run takes what fits, so no other is started for it."""
     machine, tasks = Machine(tmp_path, {"small": 30 * GIB}), on_gpu(tmp_path, 6)
     made = made_of(tmp_path, machine, tasks, monkeypatch)
     made._fill()

@@ -1,4 +1,4 @@
-"""What the measurement of many runs on one GPU reads of a study: how attempts ended, and the bits of runs."""
+"""The measurement of many runs on one GPU: it counts how attempts ended, and compares the bits of runs."""
 
 from __future__ import annotations
 

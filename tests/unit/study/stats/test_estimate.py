@@ -187,7 +187,7 @@ def test_the_interpolated_detectable_difference_has_its_power(freedom: float) ->
 
 
 def test_the_verdict_same_is_given_as_often_as_it_is_planned() -> None:
-    """Of studies without a difference, at the seeds that a margin needs: four in five."""
+    """Share of studies that say "same" of an arm without a difference, at the seeds that a margin needs."""
     draw, confidence, margin = np.random.default_rng(5), 0.99, 1.0
     error, freedom = 0.22, 12.0
     values, errors = draw.normal(0, error, 20_000), error * np.sqrt(draw.chisquare(freedom, 20_000) / freedom)
