@@ -1,7 +1,7 @@
 """Many runs on one GPU: whether all are done, at which rate, beside a memory hog and a killed worker, with which bits.
 
     python -m tools.speed.packed rate OUT        the whole study, and its rate against the ideal
-    python -m tools.speed.packed crowd OUT       a shorter one with --jobs 20, a hog and a killed worker
+    python -m tools.speed.packed crowd OUT       a shorter one with --jobs 20, a hog, a killed and a faulty worker
     python -m tools.speed.packed same OUT        two arms and two seeds of `crowd` again with --jobs 1, bit for bit
 
 The ideal is a GPU on which all runs pack as the plain arms do, each as long as its steps take alone: the rate that is
@@ -41,12 +41,34 @@ while time.time() < until:
     time.sleep(1)
 print(f"the hog held {len(held)} GiB at the end", flush=True)
 """
+_FAULT = """
+import multiprocessing, os, threading, time
+from pathlib import Path
+import torch
+from tintype.techniques.technique import Technique
+
+def fail(folder):
+    while not (folder / "go").exists() or not torch.cuda.is_initialized():
+        time.sleep(0.2)
+    try:
+        os.close(os.open(folder / "taken", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return  # another worker has the fault
+    torch.zeros(1, device="cuda")[torch.tensor([1], device="cuda")]
+
+# A plugin that adds nothing is refused.
+TECHNIQUES = {"unused": Technique("optimizer", "changes nothing", lambda plan, options: {})}
+if multiprocessing.parent_process() is not None:
+    threading.Thread(target=fail, args=(Path(os.environ["FAULT"]),), daemon=True).start()
+"""
+"""A plugin that ends the context of one worker by a device-side assert, once there is a file `go`."""
 
 
-def ablate(out: Path, *options: str) -> subprocess.Popen[bytes]:
+def ablate(out: Path, *options: str, plugin: Path | None = None) -> subprocess.Popen[bytes]:
     """Start a study, with what it prints in a file beside its folder."""
     log = out.with_suffix(".log").open("wb")
-    command = [sys.executable, "-m", "tintype", "ablate", STUDY, "--out", str(out), *options]
+    plugins = ["--plugin", str(plugin)] if plugin else []
+    command = [sys.executable, "-m", "tintype", *plugins, "ablate", STUDY, "--out", str(out), *options]
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
@@ -92,8 +114,12 @@ def rate(out: Path) -> None:
 
 
 def crowd(out: Path) -> None:
-    """Run a shorter study while a hog of 60 GiB comes and goes, and kill one of its workers."""
-    study, began_s = ablate(out / "crowd", "--jobs", "20", *settings(100, 3)), time.monotonic()
+    """Run a shorter study while a hog of 60 GiB comes and goes, kill one of its workers and let another's GPU fail."""
+    fault = out / "fault"
+    fault.mkdir()
+    (plugin := fault / "fault.py").write_text(_FAULT)
+    os.environ["FAULT"] = str(fault)
+    study, began_s = ablate(out / "crowd", "--jobs", "20", *settings(100, 3), plugin=plugin), time.monotonic()
     hog, killed = None, 0
     while study.poll() is None:
         seconds = time.monotonic() - began_s
@@ -102,8 +128,13 @@ def crowd(out: Path) -> None:
         if not killed and seconds > 40 and (found := next(training(out / "crowd"), 0)):
             killed = found
             os.kill(killed, signal.SIGKILL)
+        if killed and seconds > 55 and not (fault / "go").exists() and len(list(training(out / "crowd"))) > 1:
+            (fault / "go").touch()
         time.sleep(0.5)
     print(f"exit code {study.returncode} after {time.monotonic() - began_s:.0f} s; attempts: {ends(out / 'crowd')}")
+    for _, claim in claims(out / "crowd"):
+        if (claim.ended or {}).get("state") != "done":
+            print(claim.about, claim.ended or "killed", claim.now.get("step"))
     if hog is not None:
         hog.wait()
 
