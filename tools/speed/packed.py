@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from tintype.runtime.leases import Claim, Leases
 
 STUDY = "objectives-mini"
-ARMS = ("repa", "min-snr")
-"""The arms of `same`: one that reads a teacher's cached tokens, and a plain one."""
+ARMS = ("repa",)
+"""The arms of `same` beside the baseline: one that reads a teacher's cached tokens, so that both kinds are there."""
 _HOG = """
 import sys, time, torch
 until, held = time.time() + float(sys.argv[2]), []
