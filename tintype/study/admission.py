@@ -23,7 +23,7 @@ from tintype.runtime.leases import Claim
 from tintype.runtime.machine import choose_device, environment
 from tintype.runtime.pools import CONTEXT_BYTES, Gpu, Host
 from tintype.runtime.shares import Share, Shares
-from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, Message, Task
+from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, STUCK, Message, Task
 from tintype.study.shapes import ShapeFacts, note_shape, read_shapes, shape_of
 
 MARGIN = 1.05
@@ -56,7 +56,7 @@ def end_of(claim: Claim) -> str:
     if claim.ended is not None:
         return str(claim.ended.get("state", "died"))
     died = str(claim.now.get("died", ""))
-    return "full" if died == NO_ROOM else "crowded" if died.startswith(HOST_KILLED) else "died"
+    return "full" if died == NO_ROOM else "crowded" if died.startswith((HOST_KILLED, STUCK)) else "died"
 
 
 def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
@@ -72,7 +72,7 @@ def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
 
 def kills_in(claims: Sequence[Claim]) -> list[Claim]:
     """Return the attempts that the kernel ended for want of the host's memory."""
-    return [claim for claim in claims if claim.ended is None and end_of(claim) == "crowded"]
+    return [claim for claim in claims if claim.ended is None and str(claim.now.get("died")).startswith(HOST_KILLED)]
 
 
 def wait_s(crowds: int) -> float:

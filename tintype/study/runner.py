@@ -45,6 +45,8 @@ OUT_OF_MEMORY, GPU_LOST = "out of memory", "the GPU failed"
 """The first words of a run that died so."""
 HOST_KILLED = "the host ran out of memory"
 """The first words of how a process ended that the kernel killed for want of memory."""
+STUCK = "it stood still"
+"""The first words of how a process ended that did not answer after the GPU had failed in another one."""
 NO_ROOM = "no space is left on the disk"
 """The first words of a run that stopped so."""
 _SEND_S = 0.25
@@ -133,6 +135,10 @@ def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
+_kept: list[Exception] = []
+"""Errors of a GPU that failed. To free what their frames hold would ask that GPU, which may never answer."""
+
+
 class _StoppedError(Exception):
     """Raised when scoring was asked to stop."""
 
@@ -203,6 +209,7 @@ def run_task(
         if ran_out(error):
             return Message(task.key, "died", text=f"{OUT_OF_MEMORY}: {' '.join(str(error).split())}")
         if lost_gpu(error):
+            _kept.append(error)
             return Message(task.key, "died", text=f"{GPU_LOST}: {' '.join(str(error).split())}")
         if is_full(error):
             return Message(task.key, "full", text=f"{NO_ROOM} of {task.folder}")

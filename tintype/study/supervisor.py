@@ -8,6 +8,7 @@ signals. It starts a worker where a run would fit, as many as `--jobs` says, or 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -37,7 +38,7 @@ from tintype.runtime.signals import ignored
 from tintype.runtime.streams import prepare_streams
 from tintype.study.admission import Admission
 from tintype.study.pace import MOST, Pace, Pulse
-from tintype.study.runner import ENDED, HOST_KILLED, NO_ROOM, Message, State, Task
+from tintype.study.runner import ENDED, HOST_KILLED, NO_ROOM, STUCK, Message, State, Task
 from tintype.study.worker import (
     SPARE_BYTES,
     Worker,
@@ -67,8 +68,10 @@ _MOST_STARTS = 3
 """A worker that dies so often in a row before it takes a run is not started again."""
 _AGAIN_S = 2.0
 """It is started again after so many seconds, three times as many each time."""
-_SPENT = 75
-"""Exit code of a worker that leaves the other runs to a new process."""
+_SPENT, _FAULTY = 75, 76
+"""Exit codes of a worker that leaves the other runs to a new process; with the second one, its GPU has failed."""
+_LEAVE_S = 60.0
+"""How long a worker may take to save its run after the GPU has failed in another one."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
 """How long others stand still at most while the steps of one run are timed, and when that is tried again."""
 _LEAST_LEFT = 30
@@ -135,11 +138,19 @@ class _Job:
     """How often the process of this slot died before it took a run."""
     took: bool = False
     """Whether it has taken a run."""
+    leave_by: float = math.inf
+    """When it is ended, as it was told to leave its GPU."""
 
     @property
     def was_told(self) -> bool:
         """Return whether the process ended because a signal said so, or because it was spent."""
-        return self.process.exitcode in (0, _SPENT, -signal.SIGTERM, -_STOP)
+        return self.process.exitcode in (0, _SPENT, _FAULTY, -signal.SIGTERM, -_STOP)
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the process ended by an error of its GPU, or may have: by a signal that nobody sent."""
+        code = self.process.exitcode or 0
+        return code == _FAULTY or (code < 0 and not self.was_told and code != -signal.SIGKILL)
 
 
 def run_tasks(
@@ -226,6 +237,9 @@ class Supervisor:
                     self._read()
                 for job in [job for job in self.jobs if not job.process.is_alive()]:
                     self._replace(job)
+                for job in self.jobs:
+                    if time.monotonic() > job.leave_by:
+                        job.process.kill()
                 if not stopping and self.gpus and self._is_due("quiet", _FILL_S):
                     self._time_steps()
         finally:
@@ -300,11 +314,15 @@ class Supervisor:
         reason = f"its process ended with exit code {code}"
         if code == -signal.SIGKILL and kills > self.kills:
             reason = f"{HOST_KILLED}: {reason}"
+        elif code == -signal.SIGKILL and time.monotonic() > job.leave_by:
+            reason = f"{STUCK} for {_LEAVE_S:.0f} s after the GPU had failed in another run"
         self.kills = kills
+        if job.has_failed and self.gpus:
+            self._renew(self._gpu_of(job))
         for task in self._left():
             if self.leases.note_death(task.plan.hash, job.process.pid or 0, reason):
                 job.took = True
-                stopped, crowded = self.interrupt.signal is not None, reason.startswith(HOST_KILLED)
+                stopped, crowded = self.interrupt.signal is not None, reason.startswith((HOST_KILLED, STUCK))
                 state: State = "interrupted" if stopped else "crowded" if crowded else "died"
                 self._note(Message(task.key, state, text=reason))
         barren = 0 if job.took or job.was_told else job.barren + 1
@@ -317,6 +335,16 @@ class Supervisor:
             self.closed |= set(range(self.crew.most))
             for task in self._left():
                 self._note(Message(task.key, "failed", text=f"{reason}, {barren} times before it took a run"))
+
+    def _renew(self, gpu: int) -> None:
+        """Have the workers on a GPU save their runs and leave it to new processes, after it has failed in another one.
+
+        Under the Multi-Process Service the calls of a neighbour may never return from then on.
+        """
+        for job in self.jobs:
+            if self._gpu_of(job) == gpu and job.leave_by == math.inf:
+                job.leave_by = time.monotonic() + _LEAVE_S
+                _signal(job.process, _STOP)
 
     # Claims
 
@@ -484,5 +512,9 @@ def _work(crew: Crew, slot: int, parent: int, gpus: Sequence[str]) -> None:
         signal.signal(_TIME, lambda number, frame: worker.be_timed())
         with contextlib.suppress(MovedError):  # the study raises it
             worker.work(crew.tasks, crew.wait)
+        if worker.has_lost_gpu:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_FAULTY)  # the ordinary end would free what is on the GPU, which may never answer
         if worker.is_spent or interrupt.signal is not None:
             sys.exit(_SPENT)

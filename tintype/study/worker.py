@@ -110,8 +110,8 @@ class Worker:
         """Whether all others on this GPU stand still, so that steps can be timed."""
         self._turned_away = False
         """Whether a run is left that could be taken but for the memory that it needs."""
-        self._spent = False
-        """Whether this process cannot train any more: its GPU failed."""
+        self.has_lost_gpu = False
+        """Whether this process cannot train any more, as its GPU failed, nor even free what it has there."""
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
@@ -158,7 +158,7 @@ class Worker:
     @property
     def is_spent(self) -> bool:
         """Return whether this process must leave the other runs to a new one."""
-        return self._spent or count_failures() > 0
+        return self.has_lost_gpu or count_failures() > 0
 
     def be_timed(self) -> None:
         """Begin a quiet moment, in which the steps of the run that trains now are timed, or end the one under way.
@@ -251,8 +251,9 @@ class Worker:
                     raise
         if message.state in ENDED:
             self._mine.add(task.plan.hash)
-        self._spent |= message.text.startswith(GPU_LOST)
-        gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
+        self.has_lost_gpu |= message.text.startswith(GPU_LOST)
+        if not self.has_lost_gpu:
+            gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
         if torch.cuda.is_initialized() and not self.is_spent:
             torch.cuda.empty_cache()  # neighbours may have it
         self._send(message)
@@ -472,8 +473,8 @@ def message_of(task: Task, claim: Claim) -> Message:
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
     """Return the attempts of this round that died since the run last got further, oldest first.
 
-    Those that were sent back for want of memory are not among them, but for those that the kernel ended again and again
-    for want of the host's.
+    Those that were sent back for want of memory, or stood still after a neighbour's GPU failed, are not among them, but
+    for those that the kernel ended again and again for want of the host's.
     """
     found: list[Claim] = []
     for claim in reversed(claims):
@@ -482,8 +483,8 @@ def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]
         if state not in ("died", "continued", "full", "crowded") or not same:
             break
         found += [claim] if state in ("died", "crowded") else []
-    kills = kills_in(found)[:MOST_CROWDED]
-    return [claim for claim in found[::-1] if end_of(claim) == "died" or (claim.ended is None and claim not in kills)]
+    many = kills_in(found)[MOST_CROWDED:]
+    return [claim for claim in found[::-1] if end_of(claim) == "died" or claim in many]
 
 
 def _gpu() -> str:

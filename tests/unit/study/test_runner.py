@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -126,6 +127,23 @@ def test_a_run_that_diverges_is_no_failed_one(tmp_path: Path, monkeypatch: pytes
     assert state() == ("failed", "ZeroDivisionError: division by zero")
     monkeypatch.undo()
     assert attempt() == "diverged" and state()[0] == "diverged"
+
+
+def test_what_the_frames_of_a_failed_gpu_hold_is_not_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeing it asks the GPU, and that may never answer."""
+    there: list[weakref.ref[object]] = []
+
+    def fail(*arguments: object) -> None:
+        model = torch.nn.Linear(1, 1)
+        there.append(weakref.ref(model))
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("tintype.study.runner.train", fail)
+    monkeypatch.setattr("tintype.study.runner._kept", kept := list[Exception]())
+    last = run_task(Task("arm", tiny_plan(), tmp_path / "run"), PROTOCOL, Interrupt(), lambda message: None)
+    assert last.state == "died" and there[0]() is not None
+    kept.clear()
+    assert there[0]() is None
 
 
 def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(

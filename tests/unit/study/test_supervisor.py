@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -219,10 +220,77 @@ def test_those_that_stood_still_go_on_whatever_happens(tmp_path: Path, monkeypat
     assert sent[-1] == signal.SIGCONT, "it took too long"
 
 
-@pytest.mark.parametrize(("kills", "expected"), [(1, "crowded"), (0, "died")])
-def test_a_worker_that_the_kernel_killed_for_memory_has_not_died(
-    kills: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "leave"), [(supervisor._FAULTY, True), (-signal.SIGSEGV, True), (-signal.SIGKILL, False), (1, False)]
+)
+def test_the_neighbours_of_a_run_whose_gpu_failed_leave_it(
+    code: int, leave: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    machine, tasks = Machine(tmp_path, {"small": 30 * GIB}), on_gpu(tmp_path, 3)
+    made = made_of(tmp_path, machine, tasks, monkeypatch)
+    made._fill()
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(supervisor, "_signal", lambda process, number: sent.append((process.pid, number)))
+    for _ in range(2):  # a second failure does not give them more time
+        failed = supervisor._Job(0, cast(BaseProcess, Ended(code)))
+        made.jobs.append(failed)
+        made._replace(failed)
+    assert sent == [(1_000 + slot, supervisor._STOP) for slot in range(3)] * leave
+
+
+def test_a_neighbour_that_does_not_leave_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, tasks = Machine(tmp_path), on_gpu(tmp_path, 1)
+    made = made_of(tmp_path, machine, tasks, monkeypatch)
+    monkeypatch.setattr(supervisor, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(supervisor, "_signal", lambda process, number: None)
+    monkeypatch.setattr(supervisor, "wait", lambda sentinels, seconds: None)
+
+    class Stuck(Running):
+        def is_alive(self) -> bool:
+            return self.exitcode == 0
+
+        def kill(self, seconds: float = 0.0) -> None:
+            self.exitcode = -signal.SIGKILL
+            made.interrupt.signal = signal.SIGTERM
+
+    stuck = Stuck(1_000)
+    made.jobs = [supervisor._Job(0, cast(BaseProcess, stuck))]
+    made._renew(0)
+    made.run()
+    assert stuck.exitcode == -signal.SIGKILL and not made.jobs
+
+
+def test_a_worker_whose_gpu_failed_frees_nothing_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at once: the ordinary end of a process would free what is on its GPU."""
+
+    class Faulty:
+        has_lost_gpu = True
+
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        work = __init__
+
+    monkeypatch.setattr(supervisor, "Worker", Faulty)
+    crew = Crew(tuple(tasks_in(tmp_path, 1)), PROTOCOL, 1, 1, "round", True, 120.0)
+    child = os.fork()
+    if child == 0:
+        try:
+            supervisor._work(
+                Crew(tuple(tasks_in(tmp_path, 1)), PROTOCOL, 1, 1, "round", True, 120.0), 0, os.getppid(), []
+            )
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == supervisor._FAULTY
+
+
+@pytest.mark.parametrize(
+    ("kills", "leave_by", "expected"), [(1, math.inf, "crowded"), (0, math.inf, "died"), (0, 0.0, "crowded")]
+)
+def test_a_worker_that_was_killed_for_others_has_not_died(
+    kills: int, leave_by: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel killed it for want of memory, or it stood still after the GPU had failed in another run."""
     (task,) = tasks = tasks_in(tmp_path, 1)
     counts = [0, kills]
     monkeypatch.setattr(supervisor, "count_kills", lambda: counts.pop(0))
@@ -235,7 +303,7 @@ def test_a_worker_that_the_kernel_killed_for_memory_has_not_died(
     os.waitpid(child, 0)
     ended = Ended(-signal.SIGKILL)
     ended.pid = child
-    made.jobs = [supervisor._Job(0, cast(BaseProcess, ended))]
+    made.jobs = [supervisor._Job(0, cast(BaseProcess, ended), leave_by=leave_by)]
     made._replace(made.jobs[0])
     assert [message.state for message in said] == [expected]
     claims = Leases(lease_folder(tasks)).history(task.plan.hash)
