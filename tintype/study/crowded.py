@@ -1,4 +1,4 @@
-"""Runs that ran out of memory while they shared a GPU or a host, and went back to the queue.
+"""Runs that ran out of memory while they shared a GPU or a host, or whose GPU failed, and went back to the queue.
 
 A worker ends such an attempt with the state `crowded` in the run's claim. The run is neither dead nor failed: it waits,
 and is resumed from its last checkpoint.
@@ -21,12 +21,12 @@ STATE: Final = "crowded"
 
 
 def times_crowded(claims: Iterable[Claim]) -> int:
-    """Return how many attempts at a run ended because its memory ran out beside others."""
+    """Return how many attempts at a run ended because memory ran out beside others, or the GPU failed."""
     return sum((claim.ended or {}).get("state") == STATE for claim in claims)
 
 
 def read_crowded(out: Path) -> list[Crowded]:
-    """Return the runs of a study whose memory ran out beside others, by arm and seed; none without leases."""
+    """Return the runs of a study that ended so, by arm and seed; none without leases."""
     leases, found = Leases(out / LEASES), Counter[tuple[str, int]]()
     for name in leases.disk.names(leases.folder):
         for claim in leases.history(name):
@@ -36,14 +36,14 @@ def read_crowded(out: Path) -> list[Crowded]:
 
 
 def crowded_words(runs: Sequence[Crowded]) -> str:
-    """Say how often memory ran out, and in which runs; empty where it never did."""
+    """Say how often this was, and in which runs; empty where it never did."""
     if not runs:
         return ""
     named = ", ".join(f"{run.arm} seed {run.seed}{_often(run.times)}" for run in runs)
     them = "this run" if len(runs) == 1 else "these runs"
     return (
-        f"Memory ran out {count_words(sum(run.times for run in runs))} while runs shared a GPU ({named}); {them} went "
-        "back to the queue and resumed from the last checkpoint."
+        f"Memory ran out, or the GPU failed, {count_words(sum(run.times for run in runs))} while runs shared a GPU "
+        f"({named}); {them} went back to the queue and resumed from the last checkpoint."
     )
 
 

@@ -82,7 +82,7 @@ def _failure(run: RunStatus, folder: str) -> list[str]:
 
 def _crowded(run: RunStatus) -> str:
     times = count_words(run.crowded)
-    return f"{run.arm}, seed {run.seed}: waiting; its memory ran out {times} beside other runs"
+    return f"{run.arm}, seed {run.seed}: waiting; its memory ran out, or the GPU failed, {times} beside other runs"
 
 
 def _table(runs: list[RunStatus]) -> Table:

@@ -146,20 +146,23 @@ def test_runs_that_ran_out_of_memory_are_counted_in_the_report_and_the_status(tm
     (waiting, other) = status_of(out).of("waiting")
     assert (waiting.crowded, waiting.deaths, other.crowded) == (2, 1, 0)
     shown = CliRunner().invoke(cli.app, ["status", str(out)]).stdout
-    assert f"{first.arm}, seed 0: waiting; its memory ran out twice beside other runs" in shown
+    assert f"{first.arm}, seed 0: waiting; its memory ran out, or the GPU failed, twice beside other runs" in shown
     assert read_crowded(out) == [Crowded(arm=first.arm, seed=0, times=2)]
     work(out, Writer())
     found = report_study(out).results
     assert found.crowded == [Crowded(arm=first.arm, seed=0, times=2)]
     assert json.loads((out / "results.json").read_text())["crowded"][0]["times"] == 2
-    assert f"Memory ran out twice while runs shared a GPU ({first.arm} seed 0 twice)" in (out / "report.md").read_text()
+    assert (
+        f"Memory ran out, or the GPU failed, twice while runs shared a GPU ({first.arm} seed 0 twice)"
+        in (out / "report.md").read_text()
+    )
     assert status_of(out).of("done")[0].crowded == 2
 
 
 def test_the_words_name_each_run_with_its_number() -> None:
     runs = [Crowded(arm="repa", seed=1, times=2), Crowded(arm="tread", seed=0, times=1)]
     assert crowded_words(runs) == (
-        "Memory ran out 3 times while runs shared a GPU (repa seed 1 twice, tread seed 0); these runs went back to the "
-        "queue and resumed from the last checkpoint."
+        "Memory ran out, or the GPU failed, 3 times while runs shared a GPU (repa seed 1 twice, tread seed 0); these "
+        "runs went back to the queue and resumed from the last checkpoint."
     )
     assert "(tread seed 0); this run went back" in crowded_words(runs[1:]) and crowded_words([]) == ""

@@ -276,9 +276,7 @@ def test_a_worker_whose_gpu_failed_frees_nothing_at_its_end(tmp_path: Path, monk
     child = os.fork()
     if child == 0:
         try:
-            supervisor._work(
-                Crew(tuple(tasks_in(tmp_path, 1)), PROTOCOL, 1, 1, "round", True, 120.0), 0, os.getppid(), []
-            )
+            supervisor._work(crew, 0, os.getppid(), [])
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == supervisor._FAULTY
