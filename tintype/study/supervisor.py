@@ -35,7 +35,7 @@ from tintype.runtime.parent import end_with_parent
 from tintype.runtime.pools import count_kills
 from tintype.runtime.room import has_room as has_room_in
 from tintype.runtime.signals import ignored
-from tintype.runtime.streams import prepare_streams
+from tintype.runtime.streams import end_at_once, prepare_streams
 from tintype.study.admission import Admission
 from tintype.study.pace import MOST, Pace, Pulse
 from tintype.study.runner import ENDED, HOST_KILLED, NO_ROOM, STUCK, Message, State, Task
@@ -513,8 +513,6 @@ def _work(crew: Crew, slot: int, parent: int, gpus: Sequence[str]) -> None:
         with contextlib.suppress(MovedError):  # the study raises it
             worker.work(crew.tasks, crew.wait)
         if worker.has_lost_gpu:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(_FAULTY)  # the ordinary end would free what is on the GPU, which may never answer
+            end_at_once(_FAULTY)
         if worker.is_spent or interrupt.signal is not None:
             sys.exit(_SPENT)
