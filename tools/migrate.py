@@ -6,7 +6,8 @@ with a file that is damaged or says that it is another run's, nothing is written
 
 Studies lose what only the paired method of older versions had: `analysis.method`, `test` and `interval` of study.yaml,
 and the tests and earlier verdicts of results.json. A study that asks for that method is refused. A results.json of
-format 1 gets the list of resolutions of format 2. Its numbers stay as they are. A replication gets the first and the
+format 1 gets the list of resolutions of format 2, and in format 3 intervals are values of their own. Numbers stay as
+they are. A replication gets the first and the
 fresh difference as intervals, and the outcome that today's rule gives for the stored fresh interval. That interval is
 wider than today's, which has a confidence of 90%, so an outcome may be open that would hold or be contradicted today.
 """
@@ -219,6 +220,8 @@ def _sealed_json(path: Path, seal: Seal | None) -> str:
         content.setdefault("beside", beside)
     if path.name == "results.json" and found.get("format", 1) == 1:
         content = _with_resolutions(content)
+    if path.name == "results.json" and found.get("format", 1) < results.FORMAT:
+        _nest_intervals(content)
     return checked_text(content, _FORMATS.get(path.name, 1), seal)
 
 
@@ -226,6 +229,31 @@ def _with_resolutions(content: dict[str, Any]) -> dict[str, Any]:
     """Return results of format 1 in format 2, in which a study of one resolution lists it too."""
     own = {key: content.pop(key) for key in ("plan", "prompts", "real_previews", "reference")}
     return {**content, "resolutions": content.get("resolutions") or [{"name": "", **own}]}
+
+
+def _nest_intervals(content: dict[str, Any]) -> None:
+    """Give values along training, of trends and of banks their intervals as one value each."""
+
+    def nested(one: dict[str, Any], value: str) -> dict[str, Any]:
+        return {key: one.pop(name) for key, name in (("value", value), ("low", "low"), ("high", "high"))}
+
+    for trend in content.get("trends", []):
+        trend["effects"] = {one["resolution"]: nested(one, "value") for one in trend["effects"]}
+    for along in content.get("along", []):
+        for one in along["differences"]:
+            one["difference"] = nested(one, "value")
+        spread, reach = all(one["difference"]["low"] is not None for one in along["differences"]), along["reach"]
+        for place in ("step", "seconds"):
+            keys = {"value": place, "low": f"{place}_low", "high": f"{place}_high"}
+            found = {key: reach.pop(name) for key, name in keys.items()}
+            never = {key for key, end in found.items() if end is None and (spread or key == "value")}
+            reach[place] = found | dict.fromkeys(never, "Infinity")
+        reach["at_first"] = reach.pop("at_first")  # comes last, as do the reasons
+        then = nested(along["equal_time"], "value")
+        along["equal_time"]["difference"] = None if then["value"] is None else then
+        along["equal_time"]["refused"] = along["equal_time"].pop("refused")
+    for check in content.get("bank", {}).get("checks", []):
+        check["difference"] = nested(check, "difference")
 
 
 def _typed_family(family: dict[str, list[str]] | list[dict[str, Any]], study: Path) -> list[dict[str, Any]]:

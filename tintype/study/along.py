@@ -30,6 +30,7 @@ from tintype.study.results import (
     Arm,
     DifferenceAt,
     EqualTime,
+    Interval,
     MetricInfo,
     Reach,
     ScoreAt,
@@ -168,19 +169,19 @@ class _Group:
 
     def _difference(self, step: int, arm: str, values: Mapping[str, list[float]], confidence: float) -> DifferenceAt:
         old = [name for name in self.baselines if name != arm and name in values]
-        value, low, high = difference_at(arm, self.baselines, values, self.scale, confidence)
+        found = difference_at(arm, self.baselines, values, self.scale, confidence)
 
         def mean(some: Sequence[float]) -> float:
             return self.scale.value(fmean(map(self.scale.place, some)))
 
         before = mean([one for name in old for one in values[name]])
-        return DifferenceAt(step=step, mean=mean(values[arm]), baseline_mean=before, value=value, low=low, high=high)
+        return DifferenceAt(step=step, mean=mean(values[arm]), baseline_mean=before, difference=found)
 
 
 def difference_at(
     arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], scale: Scale, confidence: float
-) -> tuple[float, float | None, float | None]:
-    """Return an arm's difference from the baselines, and the ends of its interval where there is a seed spread.
+) -> Interval:
+    """Return an arm's difference from the baselines, with its interval where there is a seed spread.
 
     The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`.
     """
@@ -188,7 +189,7 @@ def difference_at(
     cells = Cells(placed, scale, dict.fromkeys(baselines[1:], baselines[0]))
     found = estimate(cells, against(arm, baselines[0]), confidence)
     low, high = (scale.difference(found.old, end) for end in found.interval) if found.interval else (None, None)
-    return scale.difference(found.old, found.value), low, high
+    return Interval(value=scale.difference(found.old, found.value), low=low, high=high)
 
 
 def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
@@ -229,30 +230,26 @@ def _fall_words(arm: Arm, metric: str) -> str:
 def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> Reach:
     """Return when an arm reaches the baseline's final quality; `found` is its difference from the end, by step."""
     sign = 1.0 if direction == "higher" else -1.0
-    ahead = [sign * one.value for one in found]
-    ends = [sorted(sign * end for end in one.ends) for one in found if one.ends]
-    surely, perhaps = ([pair[at] for pair in ends] if len(ends) == len(found) else [] for at in (0, 1))
-    return Reach(
-        step=first_reached(new.steps, ahead),
-        step_low=first_reached(new.steps, perhaps),
-        step_high=first_reached(new.steps, surely),
-        seconds=first_reached(new.seconds, ahead),
-        seconds_low=first_reached(new.seconds, perhaps),
-        seconds_high=first_reached(new.seconds, surely),
-        at_first=ahead[0] >= 0,
-    )
+    ahead = [sign * one.difference.value for one in found]
+    ends = [sorted(sign * end for end in one.difference.ends) for one in found if one.difference.ends]
+
+    def reached(places: Sequence[float]) -> Interval:
+        perhaps, surely = None, None
+        if len(ends) == len(found):
+            perhaps, surely = (first_reached(places, [pair[at] for pair in ends]) for at in (1, 0))
+        return Interval(value=first_reached(places, ahead), low=perhaps, high=surely)
+
+    return Reach(step=reached(new.steps), seconds=reached(new.seconds), at_first=ahead[0] >= 0)
 
 
-def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float | None:
-    """Return the first place at which a broken line through the points is at zero or above; None where it never is."""
-    if not ahead:
-        return None
+def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
+    """Return the first place at which a broken line through the points is at zero or above; infinity if it never is."""
     if ahead[0] >= 0:
         return float(places[0])
     for (x, y), (later, above) in pairwise(zip(places, ahead, strict=True)):
         if above >= 0:
             return x + (later - x) * -y / (above - y)
-    return None
+    return math.inf
 
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
@@ -269,7 +266,7 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
     at = min(seconds, last)
     step = _interpolated(new.seconds, new.steps, at)
     found = group.with_end(round(step), arm, new.at_seconds(at))
-    return EqualTime(seconds=seconds, step=step, value=found.value, low=found.low, high=found.high)
+    return EqualTime(seconds=seconds, step=step, difference=found.difference)
 
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
@@ -284,7 +281,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
     """Return since when an arm is ahead or behind, where its intervals show both; else that they do not."""
-    if any(one.ends is None for one in differences):
+    if any(one.difference.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]
     stretches = [(word, [step for step, _ in some]) for word, some in groupby(shown, lambda pair: pair[1])]
@@ -297,8 +294,8 @@ def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "
 
 def _side(one: DifferenceAt, direction: Literal["lower", "higher"]) -> str:
     """Return whether the arm is ahead or behind at a step; empty where the interval contains zero."""
-    assert one.ends is not None
-    low, high = one.ends
+    assert one.difference.ends is not None
+    low, high = one.difference.ends
     if low <= 0 <= high:
         return ""
-    return "ahead" if (one.value > 0) == (direction == "higher") else "behind"
+    return "ahead" if (one.difference.value > 0) == (direction == "higher") else "behind"

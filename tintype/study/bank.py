@@ -23,7 +23,7 @@ import tintype
 from tintype.errors import UserError
 from tintype.runtime.files import damaged, read_checked, write_checked
 from tintype.study.contrasts import is_tested
-from tintype.study.results import Bank, BankCheck, BankRun, BankSource, MetricInfo, Role, Run
+from tintype.study.results import Bank, BankCheck, BankRun, BankSource, Interval, MetricInfo, Role, Run
 from tintype.study.runs import Metrics, Runs, metric_infos
 from tintype.study.stats.cells import Cells
 from tintype.study.stats.contrast import against
@@ -198,9 +198,7 @@ def check_stored(
         own=sum(map(cells.seeds, own)),
         stored=cells.seeds(STORED),
         collapsed=len(cells.collapsed.get(STORED, ())),
-        difference=units(found.value) if found else 0.0,
-        low=low,
-        high=high,
+        difference=Interval(value=units(found.value) if found else 0.0, low=low, high=high),
         agrees=agrees(cells, found),
     )
 

@@ -194,14 +194,14 @@ class Reading:
         if not reason:
             matched = match(asked_of(self.study, self.metrics)[key], self.runs, key.metric)
             reason = matched if isinstance(matched, str) else ""
-        effects = [] if reason.startswith(ANOTHER_SPACE) else self._relative_effects(key, reason == UNPAIRED)
+        effects = {} if reason.startswith(ANOTHER_SPACE) else self._relative_effects(key, reason == UNPAIRED)
         return results.Trend(
             arm=key.arm, metric=key.metric, effects=effects, comparison=self.rows.get(key), undefined=reason
         )
 
-    def _relative_effects(self, key: Key, by_order: bool) -> list[results.RelativeEffect]:
+    def _relative_effects(self, key: Key, by_order: bool) -> dict[str, results.Interval]:
         """Return log(arm / baseline) at each resolution where it is defined, without collapsed runs."""
-        found = []
+        found = dict[str, results.Interval]()
         for arm, baseline in self.study.compared():
             if arm.name != key.arm:
                 continue
@@ -222,7 +222,7 @@ class Reading:
             logs = {name: {i: math.log(value) for i, value in of.items()} for name, of in values.items()}
             one = estimate(Cells(logs, LOG), against("arm", "baseline"))
             low, high = one.interval or (None, None)
-            found.append(results.RelativeEffect(resolution=arm.resolution, value=one.value, low=low, high=high))
+            found[arm.resolution] = results.Interval(value=one.value, low=low, high=high)
         return found
 
     def _factor_effects(self) -> list[results.FactorEffect]:
@@ -531,9 +531,8 @@ def compare(
             if rows[key].fallen or rows[key].baseline_fallen:
                 whole = sheets.of(key, search=False)
                 every = tested_row(one, matched, estimate(whole, one.contrast, level), whole, meaning, margin)
-                interval = results.Interval(value=every.difference, low=every.low, high=every.high)
                 note = "; ".join(filter(None, [rows[key].note, f"with collapsed runs: {every.verdict}"]))
-                update = {"all_runs": interval, "all_runs_verdict": every.verdict, "note": note}
+                update = {"all_runs": every.interval, "all_runs_verdict": every.verdict, "note": note}
                 rows[key] = rows[key].model_copy(update=update)
         if key.kind in OF_TWO:
             new, old = (runs[label] for label in one.contrast.weights)

@@ -213,15 +213,14 @@ def _ordered(
 
 
 def _gain(row: Comparison, metric: MetricInfo) -> Interval | None:
-    found = row.corrected or Interval(value=row.difference, low=row.low, high=row.high)
-    return _relative(found, row.baseline_mean, metric)
+    return _relative(row.corrected or row.interval, row.baseline_mean, metric)
 
 
 def _gain_at_equal_time(view: StudyResults, arm: Arm, metric: MetricInfo) -> Interval | None:
     for one in view.along:
-        then = one.equal_time
-        if (one.arm, one.metric) == (arm.name, metric.name) and then.value is not None:
-            return _relative(Interval(value=then.value, low=then.low, high=then.high), one.target, metric)
+        then = one.equal_time.difference
+        if (one.arm, one.metric) == (arm.name, metric.name) and then is not None:
+            return _relative(then, one.target, metric)
     return None
 
 

@@ -109,7 +109,7 @@ def claims_of(results: StudyResults) -> list[Claim]:
 def _claim(key: Key, verdict: Claimed, row: Comparison) -> Claim:
     if row.corrected is not None:
         return Claim(key, verdict, row.corrected, row.margin)
-    first = Interval(value=row.difference, low=row.low, high=row.high)
+    first = row.interval
     return Claim(key, verdict, first, row.margin, row.level or CONFIDENCE)
 
 
@@ -286,7 +286,7 @@ def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
     """Return a verdict with what fresh seeds show."""
     outcome, interval = judge(claim, fresh), None
     if fresh is not None and fresh.differences and fresh.verdict not in ("incomplete", "failed", "diverged"):
-        interval = Interval(value=fresh.difference, low=fresh.low, high=fresh.high)
+        interval = fresh.interval
     return Replicated(
         arm=claim.arm,
         metric=claim.metric,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,8 +38,10 @@ Verdict = Literal[
 ]
 Role = Literal["baseline", "control", "arm"]
 SPEED = throughput.METRIC.name
-FORMAT: Final = 2
-"""The format of results.json. In format 1, a study of one resolution had no list of resolutions."""
+FORMAT: Final = 3
+"""The format of results.json. In format 1, a study of one resolution had no list of resolutions; in format 2, values
+along training, of trends and of banks had the ends of their intervals beside them.
+"""
 
 
 class _Data(BaseModel):
@@ -203,32 +205,21 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
     return ", ".join(found)
 
 
-class _Ends(Protocol):
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-class WithEnds(_Data):
-    """Data with the ends of an interval, `low` and `high`. Subclasses declare both: results.json keeps their order."""
-
-    @property
-    def ends(self: _Ends) -> tuple[float, float] | None:
-        """Return both ends; None where there is no interval."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-
-class Interval(WithEnds):
+class Interval(_Data):
     """A value with the ends of its interval; None where there is none."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Return both ends; None where there is no interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
-class Comparison(WithEnds):
-    """One metric of one arm against the baseline. Differences are arm minus baseline.
+
+class Comparison(_Data):
+    """One metric of one arm against the baseline: a row of the table of verdicts. Differences are arm minus baseline.
 
     In a comparison of two arms, the second stands in the place of the baseline.
     Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
@@ -287,6 +278,16 @@ class Comparison(WithEnds):
 
     look: int | None = None
     """The look that this row is of, from 1: the one that decided it, or the last; None in older results."""
+
+    @property
+    def interval(self) -> Interval:
+        """Return the difference with its interval."""
+        return Interval(value=self.difference, low=self.low, high=self.high)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Return both ends of the interval; None where there is none."""
+        return self.interval.ends
 
     @property
     def words(self) -> str:
@@ -418,22 +419,13 @@ class Picked(_Data):
         return ", ".join(f"{key} {value}" for key, value in self.settings.items() if key != "prompt")
 
 
-class RelativeEffect(WithEnds):
-    """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
-
-    resolution: str
-    value: float
-    low: float | None
-    high: float | None
-
-
 class Trend(_Data):
     """The change of one arm's relative effect on one metric with the number of tokens."""
 
     arm: str
     metric: str
-    effects: list[RelativeEffect]
-    """Fewest tokens first; a resolution is left out where the effect is not defined there."""
+    effects: dict[str, Interval]
+    """log(arm / baseline) by resolution, fewest tokens first; a resolution is left out where it is not defined."""
     comparison: Comparison | None
     """The effect at the most tokens (`mean`) against that at the fewest (`baseline_mean`), seed by seed."""
     undefined: str = ""
@@ -543,7 +535,7 @@ class Tuning(_Data):
         return not self.method.startswith("optuna")
 
 
-class DifferenceAt(WithEnds):
+class DifferenceAt(_Data):
     """An arm minus the baseline at one step; without an interval where there is no seed spread."""
 
     step: int
@@ -551,37 +543,28 @@ class DifferenceAt(WithEnds):
     """Size of the images where the protocol takes that of the stage; None where it is that of the data."""
     mean: float
     baseline_mean: float
-    value: float
-    low: float | None = None
-    high: float | None = None
+    difference: Interval
 
 
 class Reach(_Data):
-    """The first step, and the training seconds, at which an arm has the baseline's final quality; None: not reached.
+    """The first step, and the training seconds, at which an arm has the baseline's final quality.
 
-    The interval begins where the arm may have reached it, and ends where it surely has; an end is None where that
-    comes at no scored step.
+    The interval begins where the arm may have reached it, and ends where it surely has. Infinity: at no scored step.
     """
 
-    step: float | None
-    step_low: float | None
-    step_high: float | None
-    seconds: float | None
-    seconds_low: float | None
-    seconds_high: float | None
+    step: Interval
+    seconds: Interval
     at_first: bool
     """Whether it was reached at the first scored step already, and so perhaps before."""
 
 
-class EqualTime(WithEnds):
+class EqualTime(_Data):
     """An arm at the training seconds of the whole baseline, minus the baseline's end."""
 
     seconds: float
     step: float | None = None
     """The arm's step at that time."""
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
+    difference: Interval | None = None
     refused: str = ""
     """Why the arm has no score at that time; empty where it has one."""
 
@@ -693,7 +676,7 @@ class BankSource(_Data):
     """Why other runs of it do not serve."""
 
 
-class BankCheck(WithEnds):
+class BankCheck(_Data):
     """The study's own runs of the baseline against the stored ones, in one metric; differences are own minus stored."""
 
     metric: str
@@ -703,9 +686,7 @@ class BankCheck(WithEnds):
     """Runs without collapsed ones."""
     collapsed: int
     """Stored runs that collapsed, which the others are read without."""
-    difference: float
-    low: float | None
-    high: float | None
+    difference: Interval
     agrees: bool
     """Whether the interval holds zero, so that the stored runs serve; False where there is none."""
 
@@ -743,7 +724,7 @@ def remake_results(path: Path) -> str:
 
 
 class StudyResults(_Data):
-    format: Literal[2] = FORMAT
+    format: Literal[3] = FORMAT
     name: str
     question: str
     seeds: list[int]

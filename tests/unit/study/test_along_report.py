@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import fmean
 
@@ -11,10 +12,10 @@ from tests.unit.study.example_results import draw_previews, example, several, wi
 from tests.unit.study.test_report import _Page
 from tintype.study.along import with_along
 from tintype.study.report import write_report
-from tintype.study.report.along import _reached, band, lead, stage_rows, timing_note
+from tintype.study.report.along import _reached, _step, band, lead, stage_rows, timing_note
 from tintype.study.report.markdown import to_markdown
 from tintype.study.report.view import View, columns_of
-from tintype.study.results import StudyResults, read_results_file
+from tintype.study.results import Interval, StudyResults, read_results_file
 
 
 @pytest.mark.parametrize(
@@ -50,18 +51,19 @@ def test_the_section_says_that_scores_are_of_fewer_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "at_first", "words"),
+    ("value", "low", "high", "at_first", "words"),
     [
-        (["320", "250", "410"], False, "320 [250, 410]"),
-        (["320", "250", ""], False, "320 [250, …]"),
-        (["320", "", ""], False, "320"),
-        (["100", "100", "150"], True, "100 or before"),
-        (["", "430", ""], False, "not reached (perhaps from 430 on)"),
-        (["", "", ""], False, "not reached"),
+        (320, 250, 410, False, "320 [250, 410]"),
+        (320, 250, math.inf, False, "320 [250, …]"),
+        (320, None, None, False, "320"),
+        (100, 100, 150, True, "100 or before"),
+        (math.inf, 430, math.inf, False, "not reached (perhaps from 430 on)"),
+        (math.inf, math.inf, math.inf, False, "not reached"),
+        (math.inf, None, None, False, "not reached"),
     ],
 )
-def test_a_reach_in_words(written: list[str], at_first: bool, words: str) -> None:
-    assert _reached(written, at_first) == words
+def test_a_reach_in_words(value: float, low: float | None, high: float | None, at_first: bool, words: str) -> None:
+    assert _reached(Interval(value=value, low=low, high=high), _step, at_first) == words
 
 
 def test_seconds_that_differ_between_seeds_are_called_untrustworthy() -> None:

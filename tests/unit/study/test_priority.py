@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from tintype.study.results import (
     Arm,
     Between,
     EqualTime,
+    Interval,
     LookInfo,
     MetricInfo,
     Reach,
@@ -225,7 +227,7 @@ def test_pairs_share_their_error_with_all_others_and_with_all_looks() -> None:
 
 def test_the_gain_at_equal_time_is_a_share_of_the_baselines_end() -> None:
     results = study_of(THREE, EQUAL)
-    nothing = dict.fromkeys(("step", "step_low", "step_high", "seconds", "seconds_low", "seconds_high"))
+    never = Interval(value=math.inf)
     one = AlongArm(
         arm="good",
         metric="m",
@@ -235,8 +237,8 @@ def test_the_gain_at_equal_time_is_a_share_of_the_baselines_end() -> None:
         target_step=10,
         target_seconds=1.0,
         differences=[],
-        reach=Reach(**nothing, at_first=False),
-        equal_time=EqualTime(seconds=1.0, step=8, value=-0.5, low=-0.6, high=-0.3),
+        reach=Reach(step=never, seconds=never, at_first=False),
+        equal_time=EqualTime(seconds=1.0, step=8, difference=Interval(value=-0.5, low=-0.6, high=-0.3)),
         crossing="",
     )
     found = by_arm(results.model_copy(update={"along": [one]}))

@@ -45,8 +45,8 @@ from tintype.study.results import (
     Command,
     Comparison,
     Curve,
+    Interval,
     MetricInfo,
-    RelativeEffect,
     Replication,
     Run,
     StudyResults,
@@ -932,7 +932,7 @@ def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: StudyResul
 
 
 def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
-    update: dict[str, object] = {"comparison": None, "effects": [], "undefined": NOT_POSITIVE}
+    update: dict[str, object] = {"comparison": None, "effects": {}, "undefined": NOT_POSITIVE}
     trends = [trend.model_copy(update=update) for trend in fine_and_coarse.trends]
     page = _page(fine_and_coarse.model_copy(update={"trends": trends}), tmp_path)
     assert f"Not defined: {NOT_POSITIVE}." in page.text and "– not defined" in page.text
@@ -941,7 +941,7 @@ def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: StudyResults, tmp
 
 
 def test_a_trend_without_runs_is_incomplete(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
-    update: dict[str, Any] = {"comparison": None, "effects": [], "undefined": NO_RUNS}
+    update: dict[str, Any] = {"comparison": None, "effects": {}, "undefined": NO_RUNS}
     changed = fine_and_coarse.model_copy(
         update={"trends": [trend.model_copy(update=update) for trend in fine_and_coarse.trends]}
     )
@@ -977,10 +977,10 @@ def test_an_arm_that_changes_other_keys_elsewhere_has_a_card_for_each(
 
 def _token_figure(lower_is_better: bool, high: float = 1.4) -> str:
     ratios = {"a": (1.1, 0.9, 1.3), "b": (1.2, 1.0, high)}
-    effects = [
-        RelativeEffect(resolution=name, **dict(zip(("value", "low", "high"), map(math.log, of_name), strict=True)))
+    effects = {
+        name: Interval(**dict(zip(("value", "low", "high"), map(math.log, of_name), strict=True)))
         for name, of_name in ratios.items()
-    ]
+    }
     metric = _metric("lower" if lower_is_better else "higher")
     tokens = {"a": 64, "b": 256, "c": 4096}
     drawn = charts.against_tokens(metric, [charts.Series("arm", "arm-0", effects)], tokens, percents=True)
@@ -1140,7 +1140,7 @@ def apart(results: StudyResults, arm: str, metric: str) -> StudyResults:
         return one.model_copy(update={"comparisons": kept, "incomparable": {metric: APART}})
 
     trends = [
-        trend.model_copy(update={"comparison": None, "effects": [], "undefined": APART})
+        trend.model_copy(update={"comparison": None, "effects": {}, "undefined": APART})
         if (trend.arm, trend.metric) == (arm, metric)
         else trend
         for trend in results.trends

@@ -108,14 +108,14 @@ def test_the_effects_of_a_trend_are_in_the_middle_of_its_difference() -> None:
     one = study(STUDY.replace("control_seeds: [7, 8, 9]\n", ""))
     runs = with_values(made_up(one), **FEW, **MOST)
     trend = trends_of(read(one, runs))["ema", METRIC]
-    assert [effect.resolution for effect in trend.effects] == ["coarse", "middle", "fine"] and trend.comparison
-    assert trend.comparison.scale == "ratio" and trend.comparison.baseline_mean == pytest.approx(trend.effects[0].value)
-    assert trend.comparison.mean == pytest.approx(trend.effects[-1].value)
-    assert trend.comparison.difference == pytest.approx(trend.effects[-1].value - trend.effects[0].value)
+    assert list(trend.effects) == ["coarse", "middle", "fine"] and trend.comparison
+    fewest, most = trend.effects["coarse"], trend.effects["fine"]
+    assert trend.comparison.scale == "ratio" and trend.comparison.baseline_mean == pytest.approx(fewest.value)
+    assert trend.comparison.mean == pytest.approx(most.value)
+    assert trend.comparison.difference == pytest.approx(most.value - fewest.value)
     sets = {"arm": np.log([9.0, 12.0, 10.5]), "baseline": np.log([6.0, 7.0, 8.0])}
     expected = estimate(Cells({n: dict(enumerate(of)) for n, of in sets.items()}, LOG), against("arm", "baseline"))
-    effect = trend.effects[-1]
-    assert (effect.low, effect.high) == pytest.approx(expected.interval)
+    assert most.ends == pytest.approx(expected.interval)
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1])
@@ -127,7 +127,7 @@ def test_where_a_value_is_not_positive_there_is_no_relative_effect(bad: float) -
         reading = read(one, runs)
         trend = trends_of(reading)["ema", METRIC]
         assert trend.undefined == NOT_POSITIVE and trend.comparison is None and EMA not in reading.rows
-        assert where.split("_")[1] not in [effect.resolution for effect in trend.effects]
+        assert where.split("_")[1] not in trend.effects
 
 
 @pytest.mark.parametrize("bad", ["ema_fine", "baseline_fine"])
@@ -202,7 +202,7 @@ def test_a_collapsed_run_is_left_out_of_the_trend() -> None:
         assert row.all_runs is not None and abs(row.all_runs.value - row.difference) > 0.4
         effects = trends_of(reading)["ema", METRIC].effects
         assert len(effects) == 3
-        assert all(abs(effect.value) < 0.05 for effect in effects), "no mean over collapsed and healthy runs"
+        assert all(abs(effect.value) < 0.05 for effect in effects.values()), "no mean over collapsed and healthy runs"
 
 
 def test_a_margin_in_the_metrics_unit_is_a_ratio_to_the_baseline() -> None:
@@ -237,7 +237,7 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
         .model_copy(update={"mean": at_most, "baseline_mean": at_fewest, "verdict": verdict})
     )
     metric = METRICS[0].model_copy(update={"direction": direction})
-    trend = Trend(arm="a", metric=metric.name, effects=[], comparison=Comparison.model_validate(row.model_dump()))
+    trend = Trend(arm="a", metric=metric.name, effects={}, comparison=Comparison.model_validate(row.model_dump()))
     assert findings.trend_words(trend, metric) == words
     none = trend.model_copy(update={"comparison": None, "undefined": NOT_POSITIVE})
     assert findings.trend_words(none, metric) == "not defined"

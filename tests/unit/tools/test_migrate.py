@@ -12,16 +12,17 @@ import pytest
 
 from tests.edit_checked import edit_json, edit_text, without_seals
 from tests.stored_runs import write as stored
-from tests.unit.study.example_results import example, several
+from tests.unit.study.example_results import example, several, with_scores_along
 from tintype.errors import UserError
 from tintype.evaluation.results import read_result
 from tintype.evaluation.run import evaluate
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt
+from tintype.study.along import with_along
 from tintype.study.folder import stored_study
 from tintype.study.replicate import read_replication
-from tintype.study.results import Interval, StudyResults, read_results_file
+from tintype.study.results import Bank, BankCheck, Interval, StudyResults, read_results_file
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -128,9 +129,49 @@ def test_a_study_without_seals_is_sealed(tmp_path: Path) -> None:
     assert stored_study(study).name == stored_study(source).name
 
 
+def served(results: StudyResults) -> StudyResults:
+    """Return results with a bank of which one metric agrees, one does not, and one could not be compared."""
+    ends = [Interval(value=0.1, low=-0.2, high=0.4), Interval(value=2, low=1, high=3), Interval(value=0)]
+    checks = [
+        BankCheck(metric=name, own=3, stored=8, collapsed=0, difference=one, agrees=bool(one.ends and one.ends[0] < 0))
+        for name, one in zip(("fd", "mmd", "loss"), ends, strict=True)
+    ]
+    return results.model_copy(update={"bank": Bank(sources=[], level=0.8, served=8, checks=checks)})
+
+
+def in_format_2(results: StudyResults) -> dict[str, Any]:
+    """Return the content of a results.json as it was before intervals were values of their own."""
+    content = results.dump() | {"format": 2}
+    for trend in content["trends"]:
+        trend["effects"] = [{"resolution": name, **one} for name, one in trend["effects"].items()]
+    for one in content["along"]:
+        one["differences"] = [at | at.pop("difference") for at in one["differences"]]
+        one["equal_time"] |= one["equal_time"].pop("difference") or dict.fromkeys(("value", "low", "high"))
+        for place in ("step", "seconds"):
+            ends = {key: None if end == "Infinity" else end for key, end in one["reach"].pop(place).items()}
+            one["reach"] |= {place: ends["value"], f"{place}_low": ends["low"], f"{place}_high": ends["high"]}
+    for check in content.get("bank", {}).get("checks", []):
+        ends = check.pop("difference")
+        check |= {"difference": ends["value"], "low": ends["low"], "high": ends["high"]}
+    return content
+
+
+@pytest.mark.parametrize(
+    "results",
+    [several(), with_along(with_scores_along(example())), served(example())],
+    ids=["trends", "along", "bank"],
+)
+def test_intervals_of_format_2_become_values(results: StudyResults, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    (tmp_path / "study.yaml").write_text("name: a\n")
+    write_checked(file, in_format_2(results), 2)
+    migrate(tmp_path)
+    assert read_results_file(file) == results
+
+
 def in_format_1(results: StudyResults) -> dict[str, Any]:
     """Return the content of a results.json as it was before every study had a list of resolutions."""
-    content = results.dump() | {"format": 1}
+    content = in_format_2(results) | {"format": 1}
     own = ("plan", "prompts", "real_previews", "reference")
     if results.several:
         return content | {"plan": "", "prompts": [], "real_previews": [], "reference": {}}
@@ -145,7 +186,7 @@ def test_results_of_format_1_are_refused_and_rewritten(results: StudyResults, tm
     (tmp_path / "study.yaml").write_text("name: a\n")
     write_checked(file, in_format_1(results))
     way_out = f"`tintype report {tmp_path}` writes it again .* `python -m tools.migrate {tmp_path}` rewrites"
-    with pytest.raises(UserError, match=f"written in format 1; this version of tintype reads format 2; {way_out}"):
+    with pytest.raises(UserError, match=f"written in format 1; this version of tintype reads format 3; {way_out}"):
         read_results_file(file)
     migrate(tmp_path)
     assert read_results_file(file) == results and not migrate(tmp_path)

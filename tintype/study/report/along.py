@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import fmean
 
 from tintype.page import numerals
 from tintype.study.along import seconds_of
 from tintype.study.report.charts import Band
 from tintype.study.report.view import Column, View
-from tintype.study.results import AlongArm, Arm, DifferenceAt, EqualTime, MetricInfo, ScoreAt, StudyResults
+from tintype.study.results import AlongArm, Arm, DifferenceAt, Interval, MetricInfo, ScoreAt, StudyResults
 
 HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
 MOST_UNEQUAL = 1.2
@@ -90,28 +91,25 @@ def cells(column: Column, one: AlongArm) -> list[str]:
     """Return an arm's row under `HEADS`."""
     reach, equal = one.reach, one.equal_time
     some = f" ({one.runs} of {one.of} runs)" if one.runs < one.of else ""
-    steps = [_step(value) for value in (reach.step, reach.step_low, reach.step_high)]
-    seconds = [_seconds(value) for value in (reach.seconds, reach.seconds_low, reach.seconds_high)]
-    return [
-        _reached(steps, reach.at_first) + some,
-        _reached(seconds, reach.at_first),
-        f"not scored: {equal.refused}" if equal.refused else f"{_written(column, equal)}, at step {_step(equal.step)}",
-        one.crossing,
-    ]
+    then = f"not scored: {equal.refused}"
+    if equal.difference is not None:
+        then = f"{_written(column, equal.difference)}, at step {_step(equal.step)}"
+    steps, seconds = _reached(reach.step, _step, reach.at_first), _reached(reach.seconds, _seconds, reach.at_first)
+    return [steps + some, seconds, then, one.crossing]
 
 
 def difference_cells(column: Column, one: AlongArm) -> list[str]:
     """Return the difference at each scored step with its interval."""
-    return [_written(column, at) for at in one.differences]
+    return [_written(column, at.difference) for at in one.differences]
 
 
-def _written(column: Column, one: DifferenceAt | EqualTime) -> str:
+def _written(column: Column, one: Interval) -> str:
     return f"{column.written(one.value, signed=True)} {numerals.interval(one.low, one.high, column.decimals)}".strip()
 
 
-def _reached(written: list[str], at_first: bool) -> str:
-    """Return a place and its interval in words; an empty text stands for one that was not reached."""
-    value, low, high = written
+def _reached(place: Interval, written: Callable[[float | None], str], at_first: bool) -> str:
+    """Return a place and its interval in words."""
+    value, low, high = (written(end) for end in (place.value, place.low, place.high))
     if not value:
         return f"not reached (perhaps from {low} on)" if low else "not reached"
     if at_first:
@@ -125,11 +123,11 @@ def step_of(one: DifferenceAt) -> str:
 
 
 def _step(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    return "" if value in (None, math.inf) else f"{value:,.0f}"
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{numerals.significant(value)} s"
+    return "" if value is None or value == math.inf else f"{numerals.significant(value)} s"
 
 
 def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:

@@ -36,7 +36,7 @@ from tintype.page.svg import (
     x_axis,
 )
 from tintype.seams import ANY_VALUE, Range
-from tintype.study.results import Curve, Interval, MetricInfo, RelativeEffect
+from tintype.study.results import Curve, Interval, MetricInfo
 
 PART_COLOURS = 9
 """Number of colours that the style sheet has for the parts of a step."""
@@ -296,7 +296,7 @@ def _end_names(ends: Sequence[Series[Point]], name_x: float, top: float, bottom:
 
 
 def against_tokens(
-    metric: MetricInfo, lines: Sequence[Series[list[RelativeEffect]]], tokens: dict[str, int], *, percents: bool
+    metric: MetricInfo, lines: Sequence[Series[dict[str, Interval]]], tokens: dict[str, int], *, percents: bool
 ) -> Markup | None:
     """Draw ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
 
@@ -308,11 +308,11 @@ def against_tokens(
         return None
     width, height, left, top = _FIGURE_PX, 290, 56, 22
     right, bottom = width - 96, height - 52
-    low, high = _ratio_range([effect for each in shown for effect in each.data])
+    low, high = _ratio_range([effect for each in shown for effect in each.data.values()])
     y = _up_is_better(low, high, metric.direction == "lower", top, bottom, log=True)
     x = Scale(min(tokens.values()), max(tokens.values()), left + 26, right - 26, log=True)
-    lasts = [(each, each.data[-1]) for each in shown]
-    ends = [Series(each.name, each.css, (x(tokens[e.resolution]) + 16, y(_ratio(e.value)))) for each, e in lasts]
+    lasts = [(each, *list(each.data.items())[-1]) for each in shown]
+    ends = [Series(each.name, each.css, (x(tokens[at]) + 16, y(_ratio(one.value)))) for each, at, one in lasts]
     ticks = [(y(tick), percent(tick - 1, whole=True) if percents else f"{significant(tick)}×") for tick in y.ticks(5)]
     parts = [
         text(left, 11, "up is better", class_="quiet"),
@@ -330,7 +330,7 @@ def _ratio(logarithm: float) -> float:
     return math.exp(min(max(logarithm, -_LARGEST_LOG), _LARGEST_LOG))
 
 
-def _ratio_range(effects: Sequence[RelativeEffect]) -> Point:
+def _ratio_range(effects: Sequence[Interval]) -> Point:
     ratios = [1.0, *(_ratio(effect.value) for effect in effects)]
     furthest = min(ratios) / _CUT, max(ratios) * _CUT
     ends = [_ratio(end) for effect in effects for end in effect.ends or ()]
@@ -338,18 +338,16 @@ def _ratio_range(effects: Sequence[RelativeEffect]) -> Point:
     return math.exp(low), math.exp(high)
 
 
-def _token_marks(
-    each: Series[list[RelativeEffect]], tokens: dict[str, int], x: Scale, y: Scale, aside: float
-) -> Markup:
+def _token_marks(each: Series[dict[str, Interval]], tokens: dict[str, int], x: Scale, y: Scale, aside: float) -> Markup:
     """Draw a line; `aside` keeps the intervals of several arms apart."""
-    places = [(x(tokens[effect.resolution]) + aside, y(_ratio(effect.value))) for effect in each.data]
+    places = [(x(tokens[resolution]) + aside, y(_ratio(one.value))) for resolution, one in each.data.items()]
     marks = [tag("polyline", points=written(places), class_="curve")]
-    for effect, (at, height) in zip(each.data, places, strict=True):
+    for (resolution, effect), (at, height) in zip(each.data.items(), places, strict=True):
         if ends := [_ratio(end) for end in effect.ends or ()]:
             reached = [min(max(end, y.low), y.high) for end in ends]
             marks.append(line(at, y(reached[0]), at, y(reached[1]), "reach"))
             marks += [line(at - 2.5, y(end), at + 2.5, y(end), "reach") for end in ends if end in reached]
-        title = f"{each.name}: {significant(_ratio(effect.value))}× at {tokens[effect.resolution]:,} tokens"
+        title = f"{each.name}: {significant(_ratio(effect.value))}× at {tokens[resolution]:,} tokens"
         marks.append(tag("circle", tag("title", title), cx=at, cy=height, r=4.2, class_="mean"))
     return tag("g", *marks, class_=each.css)
 

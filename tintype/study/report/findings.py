@@ -738,8 +738,8 @@ def bank_notes(results: StudyResults) -> list[str]:
         words = [
             arm_label(labels.get(one.metric, one.metric), one.resolution)
             + (
-                " (own minus stored {:+.3g} [{:+.3g}, {:+.3g}])".format(one.difference, *ends)
-                if (ends := one.ends)
+                " (own minus stored {:+.3g} [{:+.3g}, {:+.3g}])".format(one.difference.value, *ends)
+                if (ends := one.difference.ends)
                 else f" ({one.own} own, {one.stored} stored: not comparable)"
             )
             for one in apart
