@@ -17,7 +17,7 @@ from tools.figures.claims.studies import (
     STAGES,
     TUNED,
     UNDECIDED,
-    better_without_a_baseline_run,
+    above_and_undecided,
     captions,
     every_study,
     millions,
@@ -71,9 +71,9 @@ def readme() -> Iterator[Claim]:
     short = told.compared("short", ACCURACY)
     yield Quote(
         f"loses {magnitude(short, 3)} of accuracy [on long prompts](studies/2026-11-15_captions-mini/README.md) "
-        "(worse). On short prompts every arm is better, but undecided if a collapsed run of the baseline counts; three "
-        "seeds, not replicated",
-        holds=short.verdict == "worse" and better_without_a_baseline_run(told, [0]) and len(told.results.seeds) == 3,
+        "(worse). On short prompts every arm is above the baseline at every seed, yet undecided; three seeds, not "
+        "replicated",
+        holds=short.verdict == "worse" and above_and_undecided(told) and len(told.results.seeds) == 3,
     )
 
 
@@ -222,9 +222,9 @@ def finds_of_data() -> Iterator[Claim]:
         f"short captions lose {magnitude(short, 3)} of accuracy on long prompts (worse)", holds=short.verdict == "worse"
     )
     yield Quote(
-        "On short prompts every arm is better, but undecided if a collapsed run of the baseline counts. A curriculum "
-        "(long first, then mixed) is undecided on long ones",
-        holds=better_without_a_baseline_run(one, [0]) and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,
+        "On short prompts every arm is above the baseline at every seed, yet undecided. A curriculum (long first, then "
+        "mixed) is undecided on long ones",
+        holds=above_and_undecided(one) and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,
     )
     scenes = phases()
     alone, accuracy = (scenes.compared("synthetic-only", metric) for metric in (FRECHET, ACCURACY))

@@ -173,10 +173,9 @@ def captions_page() -> Iterator[Claim]:
     )
     spreads = one.values(BASELINE, ACCURACY_SHORT)
     yield Quote(
-        "are above the baseline at every seed. They are better, which rests on one run: seed 0 of the baseline counts "
-        f"as collapsed ({each(spreads, 2)}) and is left out. With all runs they are undecided",
-        holds=all(min(one.compared(arm, ACCURACY_SHORT).differences) > 0 for arm in names)
-        and better_without_a_baseline_run(one, [0]),
+        "are above the baseline at every seed, and undecided: one of the baseline's three runs lies far below the "
+        f"others ({each(spreads, 2)}), and three do not say which is the usual one",
+        holds=above_and_undecided(one) and max(spreads[1:]) - min(spreads[1:]) < (min(spreads[1:]) - spreads[0]) / 3,
     )
     long, short = (before.compared("short-captions", metric) for metric in (ACCURACY, ACCURACY_SHORT))
     yield Quote(
@@ -201,12 +200,10 @@ def captions_page() -> Iterator[Claim]:
     )
 
 
-def better_without_a_baseline_run(one: Study, seeds: Sequence[int]) -> bool:
-    """Whether every arm is better on short prompts without these runs of the baseline, and undecided with them."""
+def above_and_undecided(one: Study) -> bool:
+    """Whether every arm is above the baseline at every seed on short prompts, and undecided."""
     rows = [one.compared(arm, ACCURACY_SHORT) for arm in one.arms]
-    return all(
-        (row.verdict, row.all_runs_verdict, row.baseline_fallen) == ("better", "undecided", list(seeds)) for row in rows
-    )
+    return all(min(row.differences) > 0 and row.verdict == "undecided" for row in rows)
 
 
 def captions_and_target_page() -> Iterator[Claim]:
