@@ -101,8 +101,7 @@ def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
     counts = [
         count
         for count in range(1, len(runs) // 2 + 1)
-        if len(runs) - count >= 3
-        and runs[count][0] - runs[count - 1][0] > _SUSPECT * (runs[-1][0] - runs[count][0])
+        if len(runs) - count >= 3 and runs[count][0] - runs[count - 1][0] > _SUSPECT * (runs[-1][0] - runs[count][0])
     ]
     return [seed for _, seed in runs[: max(counts, default=0)]]
 
