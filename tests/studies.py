@@ -16,6 +16,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.lab import StudyOutcome
+from tintype.study.results import StudyResults
 from tintype.study.runner import Message, Task
 from tintype.study.study import Study
 
@@ -47,3 +48,8 @@ def run_study(study: Study, out: Path, jobs: int, argv: Sequence[str] = ()) -> S
     """Do in this process what the package's `run_study` does in workers."""
     with studies_in_process():
         return lab.run_study(study, out, jobs, argv=argv)
+
+
+def noted(results: StudyResults, *kinds: str) -> str:
+    """Return the texts of the notes of these kinds; empty where there are none."""
+    return " ".join(note.text for note in results.notes() if note.kind in kinds)

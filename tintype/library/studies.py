@@ -20,8 +20,8 @@ from tintype.study import lab
 from tintype.study.folder import open_study
 from tintype.study.pooling import Pooled, pool_studies
 from tintype.study.priority import priorities
-from tintype.study.report import findings
-from tintype.study.results import Arm, Between, StudyResults, read_results_file
+from tintype.study.report.findings import cost_rows
+from tintype.study.results import StudyResults, read_results_file
 from tintype.study.runner import Message
 from tintype.study.settings import split_changes
 from tintype.study.side_by_side import SideBySide, compare_runs
@@ -43,21 +43,13 @@ class Results:
     """All that results.json has."""
 
     def rows(self, primary: bool = False) -> list[dict[str, Any]]:
-        """Return a dictionary for each arm and metric, as `pandas.DataFrame` and `polars.DataFrame` take them.
+        """Return a dictionary for each verdict, as `pandas.DataFrame` and `polars.DataFrame` take them.
 
-        `difference` is arm minus baseline, and `low` to `high` its interval. Rows of two arms that the study compares
-        come last, as "first against second": the second is in the place of the baseline. With `primary`, only the
-        metrics of the study's question.
+        `kind` is arm, control, between, trend, main effect or interaction. `difference` is arm minus baseline, and
+        `low` to `high` its interval; in a row of two arms the second stands in the place of the baseline. `words` adds
+        to `verdict` how many runs were lost. With `primary`, only the metrics of the study's question.
         """
-        metrics = findings.primary_metrics(self.content) if primary else self.content.metrics
-        named: list[tuple[str, Arm | Between]] = [(arm.name, arm) for arm in self.content.arms]
-        named += [(f"{pair.first} against {pair.second}", pair) for pair in self.content.between]
-        return [
-            {"arm": name, "resolution": of.resolution, "metric": metric.name, "better": metric.direction, **row}
-            for name, of in named
-            for metric in metrics
-            if (row := _verdict(of, metric.name)) is not None
-        ]
+        return [row.data for row in self.content.rows(primary=primary)]
 
     def runs(self) -> list[dict[str, Any]]:
         """Return a dictionary for each run: its arm, seed, state and folder, and its metrics by name."""
@@ -75,7 +67,7 @@ class Results:
         `step_s` are the seconds of a training step, `relative` that over the baseline's, `peak_bytes` the most memory
         that torch reserved.
         """
-        return findings.cost_rows(self.content)
+        return cost_rows(self.content)
 
     def priority(self) -> list[dict[str, Any]]:
         """Return a dictionary for each arm, and for the baseline, on each primary metric: what to adopt first.
@@ -100,8 +92,7 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """Return what to know before building on the verdicts, for example that they are of few seeds."""
-        known = [findings.few_seeds_note(self.content), findings.replication_note(self.content)]
-        return [*(one.words for one in findings.contradictions(self.content)), *filter(None, known)]
+        return [note.text for note in self.content.notes()]
 
     def __repr__(self) -> str:
         return f"<Results {self.path}: {self.content.question}>"
@@ -120,31 +111,10 @@ class Results:
 
     def _shown(self) -> list[list[str]]:
         """Return the head and the rows of the table of verdicts, on the metrics of the question."""
-        shown = [["arm", "metric", "verdict", "baseline", "arm's mean", "difference"]]
-        for row in self.rows(primary=True):
-            interval = "" if row["low"] is None else f" [{row['low']:+.3g}, {row['high']:+.3g}]"
-            name = " @ ".join(filter(None, [row["arm"], row["resolution"]]))
-            means = [_number(row["baseline_mean"], ".4g"), _number(row["mean"], ".4g")]
-            metric = f"{row['metric']} ({row['better']} is better)"
-            shown.append([name, metric, row["verdict"], *means, _number(row["difference"], "+.3g") + interval])
-        return shown
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _verdict(of: Arm | Between, metric: str) -> dict[str, Any] | None:
-    """Return the verdict on one metric of an arm, or of an arm against another; None where there is nothing to say."""
-    numbers = ("mean", "baseline_mean", "difference", "low", "high", "p")
-    if metric in of.incomparable:
-        nothing = dict.fromkeys(numbers)
-        return {"verdict": findings.NOT_COMPARABLE, **nothing, "seeds": 0, "note": of.incomparable[metric]}
-    found = of.comparisons.get(metric)
-    if found is None:
-        return None
-    known = {key: getattr(found, key) for key in numbers}
-    return {"verdict": found.words, **known, "seeds": len(found.differences), "note": found.note}
+        heads = ["arm", "metric", "verdict", "baseline", "arm's mean", "difference"]
+        rows = self.content.rows(primary=True)
+        cells = [[row.label, row.title, row.words, row.baseline_mean, row.mean, row.difference] for row in rows]
+        return [heads, *cells]
 
 
 def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] = ()) -> Study:

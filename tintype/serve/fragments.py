@@ -24,11 +24,14 @@ from tintype.plan import Plan
 from tintype.runtime.files import finite
 from tintype.serve.curves import Curves
 from tintype.serve.find import is_run
+from tintype.study import numbers
+from tintype.study.notes import notes_of
 from tintype.study.picked import LEAD, read_picked
-from tintype.study.report import between, charts, findings
+from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
-from tintype.study.report.view import columns_of
+from tintype.study.report.view import parts_of
 from tintype.study.results import Arm, EndState, StudyResults
+from tintype.study.rows import glyph
 from tintype.study.side_by_side import SideBySide
 from tintype.study.status import RunState, RunStatus, StudyStatus
 from tintype.study.study import Study
@@ -54,7 +57,7 @@ def page(name: str) -> Template:
     """Return a template of this room, with the filters of reports."""
     filters = {
         "plain": findings.plain,
-        "glyph": findings.glyph,
+        "glyph": glyph,
         "verdict_class": verdict_class,
         "url": url_quote,
     }
@@ -87,9 +90,9 @@ def study_fragments(
         found["verdicts"] = _rendered("refused", reason=refused)
     elif results is not None and folder is not None:
         by_name = arm_colours(results)
-        views = [HtmlView(one, columns, folder, kept, by_name) for one, columns in columns_of(results)]
+        views = [HtmlView(*parts, folder, kept, by_name) for parts in parts_of(results)]
         values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
-        values |= {"between": between}
+        values |= {"numbers": numbers, "notes": notes_of(results)}
         values |= {"link": paper_link, "several": results.several}
         found["verdicts"] = _rendered("verdicts", **values)
         found["arms"] = _rendered("arms", **values)

@@ -7,7 +7,7 @@ and is resumed from its last checkpoint.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -33,24 +33,3 @@ def read_crowded(out: Path) -> list[Crowded]:
             if count := times_crowded([claim]):
                 found[str(claim.about.get("arm", "")), int(finite(claim.about.get("seed")) or 0)] += count
     return [Crowded(arm=arm, seed=seed, times=times) for (arm, seed), times in sorted(found.items())]
-
-
-def crowded_words(runs: Sequence[Crowded]) -> str:
-    """Say how often this was, and in which runs; empty where it never did."""
-    if not runs:
-        return ""
-    named = ", ".join(f"{run.arm} seed {run.seed}{_often(run.times)}" for run in runs)
-    them = "this run" if len(runs) == 1 else "these runs"
-    return (
-        f"Memory ran out, or the GPU failed, {count_words(sum(run.times for run in runs))} while runs shared a GPU "
-        f"({named}); {them} went back to the queue and resumed from the last checkpoint."
-    )
-
-
-def count_words(times: int) -> str:
-    """Write a number of times."""
-    return {1: "once", 2: "twice"}.get(times, f"{times} times")
-
-
-def _often(times: int) -> str:
-    return f" {count_words(times)}" if times > 1 else ""

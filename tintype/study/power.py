@@ -29,7 +29,7 @@ from tintype.study.contrasts import asked_of, count_comparisons, is_tested
 from tintype.study.costs import has_baseline
 from tintype.study.effect import Effect, parse_effect
 from tintype.study.looks import SeedPlan
-from tintype.study.report import findings
+from tintype.study.numbers import metric_values
 from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
 from tintype.study.runs import metric_infos
 from tintype.study.stats.cells import ScaleKind, rounding_of, scale_for
@@ -419,7 +419,7 @@ def _fallen(studies: Sequence[StudyResults], metric: str) -> set[str]:
 
 def _healthy(arm: Arm, metric: str, fallen: Collection[str]) -> list[float]:
     """Return the value of each run that did not fall off."""
-    return findings.metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in fallen])
+    return metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in fallen])
 
 
 def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:

@@ -62,7 +62,7 @@ class Priority:
     def row(self) -> dict[str, Any]:
         """Return it as plain data."""
         gain, then, rank = self.gain, self.equal_time, self.rank
-        return {
+        row = {
             "arm": self.arm,
             "resolution": self.resolution,
             "metric": self.metric,
@@ -81,6 +81,7 @@ class Priority:
             "front": self.front,
             "dominated_by": list(self.dominated_by),
         }
+        return {name: None if isinstance(of, float) and not math.isfinite(of) else of for name, of in row.items()}
 
 
 def priorities(results: StudyResults) -> list[Priority]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,6 +20,10 @@ from tintype.runtime.files import read_checked
 from tintype.runtime.redact import hide_all_passwords, last_names, redact
 from tintype.seams import ANY_VALUE, Range
 from tintype.study.stats.cells import PAD, ScaleKind
+
+if TYPE_CHECKING:
+    from tintype.study.notes import Note
+    from tintype.study.rows import Row
 
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
@@ -812,6 +816,18 @@ class StudyResults(_Data):
         for one in content["resolutions"]:
             one["plan"] = write_yaml(one["plan"])
         return StudyResults.model_validate(content)
+
+    def rows(self, *, primary: bool = False) -> list[Row]:
+        """Return the table of verdicts, on the `primary` metrics alone if asked: what every renderer shows."""
+        from tintype.study.rows import rows_of  # it reads results
+
+        return rows_of(self, primary=primary)
+
+    def notes(self) -> list[Note]:
+        """Return what to know before building on the verdicts."""
+        from tintype.study.notes import notes_of
+
+        return notes_of(self)
 
     def fallen(self, arm: Arm, metric: str) -> set[int]:
         """Return the seeds of an arm's runs that fell off in a metric, which its mean and its spread leave out."""

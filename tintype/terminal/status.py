@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.study.crowded import count_words
+from tintype.study.notes import times_words
 from tintype.study.status import RunState, RunStatus, StudyStatus, status_of
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import number, start_live
@@ -81,7 +81,7 @@ def _failure(run: RunStatus, folder: str) -> list[str]:
 
 
 def _crowded(run: RunStatus) -> str:
-    times = count_words(run.crowded)
+    times = times_words(run.crowded)
     return f"{run.arm}, seed {run.seed}: waiting; its memory ran out, or the GPU failed, {times} beside other runs"
 
 

@@ -25,7 +25,6 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study.bank import read_bank, serve, take_bank
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
-from tintype.study.crowded import crowded_words
 from tintype.study.effect import Effect
 from tintype.study.lab import (
     StudyOutcome,
@@ -43,19 +42,26 @@ from tintype.study.lab import (
 )
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
+from tintype.study.numbers import compared_mean, primary_metrics, token_counts
 from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees, planned_margins
 from tintype.study.priority import priorities
+from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.replicate import Claim
-from tintype.study.report import findings, priority, tuning
+from tintype.study.report import priority
+from tintype.study.report.findings import (
+    REPLICATION_HEADS,
+    cost_rows,
+    effects_at_ends,
+    memory_words,
+    replication_rows,
+    step_words,
+)
 from tintype.study.results import (
     Arm,
-    Between,
-    Comparison,
-    MetricInfo,
     StudyResults,
-    Trend,
     read_results_file,
 )
+from tintype.study.rows import TOO_FEW_SEEDS, Row
 from tintype.study.runner import ENDED, Message
 from tintype.study.search import range_of, words_of
 from tintype.study.stats.estimate import POWER
@@ -194,42 +200,17 @@ def report_with_progress(out: Path, console: Console, without_data: bool = False
 
 
 def show_report(report: StudyReport, console: Console) -> None:
-    page = report.page.resolve()
-    mixed = [
-        {
-            "arm": one.arm,
-            "better": [metric.name for metric in one.better],
-            "worse": [metric.name for metric in one.worse],
-        }
-        for one in findings.contradictions(report.results)
-    ]
+    page, results = report.page.resolve(), report.results
     answer(
         report=str(page),
         results=str(page.with_name("results.json")),
-        verdicts=_verdict_rows(report.results),
-        mixed=mixed,
-        costs=findings.cost_rows(report.results),
-        priority=[_finite(row.row) for row in priorities(report.results)],
+        verdicts=[row.data for row in results.rows()],
+        notes=[note.data for note in results.notes()],
+        costs=cost_rows(results),
+        priority=[row.row for row in priorities(results)],
     )
-    show_verdicts(report.results, console)
-    say(console, f"report: {report.page.resolve()}")
-
-
-def _verdict_rows(results: StudyResults) -> list[dict[str, object]]:
-    """Return every verdict as plain data, those on the primary metrics first."""
-    primary = {metric.name for metric in results.metrics if metric.primary}
-    keys = {"verdict", "difference", "low", "high", "look", "lost"}
-    rows: list[dict[str, object]] = [
-        {"arm": of.label, "metric": metric, "primary": metric in primary, **_finite(row.model_dump(include=keys))}
-        for of in results.compared
-        for metric, row in of.comparisons.items()
-    ]
-    return sorted(rows, key=lambda row: not row["primary"])
-
-
-def _finite(values: dict[str, object]) -> dict[str, object]:
-    """Return values that JSON can hold: None for a number that is not finite."""
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
+    show_verdicts(results, console)
+    say(console, f"report: {page}")
 
 
 class ShownProgress(StudyProgress):
@@ -271,9 +252,9 @@ def show_arms(study: Study, console: Console) -> None:
         say_note(console, f"compared with each other too: {'; '.join(pairs)}")
     if study.settings.tune:
         say_note(console, _tuning_words(study))
-    others = [arm.name for arm in study.arms if findings.reads_other_captions(arm.changes)]
+    others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
     protocol = study.settings.evaluation
-    if note := findings.one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
+    if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         say_note(console, note)
     if note := _copies_note(study):
         say_note(console, note)
@@ -425,133 +406,75 @@ def _last_line(message: Message) -> str:
 
 
 def show_verdicts(results: StudyResults, console: Console) -> None:
-    shown = findings.primary_metrics(results)
-    title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
-    first = ["resolution"] if results.several else []
-    heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
+    """Show the table of verdicts, the notes, and a table for each other kind of row."""
+    rows, shown = results.rows(), [metric.name for metric in primary_metrics(results)]
+    heads = {one.name: f"{one.label} ({one.direction} is better)" for one in results.metrics}
+    title = "Sketch: one seed, no verdicts" if results.sketch else "Verdicts"
+    where = ["resolution"] if results.several else []
     costs = ["cost"] if any(arm.alone for arm in results.arms) else []
-    table = Table(*first, "arm", *heads, "other verdicts", *costs, title=title)
-    others = [metric for metric in results.metrics if metric not in shown]
+    table = Table(*where, "arm", *(heads[name] for name in shown), "other verdicts", *costs, title=title)
     for view in results.by_resolution():
-        baseline, *arms = view.arms
-        means = [number(findings.compared_mean(view, baseline, one.name)) or "–" for one in shown]
-        table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "", *_cost(view, baseline, costs))
-        for arm in arms:
-            cells = [_verdict_text(view, arm, metric) for metric in shown]
-            table.add_row(
-                *[""] * len(first),
-                escape(arm.name),
-                *cells,
-                _other_verdicts(arm.comparisons, others),
-                *_cost(view, arm, costs),
-            )
+        for arm in view.arms:
+            cost = [escape(step_words(view, arm) or memory_words(arm))] if costs else []
+            place = [_where(arm)] if where else []
+            if arm.role == "baseline":
+                means = [number(compared_mean(view, arm, name)) or "–" for name in shown]
+                table.add_row(*place, "baseline", *means, "", *cost)
+            else:
+                key = (arm.role, arm.name, arm.resolution)
+                own = [row for row in rows if (row.kind, row.arm, row.resolution) == key]
+                table.add_row(*place, escape(arm.name), *_cells(own, shown), *cost)
         table.add_section()
     console.print(table)
-    for arm in results.arms:
-        for words in filter(None, (arm.stopped, findings.time_words(arm))):
-            say_note(console, f"{arm.label}: {words}")
-    notes = [
-        findings.mean_note(results),
-        findings.few_seeds_note(results),
-        *findings.look_notes(results),
-        *findings.bank_notes(results),
-        findings.replication_note(results),
-        *(note.removeprefix("Note: ") for note in findings.verdict_notes(results)),
-        findings.control_warning(results),
-        crowded_words(results.crowded),
-        *dict.fromkeys(findings.cost_note(view) for view in results.by_resolution()),
-    ]
-    notes += tuning.notes(results.tuning)
-    notes += [f"What to adopt first. {one.words}" for one in priority.tables(results)]
-    for note in filter(None, notes):
-        say_note(console, note)
-    if rows := findings.replication_rows(results):
-        replicated = Table(*map(str.lower, findings.REPLICATION_HEADS), title="On fresh seeds")
-        for row in rows:
-            replicated.add_row(*map(escape, row))
-        console.print(replicated)
-    if results.between:
-        _show_between(results, shown, console)
-    if results.trends:
-        _show_trends(results, console)
-    if results.factors:
-        _show_factors(results, console)
+    for note in results.notes():
+        say(console, f"{'warning' if note.warns else 'note'}: {note.text.removeprefix('Note: ')}", "yellow")
+    for one in priority.tables(results):
+        say_note(console, f"What to adopt first. {one.words}")
+    if fresh := replication_rows(results):
+        _show_table("On fresh seeds", REPLICATION_HEADS, fresh, console)
+    if pairs := list(dict.fromkeys(row.label for row in rows if row.kind == "between")):
+        columns = ("first against second", *(heads[name] for name in shown), "other verdicts")
+        table = Table(*columns, title="Arm against arm")
+        for pair in pairs:
+            table.add_row(escape(pair), *_cells([row for row in rows if row.label == pair], shown))
+        console.print(table)
+    if trends := [row for row in rows if row.kind == "trend"]:
+        counts = list(token_counts(results).values())
+        title = f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}"
+        _show_table(title, ("arm", "metric", "verdict", "effect"), [_trend_cells(row) for row in trends], console)
+    if factors := [row for row in rows if row.kind in ("main effect", "interaction")]:
+        cells = [[row.label, row.metric.label, row.marked, row.contrast] for row in factors]
+        _show_table("Do the parts add up?", ("factor or pair", "metric", "verdict", "effect"), cells, console)
 
 
-def _cost(view: StudyResults, arm: Arm, costs: Sequence[str]) -> list[str]:
-    """Return the cell of each column on costs: the step of an arm measured alone, and its peak memory."""
-    return [escape(findings.step_words(view, arm) or findings.memory_words(arm))] if costs else []
+def _cells(rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
+    """Return a cell for each metric that is shown, and one that lists what is decided on the others."""
+    by_metric = {row.metric.name: row for row in rows}
+    others = [row for row in rows if row.metric.name not in shown and row.verdict in DECIDED]
+    said = "\n".join(f"{escape(row.metric.label)}: {_styled(row, row.verdict)}" for row in others)
+    return [*(_verdict(by_metric[name]) for name in shown), said or "none"]
 
 
-def _show_between(results: StudyResults, shown: Sequence[MetricInfo], console: Console) -> None:
-    """Show the arms against other arms, as arms against the baseline are shown."""
-    heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
-    table = Table("first against second", *heads, "other verdicts", title="Arm against arm")
-    others = [metric for metric in results.metrics if metric not in shown]
-    for pair in results.between:
-        cells = [_verdict_text(results, pair, metric) for metric in shown]
-        table.add_row(escape(pair.label), *cells, _other_verdicts(pair.comparisons, others))
+def _verdict(row: Row) -> str:
+    difference = f" {escape(row.difference)}" if row.comparison and row.comparison.differences else ""
+    few = TOO_FEW_SEEDS if row.blind else ""
+    return "\n".join(filter(None, [_styled(row, row.words) + difference, few, escape(row.corrected), row.replicated]))
+
+
+def _styled(row: Row, words: str) -> str:
+    return f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{escape(words)}[/]"
+
+
+def _trend_cells(row: Row) -> list[str]:
+    effects = effects_at_ends(row.comparison)
+    return [row.arm, row.metric.label, row.words, " → ".join(effects) if row.comparison else ""]
+
+
+def _show_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    table = Table(*map(str.lower, heads), title=title)
+    for row in rows:
+        table.add_row(*map(escape, row))
     console.print(table)
-
-
-def _show_trends(results: StudyResults, console: Console) -> None:
-    counts = list(findings.token_counts(results).values())
-    cells: dict[str, list[str]] = {}
-    heads: dict[str, None] = {}
-    for trend, metric in findings.compared_trends(results):
-        heads[f"{metric.label} ({metric.direction} is better)"] = None
-        cells.setdefault(trend.arm, []).append(_trend_text(trend, metric))
-    table = Table("arm", *heads, title=f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}")
-    for arm, row in cells.items():
-        table.add_row(escape(arm), *row)
-    console.print(table)
-
-
-def _show_factors(results: StudyResults, console: Console) -> None:
-    table = Table("factor or pair", "metric", "verdict", "main effect or interaction", title="Do the parts add up?")
-    labels = {metric.name: metric.label for metric in results.metrics}
-    for one in results.factors:
-        row = one.comparison
-        interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
-        name = " @ ".join(filter(None, [one.name, one.resolution]))
-        style = VERDICT_STYLE.get(one.verdict, "yellow")
-        table.add_row(
-            escape(name), labels[one.metric], f"[{style}]{one.words}[/]", escape(f"{row.difference:+.3g}{interval}")
-        )
-    console.print(table)
-
-
-def _trend_text(trend: Trend, metric: MetricInfo) -> str:
-    style = VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
-    effects = f" {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else ""
-    return f"[{style}]{findings.trend_words(trend, metric)}[/]{effects}"
-
-
-def _verdict_text(results: StudyResults, of: Arm | Between, metric: MetricInfo) -> str:
-    if metric.name in of.incomparable:
-        return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(of, metric.name)}"
-    row = of.comparisons.get(metric.name)
-    if row is None:
-        return "[yellow]no runs to compare[/]"
-    interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
-    difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
-    verdict = f"[{VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
-    known = row.corrected if row.verdict in ("better", "worse") else None
-    corrected = f"corrected for selection {known.value:+.3g}" if known else ""
-    return "\n".join(filter(None, [verdict, corrected, findings.replication_words(results, of, metric.name)]))
-
-
-def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:
-    """List what is decided on the other metrics; `unstable` too where only the baseline's runs fell off."""
-    verdicts = {metric.label: comparisons[metric.name].verdict for metric in metrics if metric.name in comparisons}
-    return (
-        "\n".join(
-            f"{label}: [{VERDICT_STYLE.get(verdict, 'yellow')}]{verdict}[/]"
-            for label, verdict in verdicts.items()
-            if verdict in DECIDED
-        )
-        or "none"
-    )
 
 
 def show_power(plan: PowerPlan, console: Console) -> None:

@@ -15,8 +15,8 @@ import yaml
 from tintype.page import numerals
 from tintype.page.numerals import fixed
 from tintype.study.contrasts import is_tested
+from tintype.study.numbers import compared_mean
 from tintype.study.pooling import PooledMetric, pool_studies
-from tintype.study.report.findings import compared_mean
 from tintype.study.results import Arm, Comparison, Interval, Replicated, StudyResults
 from tintype.study.stats.cells import RAW, Scale, scale_for
 

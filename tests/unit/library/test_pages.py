@@ -95,5 +95,5 @@ def test_a_notebook_shows_the_verdicts_as_a_table(workshop: Path) -> None:
     html = results._repr_html_()
     assert html.startswith("<table>") and "<td>a tenth</td>" in html and "<td>worse</td>" in html
     assert "<p>Verdicts from 2 seeds are a sketch" in html and str(results).splitlines()[-1] == results.notes[-1]
-    assert "a tenth · validation_loss (lower is better) · worse" in str(results)
+    assert "a tenth · validation loss (lower is better) · worse" in str(results)
     assert repr(results) == f"<Results {results.path}: Is a tenth of the learning rate enough?>"

@@ -97,7 +97,7 @@ def test_a_stopped_study_resumes_and_counts_the_runs_that_diverged(
     assert {(message.key[0], message.state) for message in messages} >= {("baseline", "done"), ("wild", "diverged")}
     (failed,) = results.failed
     assert failed["arm"] == "wild" and failed["error"]
-    assert {row["verdict"] for row in results.rows(primary=True)} == {"diverged 1 of 1"}
+    assert {row["words"] for row in results.rows(primary=True)} == {"diverged 1 of 1"}
     assert results.content.sketch and "diverged 1 of 1" in str(results)
     with pytest.raises(tintype.UserError, match=r"another baseline .* choose another `out`"):
         tintype.run_study(tintype.make_study("q", tiny_plan("train.steps=3"), {"a": "muon"}, [0]), tmp_path / "study")

@@ -14,7 +14,7 @@ from tintype.study.along import with_along
 from tintype.study.report import write_report
 from tintype.study.report.along import _reached, _step, band, lead, stage_rows, timing_note
 from tintype.study.report.markdown import to_markdown
-from tintype.study.report.view import View, columns_of
+from tintype.study.report.view import View, parts_of
 from tintype.study.results import Interval, StudyResults, read_results_file
 
 
@@ -114,7 +114,7 @@ def test_scores_with_smaller_images_have_a_table_of_their_own(tmp_path: Path) ->
     results = with_along(example().model_copy(update={"arms": arms, "along_images": 128}))
     short = next(arm for arm in results.arms if arm.name == "short_captions")
     assert [point[0] for point in band(results, short, "fd_scenes", over_seconds=False)] == [750, 1125, 1500]
-    ((arm, cells),) = stage_rows(View(*next(columns_of(results))), "fd_scenes")
+    ((arm, cells),) = stage_rows(View(*next(parts_of(results))), "fd_scenes")
     values = [run.along[0].metrics["fd_scenes"] for run in short.runs]
     assert arm.name == "short_captions" and cells[:2] == ["375", "32 px"]
     assert float(cells[2]) == pytest.approx(fmean(values), rel=1e-2)
@@ -125,12 +125,12 @@ def test_scores_with_smaller_images_have_a_table_of_their_own(tmp_path: Path) ->
     for written in (html, text):
         assert "compared with scores of the same size alone" in written
     other = [arm.model_copy(update={"incomparable": {"fd_scenes": "another space"}}) for arm in results.arms]
-    assert not stage_rows(View(*next(columns_of(results.model_copy(update={"arms": other})))), "fd_scenes")
+    assert not stage_rows(View(*next(parts_of(results.model_copy(update={"arms": other})))), "fd_scenes")
     alike = [
         arm.model_copy(update={"runs": [run.model_copy(update={"along": run.along[1:]}) for run in arm.runs]})
         for arm in results.arms
     ]
     assert "same size" not in lead(results.model_copy(update={"arms": alike})), "all have images of 64 px"
     plain = with_scores_along(example())
-    assert not stage_rows(View(*next(columns_of(plain))), "fd_scenes")
+    assert not stage_rows(View(*next(parts_of(plain))), "fd_scenes")
     assert "of the same size" not in to_markdown(plain) and "earlier stages" not in to_markdown(plain)

@@ -29,7 +29,6 @@ from tintype.study.results import Comparison, MetricInfo, StudyResults, read_res
 from tintype.study.runs import metric_infos
 from tintype.study.stats.contrast import against
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
-from tintype.study.tracking import verdict_rows
 from tintype.terminal.studies import show_verdicts
 
 TEXT = """
@@ -187,7 +186,7 @@ def test_the_verdict_is_in_every_row_and_is_recomputed(tmp_path: Path) -> None:
         "out", dict.fromkeys(("baseline", "control", "one", "both"), ""), results=results, folder=tmp_path
     )
     assert "both against one" in live["verdicts"]
-    assert [row["arm"] for row in verdict_rows(results) if row["metric"] == METRIC][-1] == "both against one"
+    assert [row.arm for row in results.rows() if row.metric.name == METRIC][-1] == "both against one"
     assert Results(tmp_path, results).rows(primary=True)[-1]["verdict"] == "better"
     shutil.rmtree(tmp_path / "out" / "runs")
     before = (tmp_path / "out" / "results.json").read_bytes()

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.studies import noted
 from tests.unit.study.example_results import draw_previews, example, several, with_scores_along
 from tests.unit.study.test_adaptive import study_with
 from tests.unit.study.test_work import work
@@ -21,12 +22,12 @@ from tintype.library.studies import Results
 from tintype.runtime.files import Json
 from tintype.runtime.host import Process
 from tintype.runtime.leases import Claim, Leases
-from tintype.study.crowded import crowded_words, read_crowded
+from tintype.study.crowded import read_crowded
 from tintype.study.lab import prepare_study, report_study
-from tintype.study.report import findings, to_csv, write_report
+from tintype.study.report import to_csv, write_report
 from tintype.study.report.along import note, timing_note
 from tintype.study.report.markdown import to_markdown
-from tintype.study.report.view import View, columns_of
+from tintype.study.report.view import View, parts_of
 from tintype.study.results import SPEED, Alone, Arm, Crowded, StudyResults, read_results_file
 from tintype.study.runner import tasks_of
 from tintype.study.status import status_of
@@ -57,16 +58,16 @@ def results() -> StudyResults:
 
 
 def speeds(results: StudyResults) -> dict[str, str]:
-    ((one, columns),) = columns_of(results)
-    return {arm.name: View(one, columns).speed_words(arm) for arm in results.arms}
+    (parts,) = parts_of(results)
+    return {arm.name: View(*parts).speed_words(arm) for arm in results.arms}
 
 
 def test_the_cost_of_an_arm_is_that_of_a_step_alone_with_its_memory(results: StudyResults) -> None:
     found = speeds(results)
     assert found["baseline"] == "step alone 21.7 ms; 10.0 GB"
     assert found["short_captions"] == "step alone 27.1 ms; +24.9\u00a0% time; 12.0 GB"
-    assert findings.speed_note(results) == "", "nothing that is shown as the cost comes from shared runs"
-    (said,) = [one for one in findings.notes(results) if one.startswith("Cost")]
+    assert noted(results, "speed") == "", "nothing that is shown as the cost comes from shared runs"
+    said = noted(results, "cost")
     assert "measured alone on one NVIDIA H200, mean of 30 to 33 steps" in said and "no interval" in said
     assert "images/s differ up to 3.0 times between runs of one plan: they are no cost" in said
 
@@ -75,7 +76,7 @@ def test_an_arm_that_was_not_measured_keeps_the_warning_of_shared_speeds(results
     part = with_alone(example(), without="uniform_time")
     assert speeds(part)["uniform_time"] == "not comparable"
     assert speeds(part)["short_captions"] == speeds(results)["short_captions"]
-    assert findings.speed_note(part) and "Not measured so: uniform_time." in findings.cost_note(part)
+    assert noted(part, "speed") and "Not measured so: uniform_time." in noted(part, "cost")
     base = with_alone(example(), without="baseline")
     assert speeds(base)["short_captions"] == "not comparable; 12.0 GB"
 
@@ -161,8 +162,9 @@ def test_runs_that_ran_out_of_memory_are_counted_in_the_report_and_the_status(tm
 
 def test_the_words_name_each_run_with_its_number() -> None:
     runs = [Crowded(arm="repa", seed=1, times=2), Crowded(arm="tread", seed=0, times=1)]
-    assert crowded_words(runs) == (
+    assert noted(example().model_copy(update={"crowded": runs}), "crowded") == (
         "Memory ran out, or the GPU failed, 3 times while runs shared a GPU (repa seed 1 twice, tread seed 0); these "
         "runs went back to the queue and resumed from the last checkpoint."
     )
-    assert "(tread seed 0); this run went back" in crowded_words(runs[1:]) and crowded_words([]) == ""
+    one = noted(example().model_copy(update={"crowded": runs[1:]}), "crowded")
+    assert "(tread seed 0); this run went back" in one and noted(example(), "crowded") == ""

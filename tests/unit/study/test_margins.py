@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.studies import noted
 from tests.unit.study.plain_rows import rows_of, runs_of
 from tests.unit.study.test_adaptive import study_with
 from tests.unit.study.test_power import STUDIES, row, shown
@@ -16,7 +17,6 @@ from tintype.study.analysis import AnalysisSettings
 from tintype.study.lab import run_study
 from tintype.study.method import margin_list
 from tintype.study.power import plan_power
-from tintype.study.report import findings
 from tintype.study.results import MetricInfo, StudyResults
 from tintype.study.runs import metric_infos
 from tintype.terminal.studies import show_margins
@@ -71,10 +71,8 @@ def run(folder: Path, *assignments: str) -> StudyResults:
 def test_a_margin_out_of_reach_is_said_after_the_runs_and_before_the_next(tmp_path: Path) -> None:
     results = run(tmp_path)
     needed = results.arms[2].comparisons[METRIC].margin_seeds
-    note = findings.margin_note(results)
-    assert note.startswith("The margin of 3% could not be reached with 4 seeds: it needs about ") and note in (
-        findings.verdict_notes(results)
-    )
+    note = noted(results, "margins")
+    assert note.startswith("The margin of 3% could not be reached with 4 seeds: it needs about ")
     assert needed is not None and needed > 20
     console = Console(width=200, record=True, file=io.StringIO())
     show_margins(study_with(tmp_path, FIXED), [tmp_path / "out", tmp_path / "nothing"], console)
@@ -84,7 +82,7 @@ def test_a_margin_out_of_reach_is_said_after_the_runs_and_before_the_next(tmp_pa
 
 
 def test_a_margin_within_reach_is_not_mentioned(tmp_path: Path) -> None:
-    assert findings.margin_note(run(tmp_path, "analysis={margin: 90%}")) == ""
+    assert noted(run(tmp_path, "analysis={margin: 90%}"), "margins") == ""
 
 
 def test_the_spread_of_another_baseline_says_nothing(tmp_path: Path) -> None:
@@ -96,5 +94,5 @@ def test_the_spread_of_another_baseline_says_nothing(tmp_path: Path) -> None:
 
 def test_results_that_recorded_no_margin_stay_as_they_are() -> None:
     stored = StudyResults.model_validate_json((STUDIES / "results.json").read_text(encoding="utf-8"))
-    assert findings.margin_note(stored) == ""
+    assert noted(stored, "margins") == ""
     assert not [one for one in stored.dump()["metrics"] if "margin" in one]

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import binom
 from typer.testing import CliRunner
 
+from tests.studies import noted
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.cli import app
@@ -17,6 +18,7 @@ from tintype.runtime.files import write_checked
 from tintype.runtime.machine import choose_device, environment
 from tintype.study.costs import seconds_here
 from tintype.study.lab import StudyOutcome, replicate_from, replicate_study, report_study, run_study
+from tintype.study.notes import outcome_words
 from tintype.study.replicate import (
     Claim,
     Claimed,
@@ -62,8 +64,7 @@ def replicate(out: Path, writer: Writer, count: int = 8) -> StudyOutcome:
 
 
 def words_of(results: StudyResults, arm: str = "strong") -> str:
-    found = next(one for one in results.arms if one.name == arm)
-    return findings.replication_words(results, found, METRIC)
+    return next(row.replicated for row in results.rows() if (row.arm, row.metric.name) == (arm, METRIC))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_an_open_verdict_says_how_many_seeds_would_settle_it(
     found = replicated(claimed("better", -0.5), row)
     assert (found.outcome, found.seeds_needed) == ("open", needed)
     words = f"open, {needed or 'more than 1,000'} fresh seeds would settle it"
-    assert findings.outcome_words(found) == words
+    assert outcome_words(found) == words
 
 
 def test_the_pooled_estimate_weighs_by_precision() -> None:
@@ -263,10 +264,10 @@ def test_runs_that_diverged_or_collapsed_are_counted() -> None:
     lost = fresh(-0.6, -0.2, "diverged").model_copy(update={"lost": "diverged 1 of 4", "level": 0.9})
     found = replicated(claimed("better", -0.5), lost)
     assert (found.outcome, found.fresh, found.pooled) == ("open", None, None)
-    assert findings.outcome_words(found) == "open (diverged 1 of 4)"
+    assert outcome_words(found) == "open (diverged 1 of 4)"
     update = {"fallen": [3], "healthy_verdict": "better", "level": 0.9, "differences": [-0.4] * 4}
     found = replicated(claimed("better", -0.5), fresh(-0.6, -0.2, "unstable").model_copy(update=update))
-    assert findings.outcome_words(found) == "holds (better; 1 of 4 runs collapsed)"
+    assert outcome_words(found) == "holds (better; 1 of 4 runs collapsed)"
 
 
 def test_a_true_effect_of_two_deviations_holds_on_five_fresh_seeds() -> None:
@@ -330,10 +331,10 @@ def test_the_note_counts_outcomes_in_plain_words(tmp_path: Path) -> None:
     row = results.replication.rows[0]
     rows = [row, row, row.model_copy(update={"outcome": "contradicted"})]
     several = results.model_copy(update={"replication": results.replication.model_copy(update={"rows": rows})})
-    assert "3 verdicts were replicated on 8 fresh seeds: 2 hold and 1 is contradicted." in findings.replication_note(
-        several
+    assert "3 verdicts were replicated on 8 fresh seeds: 2 hold and 1 is contradicted." in noted(
+        several, "contradicted"
     )
-    assert findings.replication_note(results) == "1 verdict was replicated on 8 fresh seeds: 1 holds."
+    assert noted(results, "replicated") == "1 verdict was replicated on 8 fresh seeds: 1 holds."
 
 
 def another(folder: Path, *settings: str, effect: float = -20.0, name: str = "other") -> Path:

@@ -19,6 +19,7 @@ from PIL import Image
 from rich.console import Console
 
 from tests.fault.promises import Promise
+from tests.studies import noted
 from tests.unit.study.example_results import (
     HOSTILE,
     at_resolution,
@@ -33,11 +34,13 @@ from tests.unit.study.example_results import (
 from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
 from tintype.page.forest import effect_scale, forest
-from tintype.study import report
+from tintype.study import numbers, report
+from tintype.study.notes import costly_part
+from tintype.study.prompts import metrics_by_prompts
 from tintype.study.report import charts, findings, to_csv, write_report
 from tintype.study.report.html import HtmlView
 from tintype.study.report.markdown import escaped, to_markdown
-from tintype.study.report.view import View, columns_of
+from tintype.study.report.view import View, parts_of
 from tintype.study.results import (
     SPEED,
     Arm,
@@ -56,6 +59,7 @@ from tintype.study.results import (
 from tintype.study.verdicts import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
 
+CONTROL = ("no_control", "control_lost", "control_blind", "control_unstable", "control")
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -231,12 +235,11 @@ def test_arms_that_lost_runs_come_after_those_that_are_complete(tmp_path: Path) 
 
 def test_verdicts_from_few_seeds_are_a_sketch_until_they_are_replicated(results: StudyResults) -> None:
     sketch = "Verdicts from 3 seeds are a sketch"
-    assert findings.notes(results)[0].startswith(sketch)
+    assert noted(results, "few_seeds").startswith(sketch)
     replicated = results.model_copy(update={"replication": Replication(seeds=[7, 8], rows=[])})
-    assert not any("sketch" in note for note in findings.notes(replicated))
-    assert not any("sketch" in note for note in findings.notes(example((0, 1, 2, 3, 4))))
+    assert noted(replicated, "few_seeds") == noted(example((0, 1, 2, 3, 4)), "few_seeds") == ""
     later = results.model_copy(update={"seeds": list(range(8))})  # a look at 8 seeds keeps what one at 3 has decided
-    assert findings.few_seeds_note(later).startswith(sketch)
+    assert noted(later, "few_seeds").startswith(sketch)
 
 
 def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: StudyResults) -> None:
@@ -245,8 +248,7 @@ def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: St
     fallen = {name: arm.comparisons[name].model_copy(update=fell) for name in ("recall", "kid_scenes")}
     unstable = arm.model_copy(update={"comparisons": {**arm.comparisons, **fallen}})
     found = results.model_copy(update={"arms": [*results.arms[:2], unstable]})
-    notes = findings.verdict_notes(found)
-    (note,) = (one for one in notes if one.startswith("Runs that fell off"))
+    note = noted(found, "collapsed")
     assert f"{arm.name}: 1 of 3 runs in KID (scenes) and Recall (seed 1" in note
     shown = _shown(found)
     assert note in " ".join(shown.split()) and re.search(r"Recall: +unstable", shown), "on the terminal too"
@@ -287,11 +289,11 @@ def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: S
 
 
 def test_arms_come_best_first_whichever_way_the_metric_points(results: StudyResults) -> None:
-    names = [arm.name for arm in findings.ranked_arms(results)]
+    names = [arm.name for arm in numbers.ranked_arms(results)]
     assert names == ["uniform_time", "short_captions", "control"]
     lower = [metric.model_copy(update={"direction": "lower"}) for metric in results.metrics]
     turned = results.model_copy(update={"metrics": lower})
-    assert [arm.name for arm in findings.ranked_arms(turned)] == ["short_captions", "uniform_time", "control"]
+    assert [arm.name for arm in numbers.ranked_arms(turned)] == ["short_captions", "uniform_time", "control"]
 
 
 def test_sketch_says_so_and_has_no_verdict(tmp_path: Path) -> None:
@@ -351,7 +353,7 @@ def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
     metric = results.metrics[0].model_copy(update={"range": of_range})
     row = results.arms[3].comparisons["precision"]
     known = {"baseline_mean": 0.1, "p": 0.5, "verdict": "undecided", "low": -1.0, "high": 1.0, **changes}
-    assert findings.too_few_seeds(metric, row.model_copy(update=known)) is expected
+    assert numbers.too_few_seeds(metric, row.model_copy(update=known)) is expected
 
 
 def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
@@ -366,14 +368,14 @@ def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: StudyR
 
 
 def test_the_control_shows_no_difference_only_where_it_could_have(results: StudyResults) -> None:
-    assert findings.control_note(with_detectable(results, 0.2)).endswith("shows no difference, as it should.")
-    blind = findings.control_note(with_detectable(results, 2.0))
+    assert noted(with_detectable(results, 0.2), *CONTROL).endswith("shows no difference, as it should.")
+    blind = noted(with_detectable(results, 2.0), *CONTROL)
     assert "as it should" not in blind and "with 3 seeds it could not detect" in blind
     fine, recall = with_detectable(results, 0.2), with_detectable(results, 2.0).arms[1].comparisons["recall"]
     no_spread = {"verdict": "no spread", **dict.fromkeys(("p", "low", "high", "detectable"))}
     for row in (recall, recall.model_copy(update=no_spread)):
         control = fine.arms[1].model_copy(update={"comparisons": {**fine.arms[1].comparisons, "recall": row}})
-        note = findings.control_note(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}))
+        note = noted(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}), *CONTROL)
         assert note.endswith("as it should. With 3 seeds it could not detect one in Recall.")
 
 
@@ -381,7 +383,7 @@ def test_a_control_whose_runs_fell_off_does_not_show_that_there_is_no_difference
     fine = with_detectable(results, 0.2)
     row = fine.arms[1].comparisons["recall"].model_copy(update={"verdict": "unstable", "fallen": [1]})
     control = fine.arms[1].model_copy(update={"comparisons": {**fine.arms[1].comparisons, "recall": row}})
-    note = findings.control_note(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}))
+    note = noted(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}), *CONTROL)
     assert "is unstable in Recall" in note and "as it should" not in note
 
 
@@ -393,11 +395,10 @@ def test_uneven_speeds_are_said_to_be_no_measure(results: StudyResults, slowest:
         for place, run in enumerate(arm.runs)
     ]
     uneven = results.model_copy(update={"arms": [*results.arms[:-1], arm.model_copy(update={"runs": runs})]})
-    note = findings.speed_note(uneven)
+    note = noted(uneven, "speed")
     assert words in note and bool(note) == bool(words)
-    assert [one for one in findings.notes(uneven) if "throughput" in one] == [note] * bool(words)
-    ((one, columns),) = columns_of(uneven)
-    assert (View(one, columns).speed_words(uneven.arms[-1]) == "not comparable") == bool(words)
+    (parts,) = parts_of(uneven)
+    assert (View(*parts).speed_words(uneven.arms[-1]) == "not comparable") == bool(words)
 
 
 def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: StudyResults, tmp_path: Path) -> None:
@@ -439,7 +440,7 @@ def test_the_first_screen_has_the_verdict_of_every_arm_in_words(results: StudyRe
     for arm in (arm for arm in results.arms if arm.role == "arm"):
         said = re.search(rf"{arm.name} is (.*?)\.(?= |$)", words)
         assert said is not None
-        for metric in findings.primary_metrics(results):
+        for metric in numbers.primary_metrics(results):
             verdict = arm.comparisons[metric.name].verdict
             assert findings.VERDICT_PHRASES.get(verdict, verdict) in said[1] and metric.label in said[1]
 
@@ -512,7 +513,7 @@ def test_the_baselines_mean_is_that_of_the_differences_everywhere(results: Study
         assert page.count("Means of distances and losses are geometric") == 1
         assert page.count("is over its own runs and the control") == 1
     raw = [arm.model_copy(update={"role": "arm"}) if arm.role == "control" else arm for arm in results.arms]
-    assert findings.mean_note(results.model_copy(update={"arms": raw})) == ""
+    assert noted(results.model_copy(update={"arms": raw}), "means") == ""
 
 
 def test_no_figure_has_a_mean_over_fallen_and_healthy_runs(results: StudyResults, tmp_path: Path) -> None:
@@ -535,7 +536,7 @@ def test_no_figure_has_a_mean_over_fallen_and_healthy_runs(results: StudyResults
     assert "Runs that fell off, which no mean here counts: short_captions (seed 0)." in parts
     speed = html[html.index('<div id="speed">') :]
     assert "× fell off, in no mean" in speed[: speed.index("</svg>")]
-    view = HtmlView(fallen, [], tmp_path, {}, dict.fromkeys((one.name for one in fallen.arms), "arm-0"))
+    view = HtmlView(fallen, [], [], tmp_path, {}, dict.fromkeys((one.name for one in fallen.arms), "arm-0"))
     quality, pace = fallen.metrics[0], fallen.metrics[-1]
     (cloud,) = [one for one in view._clouds(pace, quality) if one.name == "short_captions"]
     assert len(cloud.data) == 2 and [len(of) for of in view._fallen_points(pace, quality).values()] == [0, 0, 1, 0]
@@ -561,8 +562,9 @@ def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_hea
     for fallen, later in (([3, 2], []), ([2], [3])):
         row = results.arms[2].comparisons["recall"].model_copy(update={"fallen": fallen, "fallen_later": later})
         arm = results.arms[2].model_copy(update={"runs": runs, "comparisons": {"recall": row}})
-        words = findings._falls(arm, {2, 3}, "4 runs", ["recall"], results)
-        assert words.endswith("(seed 2 from step 300 on and seed 3 from step 200 on)")
+        found = results.model_copy(update={"arms": [*results.arms[:2], arm, *results.arms[3:]]})
+        note = noted(found, "collapsed_later" if later else "collapsed")
+        assert note.endswith("(seed 2 from step 300 on and seed 3 from step 200 on).")
 
 
 def test_lost_runs_are_named(tmp_path: Path) -> None:
@@ -632,7 +634,7 @@ def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
 
 def test_markdown_has_the_arms_metrics_and_answer(results: StudyResults, folder: Path) -> None:
     markdown = (folder / "report.md").read_text()
-    assert all(escaped(note) in markdown for note in findings.notes(results))
+    assert all(escaped(note) in markdown for note in [one.text for one in results.notes()])
     assert all(f"### {metric.label}" in markdown for metric in results.metrics)
     assert "| uniform_time | time.distribution | logit_normal | uniform |" in markdown
 
@@ -922,12 +924,12 @@ def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: StudyResul
     without = fine_and_coarse.model_copy(
         update={"arms": [arm for arm in fine_and_coarse.arms if arm.role != "control"]}
     )
-    assert findings.notes(without)[1].startswith("No control ")
+    assert noted(without, "no_control").startswith("No control ")
     control = fine_and_coarse.arms[5]
     row = control.comparisons["precision"].model_copy(update={"verdict": "incomplete"})
     changed = control.model_copy(update={"comparisons": {**control.comparisons, "precision": row}})
     arms = [changed if arm is control else arm for arm in fine_and_coarse.arms]
-    said = findings.notes(fine_and_coarse.model_copy(update={"arms": arms}))
+    said = noted(fine_and_coarse.model_copy(update={"arms": arms}), "control_lost")
     assert "At fine (1,024 tokens): The control (the baseline with other seeds) is incomplete." in said
 
 
@@ -1087,7 +1089,7 @@ def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: StudyRe
     words = "the tokenizer takes 34% of a step; cache its latents"
     for share, warned in ((0.34, True), (0.099, False)):
         shown = with_times(results, "short_captions", {"tokenizer": share, "forward": 1 - share})
-        assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words if warned else "", ""]
+        assert [costly_part(arm) for arm in shown.arms] == ["", "", words if warned else "", ""]
         page = _page(shown, tmp_path)
         assert (words in page.text, words in (tmp_path / "report.md").read_text()) == (warned, warned)
         assert (f"note: short_captions: {words}" in _shown(shown)) == warned
@@ -1097,7 +1099,7 @@ def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: StudyResult
     words = "the tokenizer takes 34% of a step, its training included"
     tuned = with_tokenizer(results, "short_captions", tuned=True)
     shown = with_times(tuned, "short_captions", {"tokenizer": 0.34, "forward": 0.66})
-    assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words, ""]
+    assert [costly_part(arm) for arm in shown.arms] == ["", "", words, ""]
     draw_previews(shown, tmp_path)
     for text in (_page(shown, tmp_path).text, (tmp_path / "report.md").read_text(), _shown(shown)):
         assert words in text and "cache its latents" not in text
@@ -1124,7 +1126,7 @@ def test_time_is_shared_out_run_by_run() -> None:
     splits = [{"tokenizer": 1.0, "forward": 3.0}, {"tokenizer": 30.0, "forward": 10.0}, {}]
     results = example()
     runs = [run.model_copy(update={"time_split": s}) for run, s in zip(results.arms[0].runs, splits, strict=True)]
-    assert findings.time_shares(results.arms[0].model_copy(update={"runs": runs})) == {"tokenizer": 0.5, "forward": 0.5}
+    assert numbers.time_shares(results.arms[0].model_copy(update={"runs": runs})) == {"tokenizer": 0.5, "forward": 0.5}
 
 
 APART = "another space: it is measured elsewhere"
@@ -1175,7 +1177,7 @@ def test_figures_leave_out_what_has_another_scale(results: StudyResults, tmp_pat
 def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     shown = apart(fine_and_coarse, "short_captions", "fd_scenes")
     trend = next(one for one in shown.trends if (one.arm, one.metric) == ("short_captions", "fd_scenes"))
-    assert findings.trend_verdict(trend) == "not defined"
+    assert numbers.trend_verdict(trend) == "not defined"
     page = _page(shown, tmp_path)
     assert f"Not defined: {APART}." in page.text
     assert f"Not compared: FD (scenes) of short_captions ({APART})." in page.text
@@ -1216,23 +1218,23 @@ def test_a_study_of_captions_that_asks_for_one_kind_of_prompt_says_so(results: S
 def test_other_studies_say_nothing_of_prompts(results: StudyResults) -> None:
     others = [arm for arm in results.arms if arm.name != "short_captions"]
     plain = results.model_copy(update={"arms": others})
-    assert findings.metrics_by_prompts(plain) == [] and findings.one_kind_of_prompt(asked(plain)) == ""
+    assert metrics_by_prompts(plain) == [] and noted(asked(plain), "one_kind_of_prompt") == ""
     dropped = [Change(key="captions.dropout", before=0.1, after=0.2)]
     renamed = plain.model_copy(update={"arms": [*others, others[-1].model_copy(update={"changes": dropped})]})
-    assert findings.one_kind_of_prompt(asked(renamed)) == ""
+    assert noted(asked(renamed), "one_kind_of_prompt") == ""
 
 
 def test_prompts_that_are_sampled_otherwise_are_not_set_beside(results: StudyResults) -> None:
     """The difference would be that of the guidance too; but they were asked for."""
     other = asked(results, {**SHORT, "guidance": {"kind": "classifier-free", "scale": 1.0}})
-    assert findings.metrics_by_prompts(other) == [] and findings.one_kind_of_prompt(other) == ""
-    assert findings.metrics_by_prompts(asked(results, SHORT)) != []
+    assert metrics_by_prompts(other) == [] and noted(other, "one_kind_of_prompt") == ""
+    assert metrics_by_prompts(asked(results, SHORT)) != []
 
 
 def test_prompts_that_no_metric_is_taken_on_are_not_scored(results: StudyResults) -> None:
     """A store's short prompts, sampled without distances and without an encoder that reads text."""
     without = [metric for metric in results.metrics if metric.name != "scene_accuracy_short"]
-    assert "only, though" in findings.one_kind_of_prompt(results.model_copy(update={"metrics": without}))
+    assert "only, though" in noted(results.model_copy(update={"metrics": without}), "one_kind_of_prompt")
 
 
 def test_in_a_scatter_of_one_metric_both_axes_run_to_the_better() -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.unit.study.example_results import METRICS, example, several
 from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
+from tintype.study import numbers
 from tintype.study.compare import Reading, read_at_looks
 from tintype.study.contrasts import UNPAIRED, asked_of, count_comparisons, is_tested, own_key, trend_key
-from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
 from tintype.study.runs import metric_infos
 from tintype.study.stats.cells import LOG, Cells
@@ -148,7 +148,7 @@ def test_a_seed_that_lost_a_run_leaves_the_trend_without_a_verdict() -> None:
     assert found.lost == "ema @ fine diverged 1 of 3" and read(one, runs).rows[EMA].verdict == "diverged"
     wholly = with_values(runs, ema_fine=[None] * 3)
     trend = trends_of(read(one, wholly))["ema", METRIC]
-    assert findings.trend_words(trend, metric_infos(one)[METRIC]) == "ema @ fine diverged 3 of 3"
+    assert numbers.trend_words(trend, metric_infos(one)[METRIC]) == "ema @ fine diverged 3 of 3"
     missing = [run.model_copy(update={"state": "missing", "metrics": {}}) for run in runs["ema @ fine"]]
     assert matched({**runs, "ema @ fine": missing}) == NO_RUNS
 
@@ -238,11 +238,11 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
     )
     metric = METRICS[0].model_copy(update={"direction": direction})
     trend = Trend(arm="a", metric=metric.name, effects={}, comparison=Comparison.model_validate(row.model_dump()))
-    assert findings.trend_words(trend, metric) == words
+    assert numbers.trend_words(trend, metric) == words
     none = trend.model_copy(update={"comparison": None, "undefined": NOT_POSITIVE})
-    assert findings.trend_words(none, metric) == "not defined"
+    assert numbers.trend_words(none, metric) == "not defined"
     for reason in (NO_RUNS, ""):
-        assert findings.trend_words(none.model_copy(update={"undefined": reason}), metric) == "incomplete"
+        assert numbers.trend_words(none.model_copy(update={"undefined": reason}), metric) == "incomplete"
 
 
 def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
@@ -259,7 +259,7 @@ def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
 
 def test_the_made_up_study_finds_its_trend() -> None:
     """Short captions harm five times less at the fine resolution."""
-    found = {(t.arm, t.metric): findings.trend_words(t, m) for t, m in findings.compared_trends(several())}
+    found = {(t.arm, t.metric): numbers.trend_words(t, m) for t, m in numbers.compared_trends(several())}
     assert found["short_captions", "scene_accuracy"] == "hurts less"
     assert "control" not in {arm for arm, _ in found}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies import run_study
+from tests.studies import noted, run_study
 from tests.tiny import TINY
 from tests.unit.study.example_results import example
 from tintype.errors import UserError
@@ -144,13 +144,14 @@ def swept(points: list[TuningPoint], chosen: int, arm: str = "baseline") -> Swee
 def test_the_report_says_where_to_widen_and_what_diverged() -> None:
     points = [point({"lr": 1.0}, 2.0, 4.0), point({"lr": 2.0}, 3.0, None)]
     tuning = Tuning(metric="m", seeds=[0, 1], sweeps=[swept(points, 0), swept(points, 0, "a"), swept(points, 1, "b")])
-    assert report.notes(tuning) == [
-        "baseline, a: the best value lies at the edge of its grid; widen the grid: lr below 1.",
-        "b: no value of lr kept all its tuning runs.",
-    ]
+    tuned_results = example().model_copy(update={"tuning": tuning})
+    assert noted(tuned_results, "edge_of_tuning", "untuned") == (
+        "baseline, a: the best value lies at the edge of its grid; widen the grid: lr below 1. "
+        "b: no value of lr kept all its tuning runs."
+    )
     cells = [report.cell(tuning.sweeps[0], one, 2) for one in points]
     assert cells == ["✓ 3.00", "3.00 (diverged 1 of 2)"]
-    assert report.notes(None) == []
+    assert noted(example(), "edge_of_tuning", "untuned") == ""
 
 
 def test_the_comparison_waits_for_failed_runs_and_not_for_diverged_ones(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tintype.evaluation.results import ALL_SCALES, Copies, CopyPair
 from tintype.metrics.memorisation import Rate
 from tintype.page import numerals
-from tintype.study.report import findings
+from tintype.study.numbers import titled
 from tintype.study.results import Arm, StudyResults
 
 LEAD = (
@@ -48,7 +48,7 @@ class Shown:
 def rows(results: StudyResults) -> list[list[str]]:
     """Return a row for each run and encoder; none where copies were not asked for."""
     return [
-        [findings.titled(arm) if not arm.resolution else arm.label, str(run.seed), encoder, *_cells(copies)]
+        [titled(arm) if not arm.resolution else arm.label, str(run.seed), encoder, *_cells(copies)]
         for arm in results.arms
         for run in arm.runs
         for encoder, copies in run.copies.items()

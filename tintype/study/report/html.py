@@ -29,11 +29,15 @@ from tintype.page.forest import forest, verdict_class
 from tintype.page.svg import Point
 from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
+from tintype.study import numbers
+from tintype.study.notes import costly_part, notes_of
+from tintype.study.numbers import fallen_in, metric_values, primary_metrics, time_shares, titled, token_counts
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, between, charts, copies, factors, findings, priority, tuning
+from tintype.study.report import along, charts, copies, findings, priority, tuning
 from tintype.study.report.charts import Series
-from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, Column, View, columns_of
+from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, Column, View, parts_of
 from tintype.study.results import SPEED, Arm, Interval, MetricInfo, Run, StudyResults
+from tintype.study.rows import glyph
 from tintype.study.trust import is_biased, lead
 
 _LARGEST_PREVIEW_PX = 320
@@ -50,22 +54,23 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
     """Return the page. `folder` is where the paths of the samples start; `kept` has those whose files are gone."""
     colours = arm_colours(results)
     script, policy = inline_script(*SCRIPTS)
-    filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": verdict_class}
+    filters = {"plain": findings.plain, "glyph": glyph, "verdict_class": verdict_class}
     return template("tintype.study.report", "report.html.j2", **filters).render(
         results=results,
         findings=findings,
+        numbers=numbers,
+        notes=notes_of(results),
+        costly_part=costly_part,
         along=along,
         several=results.several,
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
         part_colours=charts.PART_COLOURS,
-        views=[HtmlView(one, columns, folder, kept, colours) for one, columns in columns_of(results)],
+        views=[HtmlView(*parts, folder, kept, colours) for parts in parts_of(results)],
         priority=priority,
         priority_tables=[(one, _gain_figure(one, colours)) for one in priority.tables(results)],
         token_figures=list(_token_figures(results, colours)),
         tuning=tuning,
-        between=between,
-        factors=factors,
         sweep_figures=list(_sweep_figures(results, colours)),
         speed_name=SPEED,
         trust_lead=lead(results),
@@ -125,18 +130,18 @@ class HtmlView(View):
 
     def forest(self, column: Column) -> Markup:
         """Draw the differences of all arms on a metric."""
-        compared = [arm for arm in self.arms if arm.name in column.cells]
-        effects = {findings.titled(arm): column.cells[arm.name] for arm in compared}
+        rows = {titled(arm): column.rows.get(arm.name) for arm in self.arms}
+        effects = {name: row.comparison for name, row in rows.items() if row and row.comparison}
         return forest(column.info, effects, column.decimals)
 
     def interaction_figures(self) -> Iterator[tuple[str, Markup]]:
         """Yield (pair, figure) of each interaction."""
         arms = {"" if arm.role == "baseline" else arm.name: arm for arm in self.results.arms}
-        for row in factors.rows(self):
-            effect, info = row.effect, row.column.info
-            if row.is_interaction and effect.expected is not None:
+        for row in self.rows_on("interaction"):
+            effect, info = row.effect, row.metric
+            if effect is not None and effect.expected is not None:
                 both, first, second, base = effect.means
-                seeds = {one.arm: findings.metric_values(arms[one.arm], info.name) for one in effect.means}
+                seeds = {one.arm: metric_values(arms[one.arm], info.name) for one in effect.means}
                 data = charts.Combined(
                     (seeds[base.arm], seeds[second.arm]),
                     (seeds[first.arm], seeds[both.arm]),
@@ -149,7 +154,7 @@ class HtmlView(View):
     @cached_property
     def speed_figure(self) -> Markup | None:
         speed = self.speed.info if self.speed else None
-        quality = next((metric for metric in findings.primary_metrics(self.results) if metric != speed), None)
+        quality = next((metric for metric in primary_metrics(self.results) if metric != speed), None)
         if speed is None or quality is None or not (clouds := self._clouds(speed, quality)):
             return None
         lower, fallen, label = quality.direction == "lower", self._fallen_points(speed, quality), speed.label
@@ -176,7 +181,7 @@ class HtmlView(View):
         return [self._series(arm, points) for arm, points in zip(compared, known, strict=True) if points]
 
     def _fallen(self, arm: Arm, x: MetricInfo, y: MetricInfo) -> set[int]:
-        return findings.fallen_in(self.results, arm, x.name, y.name)
+        return fallen_in(self.results, arm, x.name, y.name)
 
     def _fallen_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[Point]]:
         return {arm.name: _points(arm, x, y, self._fallen(arm, x, y)) for arm in self.results.arms}
@@ -231,7 +236,7 @@ class HtmlView(View):
 
     @cached_property
     def time_shares(self) -> list[tuple[Arm, dict[str, float]]]:
-        return [(arm, shares) for arm in self.everyone if (shares := findings.time_shares(arm))]
+        return [(arm, shares) for arm in self.everyone if (shares := time_shares(arm))]
 
     @cached_property
     def time_figure(self) -> Markup | None:
@@ -326,7 +331,7 @@ def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[t
     for info in results.metrics:
         trends = [trend for trend in results.trends if trend.metric == info.name]
         lines = [Series(trend.arm, colours[trend.arm], trend.effects) for trend in trends]
-        figure = charts.against_tokens(info, lines, findings.token_counts(results), percents=info.name != SPEED)
+        figure = charts.against_tokens(info, lines, token_counts(results), percents=info.name != SPEED)
         if figure is not None:
             yield info, figure
 

@@ -7,23 +7,28 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from tintype.page import numerals
 from tintype.page.template import template
 from tintype.runtime.printable import visible
+from tintype.study import numbers
+from tintype.study.notes import costly_part, notes_of
+from tintype.study.numbers import NOT_COMPARABLE, titled, token_counts
 from tintype.study.picked import LEAD as PICKED_LEAD
-from tintype.study.report import along, between, copies, factors, findings, priority, tuning
-from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, View, columns_of
+from tintype.study.report import along, copies, findings, priority, tuning
+from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, View, parts_of
 from tintype.study.results import Arm, StudyResults
+from tintype.study.rows import TOO_FEW_SEEDS, glyph
 from tintype.study.trust import is_biased, lead
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
 
 def to_markdown(results: StudyResults) -> str:
-    filters = {"plain": findings.plain, "glyph": findings.glyph}
+    filters = {"plain": findings.plain, "glyph": glyph}
     text = template("tintype.study.report", "report.md.j2", finalize=_safe, **filters).render(
         results=results,
         findings=findings,
+        numbers=numbers,
+        notes=notes_of(results),
         copies=copies,
         copy_rows=copies.rows(results),
         picked_lead=PICKED_LEAD,
@@ -34,14 +39,12 @@ def to_markdown(results: StudyResults) -> str:
         difference_rows=_difference_rows,
         priority=priority,
         priority_tables=priority.tables(results),
-        priority_rows=lambda one: ([findings.titled(one.arm(row)), *one.cells(row)] for row in one.rows),
-        between=between,
-        between_rows=lambda views: (row.cells for view in views for row in between.rows(view)),
-        views=[View(one, columns) for one, columns in columns_of(results)],
+        priority_rows=lambda one: ([titled(one.arm(row)), *one.cells(row)] for row in one.rows),
+        between_rows=_between_rows,
+        views=[View(*parts) for parts in parts_of(results)],
         where=["Resolution", "Tokens"] if results.several else [],
-        counts=[f"{count:,}" for count in findings.token_counts(results).values()],
+        counts=[f"{count:,}" for count in token_counts(results).values()],
         tuning=tuning,
-        factors=factors,
         answer_row=_answer_row,
         metric_rows=_metric_rows,
         prompt_kinds=_prompt_kinds,
@@ -68,14 +71,22 @@ def _safe(value: object) -> Markup:
 
 def _named(arm: Arm) -> list[str]:
     """Return the first cells of an arm's row."""
-    return [*([arm.resolution, f"{arm.tokens:,}"] if arm.resolution else []), findings.titled(arm)]
+    return [*([arm.resolution, f"{arm.tokens:,}"] if arm.resolution else []), titled(arm)]
 
 
 def _answer_row(view: View, arm: Arm) -> list[str]:
-    few = f" ({findings.TOO_FEW_SEEDS} to see a change)"
-    cells = [column.effect(arm) + few * column.blind(arm) for column in view.primary]
-    summary = "; ".join(filter(None, [arm.summary, findings.time_words(arm), arm.stopped]))
+    few = f" ({TOO_FEW_SEEDS} to see a change)"
+    blind = [(row := column.rows.get(arm.name)) is not None and row.blind for column in view.primary]
+    cells = [column.effect(arm) + few * too_few for column, too_few in zip(view.primary, blind, strict=True)]
+    summary = "; ".join(filter(None, [arm.summary, costly_part(arm), arm.stopped]))
     return [*_named(arm), *cells, view.speed_words(arm), summary]
+
+
+def _between_rows(views: Sequence[View]) -> Iterator[list[str]]:
+    """Yield a row for each pair of arms and metric, the primary metrics first."""
+    for row in (row for view in views for row in view.rows_on("between")):
+        verdict = "; ".join(filter(None, [row.marked, row.beside]))
+        yield [row.label, row.metric.label, verdict, row.mean, row.baseline_mean, row.contrast]
 
 
 def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
@@ -83,17 +94,16 @@ def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
     for view in views:
         column = view.column(metric)
         for arm in view.everyone:
-            numbers = [""] * 6
+            cells = [""] * 6
             if metric in arm.incomparable:
-                numbers[3] = f"{findings.NOT_COMPARABLE}: {arm.incomparable[metric]}"
-            elif cell := column.cells.get(arm.name):
-                words, relative = findings.interval_words(view.results, cell), findings.relative(cell)
-                numbers = [column.difference(cell), words, numerals.percent(relative), findings.marked(cell)]
-                numbers += [column.detectable(cell), column.written(cell.sampling_error)]
+                cells[3] = f"{NOT_COMPARABLE}: {arm.incomparable[metric]}"
+            elif (row := column.rows.get(arm.name)) and row.comparison:
+                words, error = findings.interval_words(view.results, row.comparison), row.comparison.sampling_error
+                cells = [row.difference, words, row.relative, row.marked, row.detectable, row.written(error)]
             elif arm.role != "baseline":
                 continue
-            mean = column.mean(arm) if arm.name in column.cells else f"{column.mean(arm)} {column.spread(arm)}".strip()
-            yield [*_named(arm), mean, *numbers, column.values(arm)]
+            mean = column.mean(arm) if arm.name in column.rows else f"{column.mean(arm)} {column.spread(arm)}".strip()
+            yield [*_named(arm), mean, *cells, column.values(arm)]
 
 
 def _along_rows(views: Sequence[View]) -> Iterator[list[str]]:

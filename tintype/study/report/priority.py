@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tintype.page import numerals
+from tintype.study.numbers import baseline_of
 from tintype.study.priority import Priority, no_order, priorities
 from tintype.study.report import findings
 from tintype.study.results import Arm, Interval, MetricInfo, StudyResults
@@ -60,7 +61,7 @@ class Table:
 
     @property
     def _baseline(self) -> str:
-        return findings.baseline_of(self.view).name
+        return baseline_of(self.view).name
 
 
 def tables(results: StudyResults) -> list[Table]:
@@ -68,7 +69,7 @@ def tables(results: StudyResults) -> list[Table]:
     timed = {
         view.resolution.name: view
         for view in results.by_resolution()
-        if findings.baseline_of(view).step_s is not None
+        if baseline_of(view).step_s is not None
         and any(arm.role == "arm" and arm.step_s is not None for arm in view.arms)
     }
     if not timed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from tintype.page.numerals import UNKNOWN, fixed
-from tintype.study.report import findings
+from tintype.study.numbers import metric_decimals
 from tintype.study.results import MetricInfo, StudyResults, Sweep, Tuning, TuningPoint, arm_label, assignments_words
 
 _LOST = ("diverged", "failed", "missing")
@@ -56,7 +56,7 @@ def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
 
     Where a sampler has proposed values for each arm, a row is a trial and has the values in its cells.
     """
-    decimals = findings.metric_decimals(results, tuning.metric)
+    decimals = metric_decimals(results, tuning.metric)
     for index, point in enumerate(tuning.sweeps[0].points):
         scores = [cell(one, one.points[index], decimals) for one in tuning.sweeps]
         if tuning.alike:
@@ -64,21 +64,6 @@ def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
         else:
             of_arms = [assignments_words(one.points[index].values) for one in tuning.sweeps]
             yield [f"trial {index + 1}", *(f"{score} at {one}" for score, one in zip(scores, of_arms, strict=True))]
-
-
-def notes(tuning: Tuning | None) -> list[str]:
-    """Say where the best lies at the edge of its grid, and where no choice kept all its runs."""
-    found: dict[str, list[str]] = {}
-    for sweep in tuning.sweeps if tuning else ():
-        chosen = sweep.points[sweep.chosen]
-        if len(chosen.known) < len(chosen.runs):
-            words = f"no value of {' and '.join(chosen.values)} kept all its tuning runs"
-            found.setdefault(words, []).append(label(sweep))
-        elif sweep.edges:
-            where = "grid" if tuning and tuning.method == "grid" else "range"
-            widen = f"the best value lies at the edge of its {where}; widen the {where}: {' and '.join(sweep.edges)}"
-            found.setdefault(widen, []).append(label(sweep))
-    return [f"{', '.join(names)}: {words}." for words, names in found.items()]
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tintype.page import numerals
+from tintype.study.notes import DECIDE, uneven_speed
+from tintype.study.numbers import (
+    FOUND,
+    NOT_COMPARABLE,
+    baseline_of,
+    compared_mean,
+    mean_of,
+    metric_decimals,
+    metric_values,
+    primary_metrics,
+    ranked_arms,
+    short_reason,
+    spread_of,
+    verdict_of,
+)
+from tintype.study.prompts import metrics_by_prompts
 from tintype.study.report import findings
-from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, StudyResults
+from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
+from tintype.study.rows import MIXED, Row, rows_of
+from tintype.study.stats.contrast import OF_ARMS, Kind
 from tintype.study.trust import Trust, trust
 
 TRUST_HEADS = ("Metric", "Baseline", "Seed spread", "of the mean", "Sampling error of one run", "Signal-to-noise")
@@ -23,12 +41,8 @@ class Column:
     results: StudyResults
     info: MetricInfo
     decimals: int
-
-    @cached_property
-    def cells(self) -> dict[str, Comparison]:
-        """Return the comparisons with the baseline, by the arm's name."""
-        name = self.info.name
-        return {arm.name: arm.comparisons[name] for arm in self.results.arms if name in arm.comparisons}
+    rows: Mapping[str, Row]
+    """The verdicts on the arms that are compared, by their name."""
 
     @property
     def title(self) -> str:
@@ -48,13 +62,13 @@ class Column:
 
     def mean(self, arm: Arm) -> str:
         """Return the mean as it is compared; of an arm that is not compared, that of the same kind."""
-        return self.written(findings.compared_mean(self.results, arm, self.info.name))
+        return self.written(compared_mean(self.results, arm, self.info.name))
 
     def spread(self, arm: Arm) -> str:
         """Return the seed spread; of the baseline that of the runs of its mean, and how many of them fell off."""
         alike = self.results.like_baseline(self.info.name) if arm.role == "baseline" else [arm]
-        values = [value for one in alike for value in findings.metric_values(one, self.info.name, self.fallen(one))]
-        spread, runs = findings.spread_of(values), [(one, run) for one in alike for run in one.runs]
+        values = [value for one in alike for value in metric_values(one, self.info.name, self.fallen(one))]
+        spread, runs = spread_of(values), [(one, run) for one in alike for run in one.runs]
         fell = sum(run.seed in self.fallen(one) for one, run in runs) if arm.role == "baseline" else 0
         words = f"({fell} of {len(runs)} runs fell off, left out)" if fell else ""
         return " ".join(filter(None, ["" if spread is None else f"± {self.written(spread)}", words]))
@@ -63,42 +77,16 @@ class Column:
         """Return the value of each seed."""
         return " · ".join(self.written(run.metrics.get(self.info.name)) for run in arm.runs)
 
-    def difference(self, cell: Comparison) -> str:
-        """Return the difference with its interval."""
-        return f"{self.written(cell.difference, signed=True)} {self.interval(cell)}".strip()
-
-    def interval(self, cell: Comparison) -> str:
-        return numerals.interval(cell.low, cell.high, self.decimals)
-
-    def corrected(self, cell: Comparison) -> str:
-        """Return the estimate that allows for the selection of large differences; empty where there is none."""
-        if cell.corrected is None or cell.verdict not in ("better", "worse"):
-            return ""
-        interval = numerals.interval(cell.corrected.low, cell.corrected.high, self.decimals)
-        return f"corrected for selection {self.written(cell.corrected.value, signed=True)} {interval}"
-
-    def replication(self, arm: Arm) -> str:
-        return findings.replication_words(self.results, arm, self.info.name)
-
-    def detectable(self, cell: Comparison) -> str:
-        return findings.detectable_words(self.info, cell, self.decimals)
-
-    def blind(self, arm: Arm) -> bool:
-        """Return whether the seeds are too few to see a change."""
-        return arm.name in self.cells and findings.too_few_seeds(self.info, self.cells[arm.name])
-
     def effect(self, arm: Arm) -> str:
         """Return the verdict on an arm with the difference; of the baseline the mean and the seed spread."""
         if arm.role == "baseline":
             return f"{self.mean(arm)} {self.spread(arm)}".strip()
         if self.info.name in arm.incomparable:
-            return f"{findings.NOT_COMPARABLE} ({findings.short_reason(arm, self.info.name)})"
-        if (cell := self.cells.get(arm.name)) is None:
+            return f"{NOT_COMPARABLE} ({short_reason(arm, self.info.name)})"
+        if (row := self.rows.get(arm.name)) is None:
             return numerals.UNKNOWN
-        difference = f": {self.difference(cell)}" if cell.differences else ""
-        return "; ".join(
-            filter(None, [findings.marked(cell) + difference, self.corrected(cell), self.replication(arm)])
-        )
+        difference = f": {row.difference}" if row.comparison and row.comparison.differences else ""
+        return "; ".join(filter(None, [row.marked + difference, row.corrected, row.replicated]))
 
     def mean_and_effect(self, arm: Arm) -> str:
         """Return the mean; of an arm the verdict too, with the difference."""
@@ -111,14 +99,20 @@ class View:
 
     results: StudyResults
     metrics: Sequence[Column]
+    rows: Sequence[Row]
+    """Verdicts at this resolution on all but arms and control: on pairs of arms, and on factors."""
+
+    def rows_on(self, *kinds: Kind) -> list[Row]:
+        """Return the rows of these kinds."""
+        return [row for row in self.rows if row.kind in kinds]
 
     @cached_property
     def baseline(self) -> Arm:
-        return findings.baseline_of(self.results)
+        return baseline_of(self.results)
 
     @cached_property
     def arms(self) -> list[Arm]:
-        return findings.ranked_arms(self.results)
+        return ranked_arms(self.results)
 
     @property
     def everyone(self) -> list[Arm]:
@@ -126,7 +120,7 @@ class View:
 
     @cached_property
     def primary(self) -> list[Column]:
-        names = {metric.name for metric in findings.primary_metrics(self.results)}
+        names = {metric.name for metric in primary_metrics(self.results)}
         return [column for column in self.metrics if column.info.name in names]
 
     @property
@@ -140,14 +134,14 @@ class View:
         """
         found: dict[str, list[str]] = {}
         for column in self.primary:
-            cell, verdict, words = column.cells.get(arm.name), findings.verdict_of(arm, column.info), column.info.label
-            if cell is not None and verdict in ("better", "worse"):
-                words += f" ({column.written(cell.difference, signed=True)})"
+            row, verdict, words = column.rows.get(arm.name), verdict_of(arm, column.info), column.info.label
+            if row is not None and verdict in FOUND:
+                words += f" ({row.change})"
             found.setdefault(verdict, []).append(words)
         said = {one: f"{findings.VERDICT_PHRASES.get(one, one)} in {' and '.join(of)}" for one, of in found.items()}
         if {"better", "worse"} <= said.keys():
-            both = f"{said.pop('better')}, but {said.pop('worse')}: {findings.DECIDE}"
-            return [(findings.MIXED, both), *said.items()]
+            both = f"{said.pop('better')}, but {said.pop('worse')}: {DECIDE}"
+            return [(MIXED, both), *said.items()]
         return list(said.items())
 
     def column(self, metric: str) -> Column:
@@ -172,12 +166,13 @@ class View:
         return any(arm.alone is not None for arm in self.results.arms)
 
     def _throughput_words(self, arm: Arm) -> str:
-        mean, cell = findings.mean_of(findings.metric_values(arm, SPEED)), self.speed and self.speed.cells.get(arm.name)
+        mean, row = mean_of(metric_values(arm, SPEED)), self.speed and self.speed.rows.get(arm.name)
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
-        if not cell:
+        if not row or row.comparison is None:
             return ""
-        return findings.NOT_COMPARABLE if findings.speed_note(self.results) else findings.speed_words(cell)
+        uneven = uneven_speed(self.results) and not self.results.timed_alone
+        return NOT_COMPARABLE if uneven else findings.speed_words(row.comparison)
 
     def trust_rows(self, biased: bool = False) -> list[list[str]]:
         """Return a row for each metric that has a spread or an error; where `biased` with its bias."""
@@ -200,12 +195,22 @@ class View:
     def prompt_groups(self) -> list[list[tuple[str, Column]]]:
         """Return (kind of prompts, column) of each metric that was measured on several kinds."""
         columns = {column.info.name: column for column in self.metrics}
-        groups = findings.metrics_by_prompts(self.results)
+        groups = metrics_by_prompts(self.results)
         return [[(prompts, columns[metric.name]) for prompts, metric in group] for group in groups]
 
 
-def columns_of(results: StudyResults) -> Iterator[tuple[StudyResults, list[Column]]]:
-    """Yield the results at each resolution with their columns. A metric has the same decimals at all of them."""
-    decimals = {metric.name: findings.metric_decimals(results, metric.name) for metric in results.metrics}
+def parts_of(results: StudyResults) -> Iterator[tuple[StudyResults, list[Column], list[Row]]]:
+    """Yield the results at each resolution with their columns and their other rows: what a `View` is made of.
+
+    A metric has the same decimals at all resolutions.
+    """
+    decimals = {metric.name: metric_decimals(results, metric.name) for metric in results.metrics}
+    every = rows_of(results)
     for one in results.by_resolution():
-        yield one, [Column(one, metric, decimals[metric.name]) for metric in results.metrics]
+        here = [row for row in every if row.resolution == one.resolution.name]
+        compared = {metric.name: dict[str, Row]() for metric in one.metrics}
+        for row in here:
+            if row.kind in OF_ARMS and row.comparison:
+                compared[row.metric.name][row.arm] = row
+        columns = [Column(one, metric, decimals[metric.name], compared[metric.name]) for metric in one.metrics]
+        yield one, columns, [row for row in here if row.kind not in OF_ARMS]

@@ -1,0 +1,202 @@
+"""Numbers and choices that every renderer of a study's results shares: arms in order, means, spreads, verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from statistics import fmean, geometric_mean, median, stdev
+from typing import get_args
+
+from tintype.page.numerals import decimals_showing
+from tintype.study.contrasts import ANOTHER_SPACE
+from tintype.study.results import Arm, Between, Comparison, Loss, MetricInfo, Role, Run, StudyResults, Trend
+from tintype.study.verdicts import NOT_POSITIVE
+
+NOT_COMPARABLE = "not comparable"
+FOUND = ("better", "worse")
+DECIDED = (*FOUND, "same", "unstable")
+LOST = get_args(Loss)
+
+
+def baseline_of(results: StudyResults) -> Arm:
+    return next(arm for arm in results.arms if arm.role == "baseline")
+
+
+def resolution_title(results: StudyResults) -> str:
+    """Return the resolution with its tokens; empty in a study of one resolution."""
+    baseline = baseline_of(results)
+    return f"{baseline.resolution} ({baseline.tokens:,} tokens)" if baseline.resolution else ""
+
+
+def token_counts(results: StudyResults) -> dict[str, int]:
+    """Return the tokens of each of several resolutions, fewest first."""
+    return {arm.resolution: arm.tokens for arm in results.arms if arm.role == "baseline" and arm.tokens is not None}
+
+
+def compared_arms(results: StudyResults) -> list[Arm]:
+    return [arm for arm in results.arms if arm.role != "baseline"]
+
+
+def titled(arm: Arm) -> str:
+    """Return the arm's name, with its role where the name does not say it."""
+    return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
+
+
+def primary_metrics(results: StudyResults) -> list[MetricInfo]:
+    return [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
+
+
+def improvement(metric: MetricInfo, difference: float) -> float:
+    """Return the difference, signed so that more is better."""
+    return difference if metric.direction == "higher" else -difference
+
+
+def ranked_arms(results: StudyResults) -> list[Arm]:
+    """Return the arms with the largest improvement of the first primary metric first, then the control.
+
+    Arms that lost runs of that metric come after those that are complete.
+    """
+    metric = primary_metrics(results)[0] if results.metrics else None
+
+    def place(arm: Arm) -> tuple[bool, bool, float]:
+        comparison = arm.comparisons.get(metric.name) if metric else None
+        if metric is None or comparison is None or not math.isfinite(comparison.difference):
+            return arm.role == "control", True, 0.0
+        return arm.role == "control", comparison.verdict in LOST, -improvement(metric, comparison.difference)
+
+    return sorted(compared_arms(results), key=place)
+
+
+def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
+    """Return whether these seeds could not show a change that the metric can have.
+
+    That is where the smallest difference that they would find is larger than the baseline's own value or, for a metric
+    between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not; where
+    runs were lost, the verdict says so instead.
+    """
+    if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
+        return False
+    least, most = metric.range
+    largest = abs(comparison.baseline_mean) if least is None or most is None else (most - least) / 2
+    return comparison.detectable is None or not comparison.detectable <= largest
+
+
+def _excludes_zero(comparison: Comparison) -> bool:
+    return comparison.ends is not None and not comparison.ends[0] <= 0 <= comparison.ends[1]
+
+
+def metric_values(arm: Arm, metric: str, without: Collection[int] = ()) -> list[float]:
+    """Return the value of each seed that has one, but for those `without`."""
+    values = (run.metrics.get(metric) for run in arm.runs if run.seed not in without)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def mean_of(values: Iterable[float], log: bool = False) -> float | None:
+    """Return the mean, the geometric one where values are compared as logarithms; None of no values."""
+    known = list(values)
+    if log and all(value > 0 for value in known):
+        return geometric_mean(known) if known else None
+    return fmean(known) if known else None
+
+
+def is_log(results: StudyResults, metric: str) -> bool:
+    """Return whether values of a metric are compared as logarithms."""
+    rows = [arm.comparisons[metric] for arm in results.arms if metric in arm.comparisons]
+    return any(row.scale == "log" for row in rows)
+
+
+def compared_mean(results: StudyResults, arm: Arm, metric: str) -> float | None:
+    """Return an arm's mean as it was compared, at one resolution; where it was not, a mean of the same kind."""
+    row = arm.comparisons.get(metric)
+    if row is not None:
+        return row.mean
+    if arm.role == "baseline" and (mean := results.baseline_mean(metric)) is not None:
+        return mean
+    return mean_of(metric_values(arm, metric, results.fallen(arm, metric)), is_log(results, metric))
+
+
+def spread_of(values: list[float]) -> float | None:
+    """Return the seed spread, a standard deviation; None with one seed."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def relative(comparison: Comparison) -> float | None:
+    return comparison.difference / abs(comparison.baseline_mean) if comparison.baseline_mean else None
+
+
+def metric_decimals(results: StudyResults, metric: str) -> int:
+    """Return one number of decimals for all of a metric's values, so that they can be read down a column.
+
+    They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
+    """
+    compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
+    reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]
+    values = metric_values(baseline_of(results), metric)
+    if reaches:
+        return decimals_showing(min(median(reaches), 10 * (spread_of(values) or math.inf)))
+    mean = mean_of(values)
+    return decimals_showing(abs(mean) / 10 if mean else 0)
+
+
+def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
+    return [(arm, run) for arm in results.arms for run in arm.runs if run.state != "done"]
+
+
+def fallen_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
+    """Return the seeds of an arm's own runs that fell off in any of the metrics."""
+    fell = {seed for metric in metrics for seed in results.fallen(arm, metric)}
+    return fell & {run.seed for run in arm.runs}
+
+
+def verdict_of(arm: Arm, metric: MetricInfo) -> str:
+    """Return an arm's verdict on a metric, also where there is no comparison."""
+    if metric.name in arm.incomparable:
+        return NOT_COMPARABLE
+    comparison = arm.comparisons.get(metric.name)
+    return comparison.verdict if comparison else "incomplete"
+
+
+def with_role(results: StudyResults, role: Role) -> list[Arm]:
+    return [arm for arm in results.arms if arm.role == role]
+
+
+def short_reason(of: Arm | Between, metric: str) -> str:
+    """Return the first words of the reason why a metric is not compared."""
+    return of.incomparable[metric].partition(":")[0]
+
+
+def compared_trends(results: StudyResults) -> list[tuple[Trend, MetricInfo]]:
+    """Return the trends by metric, without the control's, which has no pairs."""
+    controls = {arm.name for arm in with_role(results, "control")}
+    return [
+        (trend, metric)
+        for metric in results.metrics
+        for trend in results.trends
+        if trend.metric == metric.name and trend.arm not in controls
+    ]
+
+
+def trend_verdict(trend: Trend) -> str:
+    if trend.comparison:
+        return trend.comparison.verdict
+    return "not defined" if trend.undefined.startswith((NOT_POSITIVE, ANOTHER_SPACE)) else "incomplete"
+
+
+def trend_words(trend: Trend, metric: MetricInfo) -> str:
+    """Say whether an arm helps or hurts (by its mean) more or less with more tokens, or the verdict."""
+    comparison = trend.comparison
+    if comparison is None:
+        return trend_verdict(trend)
+    if comparison.verdict not in FOUND:
+        return comparison.words
+    at_fewest, at_most = (improvement(metric, one) for one in (comparison.baseline_mean, comparison.mean))
+    if comparison.verdict == "better":
+        return "helps more" if at_most > 0 else "hurts less"
+    return "helps less" if at_fewest > 0 else "hurts more"
+
+
+def time_shares(arm: Arm) -> dict[str, float]:
+    """Return the shares of an arm's training time by part, averaged over its runs; empty where no run was timed."""
+    runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
+    parts = dict.fromkeys(part for split in runs for part in split)
+    return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in parts}

@@ -1,0 +1,88 @@
+"""Prompts that a study is scored on, beside the captions that its arms are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tintype.evaluation.prompts import is_caption
+from tintype.study.results import Arm, MetricInfo, StudyResults
+
+
+class _Condition(BaseModel):
+    name: str
+    prompts: str
+    method: object = None
+    steps: object = None
+    guidance: object = None
+
+
+class SampledPrompts(BaseModel):
+    """The part of a stored protocol that says on which prompts images are sampled. Other keys are ignored."""
+
+    prompts: str = "long"
+    """The prompts of the main sampling; older protocols do not have the key."""
+    also: tuple[_Condition, ...] = ()
+
+    def scored_on(self, metrics: Collection[str]) -> list[str]:
+        """Return the prompts that any of the metrics is measured on, those of the main sampling first.
+
+        A condition can be sampled and give no number: without distances, scenes or an encoder that reads text.
+        """
+        named = [one.prompts for one in self.also if any(metric.endswith(f"_{one.name}") for metric in metrics)]
+        return list(dict.fromkeys([self.prompts, *named]))
+
+    def comparable(self) -> dict[str, str]:
+        """Return condition -> prompts of the conditions that differ from the main sampling in their prompts only."""
+        return {
+            one.name: one.prompts
+            for one in self.also
+            if one.prompts != self.prompts and one.method is one.steps is one.guidance is None
+        }
+
+
+def reads_other_captions(changed: Iterable[str]) -> bool:
+    """Return whether an arm that changes these keys is trained on other captions; caption dropout does not count."""
+    return any(key.partition(".")[0] == "captions" and key != "captions.dropout" for key in changed)
+
+
+def kind_words(prompts: str) -> str:
+    return f"{prompts} prompts" if is_caption(prompts) else f"prompts of {Path(prompts).name}"
+
+
+def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: Collection[str]) -> str:
+    """Return a warning where these arms read other captions and all are scored on one kind of prompt; else ''.
+
+    A model does best on prompts like the captions that it was trained on. PRX trained an arm on short captions and
+    scored it on long prompts only, which mixes the effect of the captions with that of unlike prompts.
+    """
+    sampled = SampledPrompts.model_validate(protocol)
+    if not arms or len(sampled.scored_on(metrics)) > 1:
+        return ""
+    return (
+        f"Scored on {kind_words(sampled.prompts)} only, though {', '.join(dict.fromkeys(arms))} "
+        f"{'reads' if len(set(arms)) == 1 else 'read'} other captions than the baseline: a loss may come from prompts "
+        "unlike their captions. Score short prompts too: "
+        '--set "evaluation.also=[{name: short, prompts: short}]"'
+    )
+
+
+def caption_arms(results: StudyResults) -> list[Arm]:
+    """Return the arms that were trained on other captions than the baseline."""
+    return [arm for arm in results.arms if reads_other_captions(change.key for change in arm.changes)]
+
+
+def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo]]]:
+    """Return (prompts, metric) of each metric that was measured on several kinds of prompts, in a study of captions."""
+    if not caption_arms(results):
+        return []
+    known = {metric.name: metric for metric in results.metrics}
+    sampled = SampledPrompts.model_validate(results.protocol)
+    kinds = {"": sampled.prompts, **{f"_{name}": prompts for name, prompts in sampled.comparable().items()}}
+    groups = [
+        [(kind_words(kind), known[metric + ending]) for ending, kind in kinds.items() if metric + ending in known]
+        for metric in known
+    ]
+    return [group for group in groups if len(group) > 1]

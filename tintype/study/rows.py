@@ -1,0 +1,269 @@
+"""The table of a study's verdicts: one row for each comparison, or for each that could not be made.
+
+Reports, the terminal, the live page, `--json`, verdicts.csv, trackers and the library show these rows and no others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from tintype.page import numerals
+from tintype.page.numerals import percent
+from tintype.study.notes import outcome_words, source_words
+from tintype.study.numbers import (
+    FOUND,
+    NOT_COMPARABLE,
+    compared_arms,
+    compared_trends,
+    metric_decimals,
+    primary_metrics,
+    relative,
+    too_few_seeds,
+    trend_verdict,
+    trend_words,
+)
+from tintype.study.results import (
+    Arm,
+    Between,
+    Comparison,
+    FactorEffect,
+    MetricInfo,
+    Replicated,
+    StudyResults,
+    arm_label,
+)
+from tintype.study.stats.contrast import Kind
+
+TOO_FEW_SEEDS = "too few seeds"
+MIXED = "mixed"
+"""Verdict of an arm that is better on one primary metric and worse on another."""
+NO_RUNS = "no runs to compare"
+_GLYPHS = {
+    "better": "✓",
+    "worse": "✗",
+    "same": "≈",
+    "undecided": "○",
+    "unstable": "⚡",
+    "adds up": "+",
+    "overlaps": "∩",
+    "cancels": "✗",
+    "reinforces": "✓",
+    "measured": "·",
+    "identical": "=",
+    "no spread": "≡",
+    "sketch": "◌",
+    "incomplete": "…",
+    "not defined": "–",
+    NOT_COMPARABLE: "–",
+    MIXED: "±",
+}
+
+
+def glyph(verdict: str) -> str:
+    """Return the sign beside a verdict's words; those without one of their own are marked all the same."""
+    return _GLYPHS.get(verdict, "!")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of an arm, of two arms, of a trend over resolutions, or of a factor: its verdict and its numbers.
+
+    Differences are arm minus baseline; of two arms, first minus second. Those of a trend are of logarithms of ratios.
+    """
+
+    kind: Kind
+    arm: str
+    """Its name; of two arms "first against second", of a factor its name, of an interaction its parts."""
+    resolution: str
+    metric: MetricInfo
+    primary: bool
+    decimals: int
+    """Decimals of the metric's numbers."""
+    verdict: str
+    words: str
+    """The verdict; where runs diverged, failed or collapsed, how many; why there is none."""
+    comparison: Comparison | None = None
+    """None where nothing is compared."""
+    replicated: str = ""
+    """Outcome of the verdict on fresh seeds, or that none were run; empty where there is nothing to replicate."""
+    effect: FactorEffect | None = None
+    """None of all but main effects and interactions."""
+
+    @property
+    def label(self) -> str:
+        """Return its name, with the resolution where the study has several."""
+        return arm_label(self.arm, self.resolution)
+
+    @property
+    def title(self) -> str:
+        """Return the metric with the direction that is better."""
+        return f"{self.metric.label} ({self.metric.direction} is better)"
+
+    @property
+    def marked(self) -> str:
+        """Return the verdict's words with its sign."""
+        return f"{glyph(self.verdict)} {self.words}"
+
+    # Numbers in writing; a dash for what is not known.
+
+    def written(self, value: float | None, *, signed: bool = False) -> str:
+        return numerals.fixed(value, self.decimals, signed=signed)
+
+    @property
+    def mean(self) -> str:
+        return self.written(self.comparison.mean if self.comparison else None)
+
+    @property
+    def baseline_mean(self) -> str:
+        return self.written(self.comparison.baseline_mean if self.comparison else None)
+
+    @property
+    def change(self) -> str:
+        return self.written(self.comparison.difference if self.comparison else None, signed=True)
+
+    @property
+    def interval(self) -> str:
+        """Return both ends of the interval; empty where there is none."""
+        ends = self.comparison.ends if self.comparison else None
+        return numerals.interval(*ends, self.decimals) if ends else ""
+
+    @property
+    def difference(self) -> str:
+        """Return the difference with its interval."""
+        return f"{self.change} {self.interval}".strip()
+
+    @property
+    def contrast(self) -> str:
+        """Return the difference with its interval, and relative to what it is from."""
+        if self.comparison is None or not self.comparison.differences:
+            return numerals.UNKNOWN
+        return f"{self.difference} ({self.relative})"
+
+    @property
+    def together(self) -> str:
+        """Return an interaction's mean of the combination, and what the sum of its parts would be."""
+        if self.effect is None or self.effect.expected is None:
+            return ""
+        return f"{self.written(self.effect.means[0].value)} (sum of the parts: {self.written(self.effect.expected)})"
+
+    @property
+    def beside(self) -> str:
+        """Return the corrected difference, what fresh seeds show, the seeds that would decide, and the remark."""
+        note = self.comparison.note if self.comparison else ""
+        return "; ".join(filter(None, [self.corrected, self.replicated, self.needed, note]))
+
+    @property
+    def relative(self) -> str:
+        """Return the difference in percent of the baseline's mean."""
+        return percent(relative(self.comparison) if self.comparison else None)
+
+    @property
+    def corrected(self) -> str:
+        """Return the estimate that allows for the selection of large differences; empty where there is none."""
+        found = self.comparison.corrected if self.comparison and self.verdict in FOUND else None
+        if found is None:
+            return ""
+        ends = numerals.interval(found.low, found.high, self.decimals)
+        return f"corrected for selection {self.written(found.value, signed=True)} {ends}"
+
+    @property
+    def blind(self) -> bool:
+        """Return whether the seeds are too few to see a change."""
+        return self.comparison is not None and too_few_seeds(self.metric, self.comparison)
+
+    @property
+    def detectable(self) -> str:
+        """Return the smallest difference that the seeds would find, or that they are too few to find any."""
+        return TOO_FEW_SEEDS if self.blind else self.written(self.comparison.detectable if self.comparison else None)
+
+    @property
+    def needed(self) -> str:
+        """Return how many seeds would decide; empty where it is decided, or where a thousand would not."""
+        seeds = self.comparison.seeds_needed if self.comparison else None
+        return f"{seeds:,} seeds would decide" if seeds else ""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Return the row as plain data: numbers that are not finite are None."""
+        one = self.comparison
+        known = one.model_dump(include=set(_NUMBERS)) if one else dict.fromkeys(_NUMBERS)
+        corrected = one.corrected if one else None
+        row = {
+            "kind": self.kind,
+            "arm": self.arm,
+            "resolution": self.resolution,
+            "metric": self.metric.name,
+            "label": self.metric.label,
+            "better": self.metric.direction,
+            "primary": self.primary,
+            "verdict": self.verdict,
+            "words": self.words,
+            **{name: known[name] for name in _NUMBERS},
+            "corrected": corrected and corrected.value,
+            "corrected_low": corrected and corrected.low,
+            "corrected_high": corrected and corrected.high,
+            "replicated": self.replicated,
+            "seeds": len(one.differences) if one else 0,
+            "note": one.note if one else "",
+            "expected": self.effect.expected if self.effect else None,
+        }
+        return {name: None if isinstance(of, float) and not math.isfinite(of) else of for name, of in row.items()}
+
+
+_NUMBERS = ("mean", "baseline_mean", "difference", "low", "high", "level", "p", "margin", "seeds_needed", "look")
+
+
+def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
+    """Return the rows of arms, then of pairs of arms, trends and factors; on the `primary` metrics alone if asked."""
+    asked = {metric.name for metric in primary_metrics(results)}
+    shown = {one.name: one for one in results.metrics if not primary or one.name in asked}
+    decimals = {name: metric_decimals(results, name) for name in shown}
+
+    def row(kind: Kind, arm: str, resolution: str, metric: MetricInfo, **more: Any) -> Row:
+        return Row(kind, arm, resolution, metric, metric.name in asked, decimals[metric.name], **more)
+
+    found = list[Row]()
+    compared: list[Arm | Between] = [*compared_arms(results), *results.between]
+    for of in compared:
+        kind: Kind = "between" if isinstance(of, Between) else "control" if of.role == "control" else "arm"
+        name = f"{of.first} against {of.second}" if isinstance(of, Between) else of.name
+        for one in shown.values():
+            said = _of_two(results, of, one)
+            if said["comparison"] or said["verdict"] == NOT_COMPARABLE or one.name in asked:
+                found.append(row(kind, name, of.resolution, one, **said))
+    for trend, metric in compared_trends(results):
+        if metric.name in shown:
+            words = trend_words(trend, metric) + (f": {trend.undefined}" if trend.undefined else "")
+            found.append(row("trend", trend.arm, "", metric, **_said(trend_verdict(trend), words, trend.comparison)))
+    for effect in results.factors:
+        if effect.metric in shown:
+            kind = "interaction" if len(effect.parts) > 1 else "main effect"
+            said = _said(effect.verdict, effect.words, effect.comparison)
+            found.append(row(kind, effect.name, effect.resolution, shown[effect.metric], **said, effect=effect))
+    return found
+
+
+def _said(verdict: str, words: str, comparison: Comparison | None = None, replicated: str = "") -> dict[str, Any]:
+    return {"verdict": verdict, "words": words, "comparison": comparison, "replicated": replicated}
+
+
+def _of_two(results: StudyResults, of: Arm | Between, metric: MetricInfo) -> dict[str, Any]:
+    """Return what is said of an arm, or of two arms, on a metric."""
+    if reason := of.incomparable.get(metric.name, ""):
+        return _said(NOT_COMPARABLE, f"{NOT_COMPARABLE}: {reason}")
+    if (one := of.comparisons.get(metric.name)) is None:
+        return _said("incomplete", NO_RUNS)
+    return _said(one.verdict, one.words, one, _replicated(results, of, metric.name))
+
+
+def _replicated(results: StudyResults, of: Arm | Between, metric: str) -> str:
+    row, control = of.comparisons.get(metric), isinstance(of, Arm) and of.role != "arm"
+    if row is None or control or row.verdict not in get_args(Replicated.model_fields["verdict"].annotation):
+        return ""
+    made = results.replication
+    found = next((one for one in made.rows if (one.arm, one.metric) == (of.label, metric)), None) if made else None
+    if made is None or found is None or found.verdict != row.verdict:
+        return "not replicated"
+    return f"replicated on {len(made.seeds)} fresh seeds{source_words(made)}: {outcome_words(found)}"
