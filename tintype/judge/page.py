@@ -13,7 +13,7 @@ from typing import Any
 from tintype.judge.metrics import Metric
 from tintype.judge.verdicts import Judgement, Row
 from tintype.page import numerals
-from tintype.page.forest import forest, verdict_class
+from tintype.page.forest import Effect, forest, verdict_class
 from tintype.page.template import template
 from tintype.runtime.files import write_json, write_text
 from tintype.study.stats.estimate import CONFIDENCE
@@ -66,23 +66,22 @@ class Column:
     metric: Metric
     rows: Sequence[Row]
 
-    @property
-    def decimals(self) -> int:
-        """Return the decimals that show two digits of the narrowest interval, or of the smallest difference."""
-        widths = [row.high - row.low for row in self.rows if row.low is not None and row.high is not None]
-        sizes = [abs(row.difference) for row in self.rows if row.difference and math.isfinite(row.difference)]
-        return numerals.decimals_showing(min(widths) / 2 if widths else min(sizes, default=1.0))
-
     def difference(self, row: Row) -> str:
         """Return a difference with its interval."""
-        ends = numerals.interval(row.low, row.high, self.decimals)
-        return f"{numerals.fixed(row.difference, self.decimals, signed=True)} {ends}".strip()
+        sizes = [abs(one.difference) for one in self.rows if one.difference and math.isfinite(one.difference)]
+        decimals = numerals.decimals_within(row.low, row.high, numerals.decimals_showing(min(sizes, default=1.0)))
+        ends = numerals.interval(row.low, row.high, decimals)
+        return f"{numerals.fixed(row.difference, decimals, signed=True)} {ends}".strip()
 
     @property
     def chart(self) -> str | None:
         """Draw the differences; None where no arm has one."""
-        rows = {row.arm: row for row in self.rows if math.isfinite(row.difference)}
-        return forest(self.metric, rows, self.decimals) if rows else None
+        effects = {row.arm: self._effect(row) for row in self.rows if math.isfinite(row.difference)}
+        return forest(self.metric, effects) if effects else None
+
+    def _effect(self, row: Row) -> Effect:
+        numbers = (row.difference, row.low, row.high, row.detectable, row.verdict, row.baseline_mean)
+        return Effect(*numbers, row.offsets, row.collapsed_offsets, self.difference(row))
 
 
 def to_html(found: Judgement) -> str:

@@ -79,15 +79,17 @@ class Row:
     baseline_collapsed: tuple[str, ...] = ()
     scale: str = "raw"
     """Scale on which runs were compared."""
-    differences: tuple[float, ...] = ()
-    """One for each run of the arm with a value: from the baseline's run of the same seed, or from its mean."""
+    offsets: tuple[float, ...] = ()
+    """Each run of the arm minus the baseline's mean, without collapsed runs."""
+    collapsed_offsets: tuple[float, ...] = ()
+    """The same of collapsed runs."""
     note: str = ""
 
     @property
     def words(self) -> str:
         """Return the verdict; where runs diverged, collapsed or are missing, how many."""
         if self.verdict == "unstable":
-            return f"unstable: {len(self.collapsed)} of {len(self.differences)} runs collapsed"
+            return f"unstable: {len(self.collapsed)} of {len(self.offsets) + len(self.collapsed)} runs collapsed"
         return self.lost or self.verdict
 
 
@@ -361,6 +363,9 @@ def _row(
 
     low, high = found.interval or (None, None)
     apart = sorted(set(found.stands_out))
+    collapsed = tuple(seeds[one] for one in cells.collapsed.get(arm, ()))
+    runs = {seed: _value(of, metric.name) for seed, of in values[arm].items()}
+    offsets = {seed: value - scale.value(old) for seed, value in runs.items() if math.isfinite(value)}
     return Row(
         arm,
         metric.name,
@@ -378,10 +383,11 @@ def _row(
         detectable=size(found.detectable),
         seeds=cells.seeds(arm),
         lost=lost,
-        collapsed=tuple(seeds[one] for one in cells.collapsed.get(arm, ())),
+        collapsed=collapsed,
         baseline_collapsed=tuple(seeds[one] for one in cells.collapsed.get(baseline, ())),
         scale=scale.kind,
-        differences=_differences(values[arm], values[baseline], metric.name, scale.value(old)),
+        offsets=tuple(value for seed, value in offsets.items() if seed not in collapsed),
+        collapsed_offsets=tuple(offsets[seed] for seed in collapsed),
         note=f"The seed spread of {', '.join(apart)} in {metric.name} stands out, so mostly its own is used."
         if apart
         else "",
@@ -412,15 +418,3 @@ def _lost(
         reasons |= {why for why, count in counts.items() if count}
     loss: Literal["diverged", "incomplete"] | None = "diverged" if "diverged" in reasons else None
     return ", ".join(said), loss or ("incomplete" if reasons else None)
-
-
-def _differences(
-    own: Mapping[str, Mapping[str, float | None]],
-    others: Mapping[str, Mapping[str, float | None]],
-    metric: str,
-    mean: float,
-) -> tuple[float, ...]:
-    new = {seed: one for seed, of in own.items() if math.isfinite(one := _value(of, metric))}
-    old = {seed: one for seed, of in others.items() if math.isfinite(one := _value(of, metric))}
-    paired = set(new) <= set(old)
-    return tuple(value - (old[seed] if paired else mean) for seed, value in new.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tintype.data.scenes.scene import Scene, SceneObject
+from tintype.data.scenes.scene import SCENE_VOCABULARY, Scene, SceneObject
 from tintype.data.scenes.stated import COUNT, OBJECT, Stated, stated_words
 from tintype.metrics.scene_accuracy import Asked, ReadScenes, in_indices
 
@@ -64,7 +64,8 @@ def _of_object(one: Stated, stated: SceneObject, seen: SceneObject | None, asked
 
 def _differs(attribute: str, stated: Scene | SceneObject, seen: Scene | SceneObject) -> str:
     wanted, drawn = getattr(stated, attribute), getattr(seen, attribute)
-    return "" if wanted == drawn else f"drawn {drawn}, asked {wanted}"
+    which = f"{attribute} " if attribute in SCENE_VOCABULARY else ""  # sky and ground have the same words
+    return "" if wanted == drawn else f"{which}drawn {drawn}, asked {wanted}"
 
 
 def _named(stated: SceneObject, seen: Scene) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from markupsafe import Markup
 
-from tintype.page.numerals import fixed, interval
 from tintype.page.svg import CHARACTER_PX, Scale, circle, drawing, line, padded, tag, text, written, x_axis
 
 if TYPE_CHECKING:  # it imports torch, and a page can be made without
@@ -34,25 +34,23 @@ class Measured(Protocol):
     def range(self) -> Range: ...
 
 
-class Effect(Protocol):
-    """One metric of one arm against the baseline."""
+@dataclass(frozen=True)
+class Effect:
+    """One metric of one arm against the baseline: what a row of the figure shows, all of one comparison."""
 
-    @property
-    def baseline_mean(self) -> float: ...
-    @property
-    def difference(self) -> float: ...
-    @property
-    def differences(self) -> Sequence[float]:
-        """One difference for each run of the arm."""
-
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-    @property
-    def detectable(self) -> float | None: ...
-    @property
-    def verdict(self) -> str: ...
+    difference: float
+    """The arm's mean minus the baseline's."""
+    low: float | None
+    high: float | None
+    detectable: float | None
+    verdict: str
+    baseline_mean: float
+    runs: Sequence[float]
+    """Each run's value minus the same mean of the baseline."""
+    collapsed: Sequence[float] = ()
+    """The same of collapsed runs, which the difference leaves out."""
+    words: str = ""
+    """The difference with its interval, in writing."""
 
 
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
@@ -61,7 +59,8 @@ def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
     The data set it: zero, the means and the seeds. Intervals and bands get at most as much room again on each side, and
     none beyond the differences that the metric's range allows.
     """
-    data = [value for one in effects for value in (one.difference, *one.differences) if math.isfinite(value)]
+    shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
+    data = [value for value in shown if math.isfinite(value)]
     low, high = min([0.0, *data]), max([0.0, *data])
     room = high - low or math.inf
     ends = [end for one in effects for end in (*_interval_ends(one), *_band(one)) if math.isfinite(end)]
@@ -81,7 +80,7 @@ def _band(effect: Effect) -> tuple[float, ...]:
     return () if effect.detectable is None else (-effect.detectable, effect.detectable)
 
 
-def forest(metric: Measured, effects: Mapping[str, Effect], decimals: int) -> Markup:
+def forest(metric: Measured, effects: Mapping[str, Effect]) -> Markup:
     """Draw differences with intervals, one row for each arm, over the band of differences too small to be detected."""
     row_px, top = 44, 22
     bottom = top + row_px * len(effects)
@@ -91,26 +90,32 @@ def forest(metric: Measured, effects: Mapping[str, Effect], decimals: int) -> Ma
         text(8, 11, "← worse", class_="quiet"),
         *x_axis(scale, top, bottom),
         line(scale(0), top, scale(0), bottom, "zero"),
-        *(_forest_row(*named, scale, top + row_px * index, decimals) for index, named in enumerate(effects.items())),
+        *(_forest_row(*named, scale, top + row_px * index) for index, named in enumerate(effects.items())),
     ]
     return drawing(_PANEL_PX, bottom + 20, f"{metric.label}: differences from the baseline", parts)
 
 
-def _forest_row(name: str, effect: Effect, scale: Scale, top: float, decimals: int) -> Markup:
-    words = f"{fixed(effect.difference, decimals, signed=True)} {interval(effect.low, effect.high, decimals)}".strip()
+def _forest_row(name: str, effect: Effect, scale: Scale, top: float) -> Markup:
     y = top + 30
     marks = [
-        text(8, top + 14, name, class_="name", room_px=_PANEL_PX - 24 - CHARACTER_PX * len(words)),
-        text(_PANEL_PX - 8, top + 14, words, anchor="end", class_="value halo"),
+        text(8, top + 14, name, class_="name", room_px=_PANEL_PX - 24 - CHARACTER_PX * len(effect.words)),
+        text(_PANEL_PX - 8, top + 14, effect.words, anchor="end", class_="value halo"),
     ]
     if band := _band(effect):
         marks.append(_band_mark(band, scale, y))
     if ends := _interval_ends(effect):
         marks += _interval_marks(ends, scale, y)
-    marks += [circle(scale(seed), y, 2.2, "seed") for seed in effect.differences if math.isfinite(seed)]
+    marks += [circle(scale(one), y, 2.2, "seed") for one in effect.runs if math.isfinite(one)]
+    marks += [_cross(scale(one), y) for one in effect.collapsed if math.isfinite(one)]
     if math.isfinite(effect.difference):
         marks.append(circle(scale(effect.difference), y, 4.6, "mean"))
     return tag("g", *marks, class_=verdict_class(effect.verdict))
+
+
+def _cross(x: float, y: float) -> Markup:
+    """Mark a collapsed run."""
+    lines = (line(x - 3, y - 3, x + 3, y + 3, "seed"), line(x - 3, y + 3, x + 3, y - 3, "seed"))
+    return tag("g", tag("title", "collapsed run, not in the mean"), *lines)
 
 
 def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:

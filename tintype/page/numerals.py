@@ -68,10 +68,17 @@ def interval(low: float | None, high: float | None, decimals: int) -> str:
 
 
 def _end(value: float, decimals: int) -> str:
-    """Write an end of an interval: one that is rounded to zero keeps its sign, which says on which side it lies."""
-    text = fixed(value, decimals, signed=True)
-    rounded = math.isfinite(value) and value != 0 and round(value, decimals) == 0
-    return ("+" if value > 0 else MINUS) + text if rounded else text
+    """Write an end of an interval; one that would be rounded to zero gets the digit that says on which side it lies."""
+    if math.isfinite(value) and value != 0 and round(value, decimals) == 0:
+        decimals = -math.floor(math.log10(abs(value)))
+    return fixed(value, decimals, signed=True)
+
+
+def decimals_within(low: float | None, high: float | None, otherwise: int) -> int:
+    """Return the decimals that an interval deserves: two digits of half its width; `otherwise` where there is none."""
+    if low is None or high is None or not math.isfinite(high - low) or high <= low:
+        return otherwise
+    return decimals_showing((high - low) / 2)
 
 
 def probability(p: float | None) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tintype.page import numerals
-from tintype.page.numerals import percent
+from tintype.page.forest import Effect
+from tintype.page.numerals import decimals_within, percent
 from tintype.study.notes import outcome_words, source_words
 from tintype.study.numbers import (
     FOUND,
@@ -37,6 +38,8 @@ from tintype.study.results import (
 from tintype.study.stats.contrast import Kind
 
 TOO_FEW_SEEDS = "too few seeds"
+_FAR = 10.0
+"""An end so many times as far as the means, in a metric where the seeds show nothing, is no number to read."""
 MIXED = "mixed"
 """Verdict of an arm that is better on one primary metric and worse on another."""
 NO_RUNS = "no runs to compare"
@@ -80,7 +83,7 @@ class Row:
     metric: MetricInfo
     primary: bool
     decimals: int
-    """Decimals of the metric's numbers."""
+    """Decimals that the interval deserves; those of the metric's column where there is none."""
     verdict: str
     words: str
     """The verdict; where runs diverged, failed or collapsed, how many; why there is none."""
@@ -125,9 +128,13 @@ class Row:
 
     @property
     def interval(self) -> str:
-        """Return both ends of the interval; empty where there is none."""
+        """Return both ends of the interval, or that seeds are too few to bound it; empty where there is none."""
         ends = self.comparison.ends if self.comparison else None
-        return numerals.interval(*ends, self.decimals) if ends else ""
+        if ends is None or self.comparison is None:
+            return ""
+        if _is_unbounded(self.metric, self.comparison):
+            return f"({TOO_FEW_SEEDS})"
+        return numerals.interval(*ends, self.decimals)
 
     @property
     def difference(self) -> str:
@@ -219,10 +226,13 @@ def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
     """Return the rows of arms, then of pairs of arms, trends and factors; on the `primary` metrics alone if asked."""
     asked = {metric.name for metric in primary_metrics(results)}
     shown = {one.name: one for one in results.metrics if not primary or one.name in asked}
-    decimals = {name: metric_decimals(results, name) for name in shown}
+    usual = {name: metric_decimals(results, name) for name in shown}
 
     def row(kind: Kind, arm: str, resolution: str, metric: MetricInfo, **more: Any) -> Row:
-        return Row(kind, arm, resolution, metric, metric.name in asked, decimals[metric.name], **more)
+        one, decimals = more["comparison"], usual[metric.name]
+        if one is not None and not _is_unbounded(metric, one):
+            decimals = decimals_within(one.low, one.high, decimals)
+        return Row(kind, arm, resolution, metric, metric.name in asked, decimals, **more)
 
     found = list[Row]()
     compared: list[Arm | Between] = [*compared_arms(results), *results.between]
@@ -243,6 +253,36 @@ def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
             said = _said(effect.verdict, effect.words, effect.comparison)
             found.append(row(kind, effect.name, effect.resolution, shown[effect.metric], **said, effect=effect))
     return found
+
+
+def _is_unbounded(metric: MetricInfo, one: Comparison) -> bool:
+    """Return whether an interval reaches so far that its ends are no numbers to read."""
+    usual = max(abs(one.baseline_mean), abs(one.mean))
+    return one.ends is not None and too_few_seeds(metric, one) and max(map(abs, one.ends)) > _FAR * usual
+
+
+def effect_of(results: StudyResults, arm: Arm, row: Row) -> Effect:
+    """Return what a figure draws of an arm: its runs, mean and interval, all against the baseline's mean of the row."""
+    one = row.comparison
+    assert one is not None
+    looks = {number: look.seeds for number, look in enumerate(results.looks, 1)}
+    read = looks.get(one.look or 0) if arm.role == "arm" else None
+    values = {
+        run.seed: value - one.baseline_mean
+        for run in arm.runs
+        if (value := run.metrics.get(row.metric.name)) is not None and (read is None or run.seed in read)
+    }
+    return Effect(
+        one.difference,
+        one.low,
+        one.high,
+        one.detectable,
+        one.verdict,
+        one.baseline_mean,
+        [value for seed, value in values.items() if seed not in one.fallen],
+        [value for seed, value in values.items() if seed in one.fallen],
+        row.difference,
+    )
 
 
 def _said(verdict: str, words: str, comparison: Comparison | None = None, replicated: str = "") -> dict[str, Any]:

@@ -59,8 +59,8 @@ def test_a_wrong_attribute_is_named_with_what_was_drawn() -> None:
     seen = replace(TWO, objects=(replace(BALL, colour="black"), STAR), light="above", sky="mint")
     assert wrong(TWO, seen) == {
         "red": "drawn black, asked red",
-        "from the left": "drawn above, asked left",
-        "cream": "drawn mint, asked cream",
+        "from the left": "light drawn above, asked left",
+        "cream": "sky drawn mint, asked cream",
     }
 
 

@@ -56,7 +56,7 @@ def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
     """The page of a study that was stopped halfway, then finished; nothing is written by looking."""
     with written_runs(Writer(effects={"x-prediction": -6.0}, stop_after=4)):
         run_study(pocket(), tmp_path, 1)
-    for made in ("results.json", "results.csv", "report.md", "report.html", "looks.json"):
+    for made in ("results.json", "results.csv", "verdicts.csv", "report.md", "report.html", "looks.json"):
         (tmp_path / made).unlink(missing_ok=True)
     before, live = files_of(tmp_path), LiveStudy(tmp_path, "study")
     read(live)

@@ -35,7 +35,7 @@ def test_a_committed_study_is_reported_again(study: Path) -> None:
     A study that cannot be computed again would keep its verdicts, with a note.
     """
     notes = Notes()
-    names = ("results.json", "results.csv", "report.md", "report.html")
+    names = ("results.json", "results.csv", "verdicts.csv", "report.md", "report.html")
     before = {name: (study / name).read_bytes() for name in names}
     results = read_results_file(study / "results.json")
     assert StudyResults.model_validate_json(json.dumps(results.dump())) == results

@@ -33,7 +33,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
-from tintype.page.forest import effect_scale, forest
+from tintype.page.forest import Effect, effect_scale, forest
 from tintype.study import numbers, report
 from tintype.study.notes import costly_part
 from tintype.study.prompts import metrics_by_prompts
@@ -46,7 +46,6 @@ from tintype.study.results import (
     Arm,
     Change,
     Command,
-    Comparison,
     Curve,
     Interval,
     MetricInfo,
@@ -114,7 +113,7 @@ def folder(results: StudyResults, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_writes_four_files_and_gives_the_page(results: StudyResults, tmp_path: Path) -> None:
     assert write_report(results, tmp_path / "new") == tmp_path / "new" / "report.html"
     written = {path.name for path in (tmp_path / "new").iterdir()}
-    assert written == {"results.json", "results.csv", "report.md", "report.html"}
+    assert written == {"results.json", "results.csv", "verdicts.csv", "report.md", "report.html"}
 
 
 def test_results_survive_the_round_trip(results: StudyResults, folder: Path) -> None:
@@ -722,11 +721,8 @@ def _metric(direction: Literal["lower", "higher"] = "higher", **known: Any) -> M
 
 def _effect(
     difference: float, low: float | None, high: float | None, reach: float | None, seeds: list[float]
-) -> Comparison:
-    return Comparison(
-        mean=0.4 + difference, baseline_mean=0.4, differences=seeds, difference=difference, low=low, high=high, p=None,
-        p_adjusted=None, detectable=reach, verdict="undecided",
-    )  # fmt: skip
+) -> Effect:
+    return Effect(difference, low, high, reach, "undecided", 0.4, seeds)
 
 
 def test_better_is_right_whichever_way_the_metric_points() -> None:
@@ -746,7 +742,7 @@ def test_the_data_set_the_axis_and_not_the_band() -> None:
     effect = _effect(0.01, -0.4, 0.42, 5.0, [0.0, 0.02])
     scale = effect_scale(_metric(), [effect])
     assert -0.03 < scale.low < 0.0 and 0.02 < scale.high < 0.05
-    drawn = forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect})
     (band,) = _bands(drawn)
     assert min(band) >= 0 and max(band) <= 360 and len(band) == 6
     assert drawn.count('class="interval beyond"') == 2 and 'class="undetectable beyond"' in drawn
@@ -754,7 +750,7 @@ def test_the_data_set_the_axis_and_not_the_band() -> None:
 
 def test_a_band_and_an_interval_within_the_axis_are_drawn_whole() -> None:
     effect = _effect(0.1, 0.05, 0.15, 0.12, [0.08, 0.12])
-    drawn = forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect})
     (band,) = _bands(drawn)
     assert len(band) == 4 and "beyond" not in drawn and drawn.count('class="interval"') == 3
 
@@ -778,7 +774,7 @@ def test_equal_values_still_have_an_axis() -> None:
 
 def test_an_unknown_interval_is_not_drawn() -> None:
     effect = _effect(0.1, None, None, None, [0.1])
-    drawn = forest(_metric(), {"arm": effect}, 2)
+    drawn = forest(_metric(), {"arm": effect})
     assert 'class="interval"' not in drawn and 'class="mean"' in drawn
 
 
@@ -830,7 +826,7 @@ def test_labels_keep_apart_and_in_order() -> None:
     [
         (numerals.fixed(-0.2134, 3), "−0.213"),
         (numerals.fixed(-0.0001, 3, signed=True), "0.000"),
-        (numerals.interval(0.004, 0.26, 2), "[+0.00,\u00a0+0.26]"),
+        (numerals.interval(0.004, 0.26, 2), "[+0.004,\u00a0+0.26]"),
         (numerals.interval(-0.26, -0.004, 2), "[−0.26,\u00a0−0.00]"),
         (numerals.interval(-0.26, 0.0, 2), "[−0.26,\u00a00.00]"),
         (numerals.fixed(None, 3), "–"),
@@ -894,7 +890,7 @@ def test_each_resolution_has_its_verdicts_figures_and_images(fine_and_coarse: St
 
 def test_effects_stand_against_the_tokens(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     page = _page(fine_and_coarse, tmp_path)
-    section = page.text[page.text.index("Does an arm help more") : page.text.index("Right is better in every panel")]
+    section = page.text[page.text.index("Does an arm help more") : page.text.index("Where lower values are better")]
     assert "○ undecided" in section and "hurts less" in section and "control" not in section
     for words in ("scene accuracy against the number", "images per second against the number"):
         assert words in page.text.lower()
@@ -1200,7 +1196,8 @@ def test_each_kind_of_prompt_stands_beside_the_other_where_arms_read_other_capti
     row = next(row for row in rows if "short_captions" in row)
     for metric, verdict in (("scene_accuracy", "worse"), ("scene_accuracy_short", "undecided")):
         assert comparisons[metric].verdict == verdict
-        assert f"{comparisons[metric].mean:.3f}" in row and f'title="{verdict}"' in row
+        (own,) = [one for one in results.rows() if (one.arm, one.metric.name) == ("short_captions", metric)]
+        assert own.mean in row and own.interval in row and f'title="{verdict}"' in row
     assert "long prompts" in section and "short prompts" in section and "<svg" in section
     assert section.count("<table") == 1  # the other metrics are taken on one kind
     assert "| Metric | Arm | long prompts | short prompts |" in text

@@ -1,4 +1,4 @@
-"""A study's report: `results.json` and `results.csv` for programs, `report.md` and `report.html` for readers."""
+"""The files of a study's report: JSON and two CSV files for programs, Markdown and a page for readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_by
 
 
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
-    """Write all four files, each whole or not at all, and return the page's path.
+    """Write all five files, each whole or not at all, and return the page's path.
 
     Where only the `stored` results are left, the images are taken from the page that is there: their files are gone.
     """
@@ -30,9 +30,20 @@ def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -
     kept = images_of(page.read_text(encoding="utf-8"), results) if stored and page.exists() else {}
     write_checked(folder / "results.json", results.dump())
     write_text(folder / "results.csv", to_csv(results))
+    write_text(folder / "verdicts.csv", verdicts_csv(results))
     write_text(folder / "report.md", to_markdown(results))
     write_text(page, to_html(results, folder, kept))
     return page
+
+
+def verdicts_csv(results: StudyResults) -> str:
+    """Return the table of verdicts, a row for each comparison."""
+    sheet = io.StringIO()
+    rows = [row.data for row in results.rows()]
+    writer = csv.DictWriter(sheet, list(rows[0]) if rows else ["arm", "metric", "verdict"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return sheet.getvalue()
 
 
 def to_csv(results: StudyResults) -> str:

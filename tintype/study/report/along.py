@@ -104,7 +104,9 @@ def difference_cells(column: Column, one: AlongArm) -> list[str]:
 
 
 def _written(column: Column, one: Interval) -> str:
-    return f"{column.written(one.value, signed=True)} {numerals.interval(one.low, one.high, column.decimals)}".strip()
+    decimals = numerals.decimals_within(one.low, one.high, column.decimals)
+    ends = numerals.interval(one.low, one.high, decimals)
+    return f"{numerals.fixed(one.value, decimals, signed=True)} {ends}".strip()
 
 
 def _reached(place: Interval, written: Callable[[float | None], str], at_first: bool) -> str:

@@ -94,6 +94,27 @@ def factors_key(results: StudyResults) -> str:
     return "; ".join(f"{glyph(word)} {word}: {FACTOR_MEANINGS[word]}" for word in FACTOR_MEANINGS if word in found)
 
 
+def figure_key(results: StudyResults) -> str:
+    """Explain the marks in figures of differences: dots, large dot and whisker of a row are of one comparison."""
+    if results.sketch:
+        return "Right is better. The dot is the run of the one seed minus the baseline's."
+    alike = {arm.role for metric in results.metrics for arm in results.like_baseline(metric.name)}
+    controlled = "control" in alike
+    rows = [row for arm in results.arms for row in arm.comparisons.values()]
+    said = [
+        "Right is better. Small dots are runs and the large dot is the arm's mean, both minus the baseline's mean"
+        + (" (over its own runs and the control's)." if controlled else "."),
+        "The control is compared with the baseline's own runs." if controlled else "",
+        f"The whisker is the {100 * results.confidence:g}% interval of the mean, simultaneous for all comparisons.",
+        "The grey band is what the study cannot detect: a true difference at its edge is found four times in five.",
+        "× is a collapsed run, which the mean leaves out." if any(row.fallen for row in rows) else "",
+        "Where pairs of runs with one seed are used, an interval is narrower than its dots."
+        if any(row.correlation for row in rows)
+        else "",
+    ]
+    return " ".join(filter(None, said))
+
+
 def speed_words(comparison: Comparison) -> str:
     """Write the throughput relative to the baseline's: with its spread over seeds, or with its verdict."""
     change, spread = percent(relative(comparison)), spread_of(comparison.differences)
@@ -230,9 +251,10 @@ def replication_rows(results: StudyResults) -> list[list[str]]:
     return found
 
 
-def _with_interval(one: Interval | None, decimals: int) -> str:
+def _with_interval(one: Interval | None, otherwise: int) -> str:
     if one is None:
         return UNKNOWN
+    decimals = numerals.decimals_within(one.low, one.high, otherwise)
     return f"{fixed(one.value, decimals, signed=True)} {numerals.interval(one.low, one.high, decimals)}".strip()
 
 

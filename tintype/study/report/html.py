@@ -37,7 +37,7 @@ from tintype.study.report import along, charts, copies, findings, priority, tuni
 from tintype.study.report.charts import Series
 from tintype.study.report.view import TRUST_BIAS, TRUST_HEADS, Column, View, parts_of
 from tintype.study.results import SPEED, Arm, Interval, MetricInfo, Run, StudyResults
-from tintype.study.rows import glyph
+from tintype.study.rows import effect_of, glyph
 from tintype.study.trust import is_biased, lead
 
 _LARGEST_PREVIEW_PX = 320
@@ -130,9 +130,8 @@ class HtmlView(View):
 
     def forest(self, column: Column) -> Markup:
         """Draw the differences of all arms on a metric."""
-        rows = {titled(arm): column.rows.get(arm.name) for arm in self.arms}
-        effects = {name: row.comparison for name, row in rows.items() if row and row.comparison}
-        return forest(column.info, effects, column.decimals)
+        rows = {titled(arm): (arm, row) for arm in self.arms if (row := column.rows.get(arm.name))}
+        return forest(column.info, {name: effect_of(self.results, *of) for name, of in rows.items()})
 
     def interaction_figures(self) -> Iterator[tuple[str, Markup]]:
         """Yield (pair, figure) of each interaction."""

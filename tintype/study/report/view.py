@@ -62,16 +62,24 @@ class Column:
 
     def mean(self, arm: Arm) -> str:
         """Return the mean as it is compared; of an arm that is not compared, that of the same kind."""
-        return self.written(compared_mean(self.results, arm, self.info.name))
+        row, spread = self.rows.get(arm.name), self._spread(arm)
+        decimals = row.decimals if row else self.decimals if spread is None else numerals.decimals_showing(spread)
+        return numerals.fixed(compared_mean(self.results, arm, self.info.name), decimals)
 
     def spread(self, arm: Arm) -> str:
         """Return the seed spread; of the baseline that of the runs of its mean, and how many of them fell off."""
-        alike = self.results.like_baseline(self.info.name) if arm.role == "baseline" else [arm]
-        values = [value for one in alike for value in metric_values(one, self.info.name, self.fallen(one))]
-        spread, runs = spread_of(values), [(one, run) for one in alike for run in one.runs]
+        spread, runs = self._spread(arm), [(one, run) for one in self._alike(arm) for run in one.runs]
         fell = sum(run.seed in self.fallen(one) for one, run in runs) if arm.role == "baseline" else 0
         words = f"({fell} of {len(runs)} runs fell off, left out)" if fell else ""
-        return " ".join(filter(None, ["" if spread is None else f"± {self.written(spread)}", words]))
+        shown = "" if spread is None else f"± {numerals.fixed(spread, numerals.decimals_showing(spread))}"
+        return " ".join(filter(None, [shown, words]))
+
+    def _alike(self, arm: Arm) -> list[Arm]:
+        return self.results.like_baseline(self.info.name) if arm.role == "baseline" else [arm]
+
+    def _spread(self, arm: Arm) -> float | None:
+        name = self.info.name
+        return spread_of([v for one in self._alike(arm) for v in metric_values(one, name, self.fallen(one))])
 
     def values(self, arm: Arm) -> str:
         """Return the value of each seed."""
