@@ -231,12 +231,29 @@ def _with_resolutions(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "resolutions": content.get("resolutions") or [{"name": "", **own}]}
 
 
+_RENAMED = {
+    "fallen": "collapsed",
+    "baseline_fallen": "baseline_collapsed",
+    "fallen_later": "collapsed_later",
+    "baseline_fallen_later": "baseline_collapsed_later",
+}
+
+
+def _rename(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison with today's names of collapsed runs, in the same order."""
+    return {_RENAMED.get(key, key): value for key, value in row.items()}
+
+
 def _nest_intervals(content: dict[str, Any]) -> None:
     """Give values along training, of trends and of banks their intervals as one value each."""
 
     def nested(one: dict[str, Any], value: str) -> dict[str, Any]:
         return {key: one.pop(name) for key, name in (("value", value), ("low", "low"), ("high", "high"))}
 
+    for one in (*content["arms"], *content.get("between", [])):
+        one["comparisons"] = {metric: _rename(row) for metric, row in one["comparisons"].items()}
+    for one in (*content.get("trends", []), *content.get("factors", [])):
+        one["comparison"] = one["comparison"] and _rename(one["comparison"])
     for trend in content.get("trends", []):
         trend["effects"] = {one["resolution"]: nested(one, "value") for one in trend["effects"]}
     for along in content.get("along", []):

@@ -49,5 +49,5 @@ def test_another_import_is_found(source: str) -> None:
 
 
 def test_an_estimate_needs_no_torch() -> None:
-    code = f"import sys, {OWN}.estimate, {OWN}.family, {OWN}.falls; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {OWN}.estimate, {OWN}.family, {OWN}.collapse; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=STATS.parents[2], check=True)

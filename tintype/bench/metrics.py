@@ -53,7 +53,7 @@ def time_feature_metrics(
 
 
 def _features(count: int, size: int, device: torch.device, seed: int) -> Tensor:
-    """Return Gaussian features whose variances fall off as those of real encoders do."""
+    """Return Gaussian features whose variances collapse as those of real encoders do."""
     generator = torch.Generator().manual_seed(seed)
     scale_F = torch.arange(1, size + 1) ** -0.5
     return (torch.randn(count, size, generator=generator) * scale_F).to(device)

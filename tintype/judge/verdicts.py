@@ -14,9 +14,9 @@ from tintype.judge.metrics import Kind, Metric
 from tintype.judge.table import Runs, Values
 from tintype.study.effect import Effect
 from tintype.study.stats.cells import Cells, scale_for, with_alike
+from tintype.study.stats.collapse import collapse_p, collapsed_runs
 from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE, Estimate
-from tintype.study.stats.falls import collapse_p, collapsed_runs
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
 
@@ -318,9 +318,9 @@ def _unstable(sheets: Mapping[str, Cells], primary: Collection[str], arms: Seque
     """Return the arms whose runs collapse more often than the baseline's, on any primary metric."""
 
     def counts(arm: str) -> tuple[int, int]:
-        fallen = {seed for metric in primary for seed in sheets[metric].collapsed.get(arm, ())}
-        runs = fallen | {seed for metric in primary for seed in sheets[metric].values.get(arm, ())}
-        return len(fallen), len(runs)
+        collapsed = {seed for metric in primary for seed in sheets[metric].collapsed.get(arm, ())}
+        runs = collapsed | {seed for metric in primary for seed in sheets[metric].values.get(arm, ())}
+        return len(collapsed), len(runs)
 
     of_baseline = counts(baseline)
     return {arm for arm in arms if collapse_p(*counts(arm), *of_baseline) < UNSTABLE / len(arms)}

@@ -1,7 +1,7 @@
 """Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
 
 All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm
-and did not fall off. Intervals share the seed spread of all arms (`study.stats.spread`), on the
+and did not collapse. Intervals share the seed spread of all arms (`study.stats.spread`), on the
 scale of the metric.
 Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
 here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
@@ -75,7 +75,7 @@ def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """One metric of an arm at its scored steps, in the runs that have all of these scores and did not fall off."""
+    """One metric of an arm at its scored steps, in the runs that have all of these scores and did not collapse."""
 
     steps: list[int]
     seconds: list[float]
@@ -200,7 +200,7 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     strict = 1 - (1 - group.confidence) / max(1, len(crossed))
     ends = [group.with_end(step, arm.name, values) for step, values in zip(last.steps, last.values, strict=True)]
     complete = all(group.curves[name].complete for name in (arm.name, *group.baselines))
-    reason = _fall_words(arm, metric) or ("" if complete else _INCOMPLETE)
+    reason = _collapse_words(arm, metric) or ("" if complete else _INCOMPLETE)
     return AlongArm(
         arm=arm.name,
         resolution=arm.resolution,
@@ -219,12 +219,12 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
     )
 
 
-def _fall_words(arm: Arm, metric: str) -> str:
-    """Say whose runs fell off; empty where none did."""
+def _collapse_words(arm: Arm, metric: str) -> str:
+    """Say whose runs collapsed; empty where none did."""
     row = arm.comparisons.get(metric)
-    if row is None or not (row.fallen or row.baseline_fallen):
+    if row is None or not (row.collapsed or row.baseline_collapsed):
         return ""
-    return f"some of the {'arm' if row.fallen else 'baseline'}'s runs fell off"
+    return f"some of the {'arm' if row.collapsed else 'baseline'}'s runs collapsed"
 
 
 def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> Reach:

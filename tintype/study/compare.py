@@ -207,15 +207,15 @@ class Reading:
                 continue
             new, old = self.runs[arm.label], self.runs[baseline.label][: len(self.runs[arm.label])]
             row = self.rows.get(own_key(arm.name, arm.role, arm.resolution, key.metric))
-            fallen = (set(row.fallen), set(row.baseline_fallen)) if row else (set(), set())
+            collapsed = (set(row.collapsed), set(row.baseline_collapsed)) if row else (set(), set())
             pairs = [
                 (a, b)
                 for a, b in zip(new, old, strict=not by_order)
                 if a.loss(key.metric) is None and b.loss(key.metric) is None
             ]
             values = {
-                "arm": {i: a.metrics[key.metric] for i, (a, _) in enumerate(pairs) if a.seed not in fallen[0]},
-                "baseline": {i: b.metrics[key.metric] for i, (_, b) in enumerate(pairs) if b.seed not in fallen[1]},
+                "arm": {i: a.metrics[key.metric] for i, (a, _) in enumerate(pairs) if a.seed not in collapsed[0]},
+                "baseline": {i: b.metrics[key.metric] for i, (_, b) in enumerate(pairs) if b.seed not in collapsed[1]},
             }
             if not all(values.values()) or any(value <= 0 for of in values.values() for value in of.values()):
                 continue
@@ -248,9 +248,9 @@ def _factor_effect(
 ) -> results.FactorEffect:
     """Describe a contrast by the runs of the look that its row is of."""
     labels = labels_of(arms)
-    fallen = [arm.name for arm in arms if arm.name in contrast.weights and cells.collapsed.get(arm.label)]
-    if fallen:
-        row = row.model_copy(update={"note": f"runs of {', '.join(fallen)} fell off"})
+    collapsed = [arm.name for arm in arms if arm.name in contrast.weights and cells.collapsed.get(arm.label)]
+    if collapsed:
+        row = row.model_copy(update={"note": f"runs of {', '.join(collapsed)} collapsed"})
     there = [name for name in contrast.weights if cells.values.get(labels[name])]
     means = {name: cells.scale.value(cells.mean_of_plan(labels[name])) for name in there}
     return results.FactorEffect(
@@ -528,7 +528,7 @@ def compare(
             bare = without_bias(cells, runs, key.metric)
             unbiased = (bare, sheets.estimate(one, level, bare)) if bare else None
             rows[key] = tested_row(one, matched, found, cells, meaning, margin, collapse, unstable, unbiased)
-            if rows[key].fallen or rows[key].baseline_fallen:
+            if rows[key].collapsed or rows[key].baseline_collapsed:
                 whole = sheets.of(key, search=False)
                 every = tested_row(one, matched, estimate(whole, one.contrast, level), whole, meaning, margin)
                 note = "; ".join(filter(None, [rows[key].note, f"with collapsed runs: {every.verdict}"]))
@@ -601,14 +601,14 @@ class _Sheets:
         """Count the runs of an arm, and of what it is compared with, that collapsed on a primary metric."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
         labels = [*self._arms[one.key.resolution], STORED]
-        fallen = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
-        runs = {label: {*fallen[label], *(s for c in sheets for s in c.values.get(label, ()))} for label in labels}
+        collapsed = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
+        runs = {label: {*collapsed[label], *(s for c in sheets for s in c.values.get(label, ()))} for label in labels}
         alike = [label for label in (*one.baselines, STORED) if label != one.own and label in labels]
         return Collapse(
             len(runs[one.own]),
-            len(fallen[one.own]),
+            len(collapsed[one.own]),
             sum(len(runs[label]) for label in alike),
-            sum(len(fallen[label]) for label in alike),
+            sum(len(collapsed[label]) for label in alike),
             one.names[alike[0]] if one.key.kind == "between" else "the baseline",
         )
 

@@ -34,7 +34,7 @@ CONTROL_OFFSET = 1_000
 LOOKS_FILE = "looks.json"
 """File in a study's folder: the seeds and the family of each look that was made, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
-"""Verdicts that stand once a look has reached them; "unstable" only where the arm's own runs fell off."""
+"""Verdicts that stand once a look has reached them; "unstable" only where the arm's own runs collapsed."""
 
 
 class SeedPlan(Settings):
@@ -158,8 +158,8 @@ def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) 
 
 
 def is_decided(row: Comparison) -> bool:
-    """Return whether a verdict stands. A fall of the baseline's runs says nothing of an arm, and leaves it open."""
-    return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.fallen))
+    """Return whether a verdict stands. Collapsed runs of the baseline say nothing of an arm, and leave it open."""
+    return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.collapsed))
 
 
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
@@ -171,14 +171,14 @@ def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Compa
             last[key] = row.model_copy(update={"look": number})
             if key not in found or not is_decided(found[key]):
                 found[key] = last[key]
-    return {key: _with_later_falls(row, last[key]) for key, row in found.items()}
+    return {key: _with_later_collapses(row, last[key]) for key, row in found.items()}
 
 
-def _with_later_falls(row: Comparison, last: Comparison) -> Comparison:
-    """Return a row with the runs that only the last look shows to have fallen off: its verdict does not know them."""
-    later = [seed for seed in last.fallen if seed not in row.fallen]
-    of_baseline = [seed for seed in last.baseline_fallen if seed not in row.baseline_fallen]
-    return row.model_copy(update={"fallen_later": later, "baseline_fallen_later": of_baseline})
+def _with_later_collapses(row: Comparison, last: Comparison) -> Comparison:
+    """Return a row with the runs that only the last look shows as collapsed: its verdict does not count them."""
+    later = [seed for seed in last.collapsed if seed not in row.collapsed]
+    of_baseline = [seed for seed in last.baseline_collapsed if seed not in row.baseline_collapsed]
+    return row.model_copy(update={"collapsed_later": later, "baseline_collapsed_later": of_baseline})
 
 
 def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:

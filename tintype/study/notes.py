@@ -315,7 +315,7 @@ def _control(view: StudyResults) -> Iterator[Note]:
     beyond = f" With {seeds} seeds it could not detect one in {some_metrics(blind, view)}." if blind else ""
     if fell := [metric.label for metric, verdict in verdicts if verdict == "unstable"]:
         text = (
-            f"{_CONTROL} is unstable in {some_metrics(fell, view)}: runs of it or of the baseline fell off, so it "
+            f"{_CONTROL} is unstable in {some_metrics(fell, view)}: runs of it or of the baseline collapsed, so it "
             f"shows neither a difference there nor that there is none.{beyond}"
         )
         yield Note("control_unstable", text, {"metrics": fell, "blind": blind})
@@ -484,51 +484,51 @@ def _margins(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed(results: StudyResults) -> Iterator[Note]:
-    """Name the runs that fell off, then those that did so after the look that decided."""
+    """Name the collapsed runs, then those that did so after the look that decided."""
     early, late = list[str](), list[str]()
     for arm in compared_arms(results):
         labels: dict[tuple[frozenset[int], int], list[str]] = {}
         for metric in results.metrics:
             row = arm.comparisons.get(metric.name)
-            if row is not None and row.fallen:
-                labels.setdefault((frozenset(row.fallen), len(row.differences)), []).append(metric.label)
-        early += [_falls(arm, seeds, f"{read} runs", some, results) for (seeds, read), some in labels.items()]
+            if row is not None and row.collapsed:
+                labels.setdefault((frozenset(row.collapsed), len(row.differences)), []).append(metric.label)
+        early += [_collapses(arm, seeds, f"{read} runs", some, results) for (seeds, read), some in labels.items()]
     for arm in results.arms:
         by_seeds: dict[frozenset[int], list[str]] = {}
         for metric in results.metrics:
-            if seeds := _fallen_by_now(results, arm, metric):
+            if seeds := _collapsed_by_now(results, arm, metric):
                 by_seeds.setdefault(seeds, []).append(metric.label)
-        late += [_falls(arm, seeds, f"all {len(arm.runs)} runs", some, results) for seeds, some in by_seeds.items()]
+        late += [_collapses(arm, seeds, f"all {len(arm.runs)} runs", some, results) for seeds, some in by_seeds.items()]
     if early:
-        text = f"Runs that fell off (the numbers are of the others): {'; '.join(early)}."
+        text = f"Collapsed runs (the numbers are of the others): {'; '.join(early)}."
         yield Note("collapsed", text, {"runs": early})
     if late:
-        text = f"Runs fell off after the look that decided, and the verdict does not count them: {'; '.join(late)}."
+        text = f"Runs collapsed after the look that decided, and the verdict does not count them: {'; '.join(late)}."
         yield Note("collapsed_later", text, {"runs": late})
 
 
-def _fallen_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> frozenset[int]:
-    """Return the seeds of all runs of an arm that fell off, if some did after a look that decided."""
+def _collapsed_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> frozenset[int]:
+    """Return the seeds of all runs of an arm that collapsed, if some did after a look that decided."""
     if arm.role == "baseline":
         rows = [one.comparisons[metric.name] for one in _compared_in(results, metric)]
-        later = {seed for row in rows for seed in row.baseline_fallen_later}
-        known = {seed for row in rows for seed in row.baseline_fallen}
+        later = {seed for row in rows for seed in row.baseline_collapsed_later}
+        known = {seed for row in rows for seed in row.baseline_collapsed}
         own = {run.seed for run in arm.runs}
         return frozenset((later | known) & own if later & own else ())
     row = arm.comparisons.get(metric.name)
-    return frozenset([*row.fallen, *row.fallen_later] if row and row.fallen_later else ())
+    return frozenset([*row.collapsed, *row.collapsed_later] if row and row.collapsed_later else ())
 
 
-def _falls(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
-    """Count and name the runs of an arm that fell off, out of the `whole`, in metrics of these labels."""
-    fallen = {seed for metric in results.metrics for seed in results.fallen(arm, metric.name)}
-    healthy = [run for run in arm.runs if run.seed not in fallen and run.state == "done"]
-    at = listed(_fall_words(run, healthy) for run in arm.runs if run.seed in seeds)
+def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
+    """Count and name the runs of an arm that collapsed, out of the `whole`, in metrics of these labels."""
+    collapsed = {seed for metric in results.metrics for seed in results.collapsed(arm, metric.name)}
+    healthy = [run for run in arm.runs if run.seed not in collapsed and run.state == "done"]
+    at = listed(_collapse_words(run, healthy) for run in arm.runs if run.seed in seeds)
     return f"{arm.label}: {len(seeds)} of {whole} in {some_metrics(labels, results)} ({at})"
 
 
-def _fall_words(run: Run, healthy: list[Run]) -> str:
-    """Name a run that fell off, and the step from which its loss stays above that of the arm's healthy runs.
+def _collapse_words(run: Run, healthy: list[Run]) -> str:
+    """Name a run that collapsed, and the step from which its loss stays above that of the arm's healthy runs.
 
     A loss that was measured once, at the end, cannot tell when the run fell.
     """

@@ -112,7 +112,7 @@ def compared_mean(results: StudyResults, arm: Arm, metric: str) -> float | None:
         return row.mean
     if arm.role == "baseline" and (mean := results.baseline_mean(metric)) is not None:
         return mean
-    return mean_of(metric_values(arm, metric, results.fallen(arm, metric)), is_log(results, metric))
+    return mean_of(metric_values(arm, metric, results.collapsed(arm, metric)), is_log(results, metric))
 
 
 def spread_of(values: list[float]) -> float | None:
@@ -142,9 +142,9 @@ def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
     return [(arm, run) for arm in results.arms for run in arm.runs if run.state != "done"]
 
 
-def fallen_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
-    """Return the seeds of an arm's own runs that fell off in any of the metrics."""
-    fell = {seed for metric in metrics for seed in results.fallen(arm, metric)}
+def collapsed_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
+    """Return the seeds of an arm's own collapsed runs in any of the metrics."""
+    fell = {seed for metric in metrics for seed in results.collapsed(arm, metric)}
     return fell & {run.seed for run in arm.runs}
 
 

@@ -27,9 +27,9 @@ from tintype.study.results import Interval, Loss, MetricInfo, Run, StudyResults,
 from tintype.study.runs import Metrics
 from tintype.study.stats.between import between
 from tintype.study.stats.cells import Cells, scale_for, with_alike
+from tintype.study.stats.collapse import collapsed_runs
 from tintype.study.stats.contrast import Contrast, against
 from tintype.study.stats.estimate import Estimate, estimate
-from tintype.study.stats.falls import collapsed_runs
 from tintype.study.stored import StoredStudy, identities, other_networks, read_stored, runs_like, why_apart
 from tintype.study.study import ArmPlan, Study
 

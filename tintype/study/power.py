@@ -343,8 +343,8 @@ def _metric_power(
         return None
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
-    fallen = _fallen(studies, info.name)
-    sets = {id(arm): _healthy(arm, info.name, fallen) for arm in (*unchanged, *changed)}
+    collapsed = _collapsed(studies, info.name)
+    sets = {id(arm): _healthy(arm, info.name, collapsed) for arm in (*unchanged, *changed)}
     scale = scale_for(info.scale or "raw", list(sets.values()), info.pad)
 
     def runs(arm: Arm) -> list[float]:
@@ -411,15 +411,15 @@ _ANY_EFFECT = Effect(0.05, True)
 """The effect of a plan that is asked for its margins alone."""
 
 
-def _fallen(studies: Sequence[StudyResults], metric: str) -> set[str]:
-    """Return the hashes of the runs that fell off in any of the studies, which may share runs."""
-    found = [(results.fallen(arm, metric), arm) for results in studies for arm in results.arms]
+def _collapsed(studies: Sequence[StudyResults], metric: str) -> set[str]:
+    """Return the hashes of the collapsed runs in any of the studies, which may share runs."""
+    found = [(results.collapsed(arm, metric), arm) for results in studies for arm in results.arms]
     return {run.hash for seeds, arm in found for run in arm.runs if run.seed in seeds}
 
 
-def _healthy(arm: Arm, metric: str, fallen: Collection[str]) -> list[float]:
-    """Return the value of each run that did not fall off."""
-    return metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in fallen])
+def _healthy(arm: Arm, metric: str, collapsed: Collection[str]) -> list[float]:
+    """Return the value of each run that did not collapse."""
+    return metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in collapsed])
 
 
 def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:

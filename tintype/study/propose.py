@@ -5,7 +5,7 @@ plans its own). It is
 
 - kept where it is better in the study's first primary metric at its level, and not worse in any other primary metric;
 - dropped where it is worse, where the difference is none worth having, where nothing is in sight, where runs diverged
-  or fell off, and where the last look has shown no gain;
+  or collapsed, and where the last look has shown no gain;
 - given more seeds otherwise.
 
 The level is that of the ledger (tintype/study/ledger.py), one-sided, since a `keep` is the only claim that is made; the

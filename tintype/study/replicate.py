@@ -304,7 +304,7 @@ def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
 def _words(fresh: Comparison) -> str:
     """Return the verdict of the fresh runs that did not collapse, and how many did."""
     verdict = fresh.lost or fresh.healthy_verdict or fresh.verdict
-    collapsed, others = len(fresh.fallen), len(fresh.baseline_fallen)
+    collapsed, others = len(fresh.collapsed), len(fresh.baseline_collapsed)
     runs = f"{collapsed} of {len(fresh.differences)} runs collapsed" if collapsed else ""
     baseline = f"{others} of the baseline's runs collapsed" if others else ""
     return "; ".join(filter(None, [verdict, runs, baseline]))

@@ -262,13 +262,13 @@ class Comparison(_Data):
     """Seeds that say "same" of four in five arms without a difference. None: over a thousand, or not recorded."""
     seeds_needed: int | None = None
     """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
-    fallen: list[int] = []
-    """Seeds of the arm's runs that fell off, worst first. The mean, the difference and its interval leave them out."""
-    baseline_fallen: list[int] = []
-    """Seeds of the baseline's runs that fell off, and of the control's, which count as the baseline's. Left out too."""
-    fallen_later: list[int] = []
-    """Seeds of the arm's runs that only a later look than that of this row shows to have fallen off, worst first."""
-    baseline_fallen_later: list[int] = []
+    collapsed: list[int] = []
+    """Seeds of the arm's collapsed runs, worst first. The mean, the difference and its interval leave them out."""
+    baseline_collapsed: list[int] = []
+    """Seeds of the baseline's collapsed runs, and of the control's, which count as the baseline's. Left out too."""
+    collapsed_later: list[int] = []
+    """Seeds of the arm's runs that only a later look than this row's shows as collapsed, worst first."""
+    baseline_collapsed_later: list[int] = []
     """The same for runs of the baseline and of the control."""
     collapse_p: float | None = None
     """One-sided p that the arm's runs collapse more often than the baseline's; None where none of them collapsed."""
@@ -295,10 +295,10 @@ class Comparison(_Data):
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged, failed or fell off, how many."""
+        """Return the verdict; where runs diverged, failed or collapsed, how many."""
         if self.verdict == "unstable":
-            others = f"; of the others: {self.healthy_verdict}" if self.healthy_verdict else ""
-            return f"unstable: {len(self.fallen)} of {len(self.differences)} runs fell off{others}"
+            others = f"; the others: {self.healthy_verdict}" if self.healthy_verdict else ""
+            return f"unstable: {len(self.collapsed)} of {len(self.differences)} runs collapsed{others}"
         return self.lost or self.verdict
 
 
@@ -466,7 +466,7 @@ class FactorEffect(_Data):
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged, failed or fell off, how many."""
+        """Return the verdict; where runs diverged, failed or collapsed, how many."""
         return self.verdict if self.verdict != self.comparison.verdict else self.comparison.words
 
 
@@ -796,7 +796,7 @@ class StudyResults(_Data):
             for one in (run, *run["along"]):
                 _drop_empty(one, ("wrong", "copies", "biases") if one is run else ("previews", "wrong"))
         for row in _rows_in(content):
-            _drop_empty(row, ("fallen_later", "baseline_fallen_later", "margin_seeds"))
+            _drop_empty(row, ("collapsed_later", "baseline_collapsed_later", "margin_seeds"))
         for metric in content["metrics"]:
             _drop_empty(metric, ("margin",))
         return content
@@ -829,18 +829,18 @@ class StudyResults(_Data):
 
         return notes_of(self)
 
-    def fallen(self, arm: Arm, metric: str) -> set[int]:
-        """Return the seeds of an arm's runs that fell off in a metric, which its mean and its spread leave out."""
+    def collapsed(self, arm: Arm, metric: str) -> set[int]:
+        """Return the seeds of an arm's collapsed runs in a metric, which its mean and its spread leave out."""
         if arm.role != "baseline":
             row = arm.comparisons.get(metric)
-            return {*row.fallen, *row.fallen_later} if row else set()
+            return {*row.collapsed, *row.collapsed_later} if row else set()
         rows = [one.comparisons.get(metric) for one in self.arms if one.resolution == arm.resolution]
-        return {seed for row in rows if row for seed in (*row.baseline_fallen, *row.baseline_fallen_later)}
+        return {seed for row in rows if row for seed in (*row.baseline_collapsed, *row.baseline_collapsed_later)}
 
     def healthy(self, arm: Arm, metric: str) -> list[Run]:
-        """Return an arm's runs that did not fall off in a metric."""
-        fallen = self.fallen(arm, metric)
-        return [run for run in arm.runs if run.seed not in fallen]
+        """Return an arm's runs that did not collapse in a metric."""
+        collapsed = self.collapsed(arm, metric)
+        return [run for run in arm.runs if run.seed not in collapsed]
 
     def baseline_mean(self, metric: str) -> float | None:
         """Return the mean that the arms' differences are from, at one resolution; None where nothing was compared.

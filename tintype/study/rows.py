@@ -279,8 +279,8 @@ def effect_of(results: StudyResults, arm: Arm, row: Row) -> Effect:
         one.detectable,
         one.verdict,
         one.baseline_mean,
-        [value for seed, value in values.items() if seed not in one.fallen],
-        [value for seed, value in values.items() if seed in one.fallen],
+        [value for seed, value in values.items() if seed not in one.collapsed],
+        [value for seed, value in values.items() if seed in one.collapsed],
         row.difference,
     )
 

@@ -1,6 +1,6 @@
 """How far the metrics of a study can be trusted, from its own runs: seed spread, sampling error, signal to noise.
 
-Runs that fell off are left out, as in the verdicts.
+Collapsed runs are left out, as in the verdicts.
 """
 
 from __future__ import annotations

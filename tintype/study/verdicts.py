@@ -20,8 +20,8 @@ from tintype.study.contrasts import Asked
 from tintype.study.effect import Effect
 from tintype.study.results import Comparison, Interval, Loss, MetricInfo, Role, Run, Verdict, lost_words, worst_loss
 from tintype.study.stats.cells import LOG, Cells, rounding_of, scale_for
+from tintype.study.stats.collapse import collapse_p, collapsed_runs
 from tintype.study.stats.estimate import CONFIDENCE, Estimate
-from tintype.study.stats.falls import collapse_p, collapsed_runs
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
@@ -253,8 +253,8 @@ def tested_row(
         correlation=found.correlation,
         margin_seeds=strict.seeds_for_same(strict_reach) if meaning.margin else None,
         seeds_needed=needed if healthy == "undecided" else None,
-        fallen=list(collapsed),
-        baseline_fallen=list(baseline_collapsed),
+        collapsed=list(collapsed),
+        baseline_collapsed=list(baseline_collapsed),
         collapse_p=collapse.p if collapse and collapsed else None,
         healthy_verdict=healthy if verdict == "unstable" else None,
         note=_note(found, collapse if collapsed or baseline_collapsed else None, unstable, of_bias),

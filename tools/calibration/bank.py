@@ -144,7 +144,7 @@ class Null:
     false_verdicts: float
     """The share of studies with any verdict of better or worse."""
     unstable: float
-    """The share of studies in which any run is said to have fallen off."""
+    """The share of studies in which any run is said to have collapsed off."""
     covered: float
     """The share of intervals on the primary metrics that hold zero."""
     found: dict[str, float]
@@ -186,7 +186,7 @@ class Real:
     holds: float | None
     """The share of them whose direction the other runs confirm, by an interval that excludes zero.
 
-    Where some of the other runs fell off, it is the interval of the rest.
+    Where some of the other runs collapsed, it is the interval of the rest.
     """
     opposite: float | None
     """The share of them that the other runs contradict, by an interval on the other side of zero."""

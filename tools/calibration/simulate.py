@@ -22,9 +22,9 @@ from tintype.study.analysis import DEFAULT
 from tintype.study.contrasts import Asked
 from tintype.study.results import Comparison, MetricInfo
 from tintype.study.stats.cells import Array, Cells, with_alike
+from tintype.study.stats.collapse import collapse_p, collapsed_runs
 from tintype.study.stats.contrast import Key, against
 from tintype.study.stats.estimate import Estimate, detectable_in_errors, planned_widening
-from tintype.study.stats.falls import collapse_p, collapsed_runs
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import correlations, estimate_arm
 from tintype.study.stats.spread import planned_error
@@ -161,7 +161,7 @@ def _is_found(found: Estimate) -> bool:
 
 @dataclass(frozen=True)
 class Falls:
-    """Studies without any true difference, with the search for runs that fell off."""
+    """Studies without any true difference, with the search for collapsed runs."""
 
     seeds: int
     shape: Shape
@@ -169,7 +169,7 @@ class Falls:
     """The share of studies in which any arm is unstable on some metric."""
     false_verdicts: float
     without_search: float
-    """The share of studies with a false verdict where no run is said to have fallen off."""
+    """The share of studies with a false verdict where no run is said to have collapsed off."""
 
 
 def falls(cell: Cell, studies: int) -> Falls:

@@ -59,7 +59,7 @@ class Study:
             read, baseline = ([run for run in runs if run.seed in seen] for runs in (read, baseline))
         new, old = ([run.metrics[metric] for run in runs] for runs in (read, baseline))
         scale = self._scale(metric, self.arm(arm, tokens).resolution, {run.seed for run in read})
-        kept = [scale.place(run.metrics[metric]) for run in read if run.seed not in comparison.fallen]
+        kept = [scale.place(run.metrics[metric]) for run in read if run.seed not in comparison.collapsed]
         expected = [scale.value(fmean(kept)), *(a - b for a, b in zip(new, old, strict=True))]
         there = [comparison.mean, *comparison.differences]
         if any(abs(a - b) > 1e-9 * (1 + abs(b)) for a, b in zip(there, expected, strict=True)):

@@ -207,7 +207,7 @@ def test_a_study_says_the_same(tmp_path: Path) -> None:
         numbers = ("mean", "baseline_mean", "difference", "low", "high", "p", "margin", "detectable")
         for name in numbers:
             assert getattr(own, name) == pytest.approx(getattr(row, name), rel=1e-9), (key, name)
-        values = [run.metrics[key.metric] for run in by_arm[key.arm] if run.seed not in row.fallen]
+        values = [run.metrics[key.metric] for run in by_arm[key.arm] if run.seed not in row.collapsed]
         assert list(own.offsets) == pytest.approx([value - row.baseline_mean for value in values])
-        assert [int(seed) for seed in own.collapsed] == row.fallen
+        assert [int(seed) for seed in own.collapsed] == row.collapsed
     assert {row.verdict for row in found} >= {"better", "worse"}

@@ -1,4 +1,4 @@
-"""Studies from Python: made of values, stopped and resumed, and honest about runs that fell off."""
+"""Studies from Python: made of values, stopped and resumed, and honest about collapsed runs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_it_is_torchs_own_in_fp32(
 def test_in_bf16_it_is_torchs_own_but_for_rounding(decay: float) -> None:
     """Both are a few percent from the truth, and ours, which rounds the diagonal with the rest, not much further.
 
-    Of matrices whose singular values fall off, as those of gradients do, bf16 makes more, and ours no more than torch.
+    Of matrices whose singular values collapse, as those of gradients do, bf16 makes more, and ours no more than torch.
     """
     left, _, right = torch.linalg.svd(torch.randn(64, 96, generator=torch.Generator().manual_seed(0)), False)
     matrix = (left * torch.logspace(0, -decay, 64)) @ right

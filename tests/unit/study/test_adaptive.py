@@ -127,7 +127,7 @@ def test_a_failed_run_stops_its_arm_until_the_study_is_run_again(study: Study, t
 
 @dataclass
 class Falling(Writer):
-    """Writes four times the value in runs that are to fall off, by arm and seed."""
+    """Writes four times the value in runs that are to collapse, by arm and seed."""
 
     falls: set[tuple[str, int]] = field(default_factory=set)
 
@@ -137,15 +137,15 @@ class Falling(Writer):
 
 def test_a_single_fallen_run_decides_nothing_and_takes_no_verdict(study: Study, tmp_path: Path) -> None:
     """Neither one of an arm nor one of the control, which counts as the baseline's."""
-    for fallen in (("weak", 1), ("control", 1001)):
-        results = results_of(run(study, tmp_path / fallen[0], Falling(EFFECTS, falls={fallen})))
+    for collapsed in (("weak", 1), ("control", 1001)):
+        results = results_of(run(study, tmp_path / collapsed[0], Falling(EFFECTS, falls={collapsed})))
         arms = {arm.name: arm for arm in results.arms}
         assert arms["strong"].stopped == "stopped after 4 seeds: decided"
         assert arms["strong"].comparisons[METRIC].words == "better"
         assert arms["nothing"].stopped == "stopped after 4 seeds: nothing in sight"
         weak = arms["weak"].comparisons[METRIC]
         assert weak.verdict == "better" and weak.look is not None and weak.look > 1
-        assert [*weak.fallen, *weak.baseline_fallen] == [fallen[1]]
+        assert [*weak.collapsed, *weak.baseline_collapsed] == [collapsed[1]]
 
 
 def test_an_arm_that_keeps_falling_is_unstable_and_stops(study: Study, tmp_path: Path) -> None:
@@ -154,21 +154,21 @@ def test_an_arm_that_keeps_falling_is_unstable_and_stops(study: Study, tmp_path:
     (weak,) = (arm for arm in results.arms if arm.name == "weak")
     row = weak.comparisons[METRIC]
     assert row.verdict == "unstable" and row.collapse_p is not None and row.collapse_p < 0.02 / 4
-    assert weak.stopped == "stopped after 8 seeds: decided" and len(row.fallen) == 4
+    assert weak.stopped == "stopped after 8 seeds: decided" and len(row.collapsed) == 4
 
 
 def test_runs_that_fall_after_the_deciding_look_are_named_and_counted(tmp_path: Path) -> None:
     out = tmp_path / "out"
     results = read_twice(tmp_path, out, {("weak", 1), ("weak", 5), ("strong", 6)})
     rows = {arm.name: arm.comparisons[METRIC] for arm in results.arms[1:]}
-    assert (rows["weak"].verdict, rows["weak"].fallen, rows["weak"].look) == ("undecided", [1, 5], 2)
+    assert (rows["weak"].verdict, rows["weak"].collapsed, rows["weak"].look) == ("undecided", [1, 5], 2)
     assert rows["weak"].note.startswith("2 of 8 runs collapsed; of the baseline's, 0 of 8; with collapsed runs: ")
-    assert (rows["strong"].words, rows["strong"].fallen_later, rows["strong"].look) == ("better", [6], 1)
+    assert (rows["strong"].words, rows["strong"].collapsed_later, rows["strong"].look) == ("better", [6], 1)
     notes = (out / "report.md").read_text()
     assert "(the numbers are of the others): weak: 2 of 8 runs in validation loss (seed 1 and seed 5)." in notes
     assert "the verdict does not count them: strong: 1 of all 8 runs in validation loss (seed 6)." in notes
     stored = json.loads((out / "results.json").read_text())
-    kept = {arm["name"]: arm["comparisons"][METRIC].get("fallen_later") for arm in stored["arms"][1:]}
+    kept = {arm["name"]: arm["comparisons"][METRIC].get("collapsed_later") for arm in stored["arms"][1:]}
     assert kept == {"strong": [6], "weak": None, "nothing": None}
 
 
@@ -176,10 +176,10 @@ def test_a_fall_of_the_baseline_after_the_deciding_look_is_named(tmp_path: Path)
     out = tmp_path / "out"
     results = read_twice(tmp_path, out, {("baseline", 7)})
     strong = results.arms[1].comparisons[METRIC]
-    assert (strong.words, strong.baseline_fallen, strong.baseline_fallen_later) == ("better", [], [7])
+    assert (strong.words, strong.baseline_collapsed, strong.baseline_collapsed_later) == ("better", [], [7])
     notes = (out / "report.md").read_text()
     assert "the verdict does not count them: baseline: 1 of all 8 runs in validation loss (seed 7)." in notes
-    assert "1 of 8 runs fell off, left out" in notes, "the baseline's mean is over the others"
+    assert "1 of 8 runs collapsed, left out" in notes, "the baseline's mean is over the others"
 
 
 def read_twice(folder: Path, out: Path, falls: set[tuple[str, int]]) -> StudyResults:
@@ -196,7 +196,7 @@ def test_a_fall_of_the_baseline_is_left_out_of_an_interaction(tmp_path: Path) ->
     writer = Falling(dict(zip(names, (-10.0, -10.0, -18.0), strict=True)), falls={("baseline", 1)})
     results = results_of(run(study, tmp_path / "out", writer))
     (interaction,) = (one.comparison for one in results.factors if len(one.parts) == 2)
-    assert (interaction.fallen, interaction.baseline_fallen, interaction.verdict) == ([], [1], "better")
+    assert (interaction.collapsed, interaction.baseline_collapsed, interaction.verdict) == ([], [1], "better")
 
 
 def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def row(verdict: Verdict, p: float | None, lost: str = "") -> Comparison:
         ([row("undecided", 0.51), row("undecided", 0.9)], "nothing in sight"),
         ([row("undecided", 0.49), row("undecided", 0.9)], ""),
         ([row("diverged", None, "diverged 1 of 4"), row("undecided", 0.1)], "diverged 1 of 4"),
-        ([row("unstable", 0.1).model_copy(update={"fallen": [1]})], "decided"),
-        ([row("unstable", 0.1).model_copy(update={"baseline_fallen": [1]})], ""),
+        ([row("unstable", 0.1).model_copy(update={"collapsed": [1]})], "decided"),
+        ([row("unstable", 0.1).model_copy(update={"baseline_collapsed": [1]})], ""),
         ([], "no primary metric can be compared"),
     ],
 )

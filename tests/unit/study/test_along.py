@@ -198,18 +198,18 @@ def test_a_crossing_needs_all_runs_and_a_spread() -> None:
 
 
 def test_a_crossing_of_an_arm_whose_runs_fell_off_is_no_verdict() -> None:
-    comparison = Comparison(mean=1, baseline_mean=1, differences=[], difference=0, verdict="unstable", fallen=[2])
+    comparison = Comparison(mean=1, baseline_mean=1, differences=[], difference=0, verdict="unstable", collapsed=[2])
     fell = arm("new", around([6, 5, 4.05, 5])).model_copy(update={"comparisons": {"fd": comparison}})
-    assert along(fell).crossing == "no verdict: some of the arm's runs fell off"
+    assert along(fell).crossing == "no verdict: some of the arm's runs collapsed"
 
 
 @pytest.mark.parametrize("who", ["arm", "baseline"])
 def test_runs_that_fell_off_are_left_out_of_means_target_and_spread(who: str) -> None:
-    """Each set gets a fourth run that fell off: the numbers are those of the other three."""
+    """Each set gets a fourth run that collapsed: the numbers are those of the other three."""
     ends = {"arm": around([7, 5, 2, 1]), "baseline": around([8, 6, 4, 3])}
     expected = along(arm("new", ends["arm"]), arm("baseline", ends["baseline"], "baseline"))
     fell = {**ends, who: [*ends[who], [40.0, 40.0, 40.0, 40.0]]}
-    of = {"fallen": [3] if who == "arm" else [], "baseline_fallen": [3] if who == "baseline" else []}
+    of = {"collapsed": [3] if who == "arm" else [], "baseline_collapsed": [3] if who == "baseline" else []}
     row = Comparison.model_validate(
         {"mean": 1, "baseline_mean": 1, "differences": [], "difference": 0, "verdict": "unstable", **of}
     )
@@ -217,7 +217,7 @@ def test_runs_that_fell_off_are_left_out_of_means_target_and_spread(who: str) ->
     found = along(new, arm("baseline", fell["baseline"], "baseline"))
     same = {"crossing", "of"}
     assert found.model_dump(exclude=same) == expected.model_dump(exclude=same)
-    assert found.crossing == f"no verdict: some of the {who}'s runs fell off"
+    assert found.crossing == f"no verdict: some of the {who}'s runs collapsed"
     assert (found.runs, found.of) == (3, 4 if who == "arm" else 3)
 
 

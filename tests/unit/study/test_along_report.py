@@ -89,7 +89,7 @@ def test_a_band_is_the_range_of_the_runs_over_steps_or_seconds() -> None:
 def test_a_band_leaves_out_runs_that_fell_off() -> None:
     results = with_scores_along(example())
     baseline, control, *others = results.arms
-    row = control.comparisons["fd_scenes"].model_copy(update={"baseline_fallen": [baseline.runs[0].seed]})
+    row = control.comparisons["fd_scenes"].model_copy(update={"baseline_collapsed": [baseline.runs[0].seed]})
     control = control.model_copy(update={"comparisons": {**control.comparisons, "fd_scenes": row}})
     fell = results.model_copy(update={"arms": [baseline, control, *others]})
     values = [run.along[0].metrics["fd_scenes"] for run in baseline.runs[1:]]

@@ -197,4 +197,4 @@ def test_collapsed_stored_runs_are_left_out_and_name_no_seed_of_the_study(tmp_pa
     changed(bank, arms=arms)
     found = served(tmp_path, bank)
     assert found.bank is not None and found.bank.checks[0].collapsed == 1
-    assert row(found).baseline_fallen == [] and "collapsed" in (tmp_path / "few" / "report.md").read_text()
+    assert row(found).baseline_collapsed == [] and "collapsed" in (tmp_path / "few" / "report.md").read_text()

@@ -128,7 +128,7 @@ def test_a_collapsed_run_of_the_second_arm_is_left_out_and_named() -> None:
         "both": runs_of([9.0, 9.05, 8.95, 9.1]),
     }
     row = rows_of(sets, LOSS, [pair("both", "one")])["both against one"]
-    assert row.baseline_fallen == [3] and row.fallen == [] and row.baseline_mean == pytest.approx(9.0)
+    assert row.baseline_collapsed == [3] and row.collapsed == [] and row.baseline_mean == pytest.approx(9.0)
     assert "0 of 4 runs collapsed; of one's, 1 of 4" in row.note
 
 

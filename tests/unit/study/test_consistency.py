@@ -160,7 +160,7 @@ def test_values_of_the_other_sign_and_direction_mirror_the_interval() -> None:
     for case in CASES:
         row = case.row_of([-value for value in case.new], [-value for value in case.old], HIGHER)
         same(case.row, row, -1.0)
-        assert (row.fallen, row.baseline_fallen) == (case.row.fallen, case.row.baseline_fallen)
+        assert (row.collapsed, row.baseline_collapsed) == (case.row.collapsed, case.row.baseline_collapsed)
 
 
 @pytest.mark.parametrize("factor", [1e-300, 1e-170, 3.0, 1e200, 1e300])

@@ -168,7 +168,7 @@ def test_collapsed_runs_of_any_arm_are_left_out_of_the_interaction() -> None:
     assert whole.verdict == "worse" and whole.all_runs is None
     values["b"][0] = 0.05
     row = compared(values, info())["a × b"]
-    assert row.fallen == [0] and row.difference == pytest.approx(-0.045) and row.verdict != "unstable"
+    assert row.collapsed == [0] and row.difference == pytest.approx(-0.045) and row.verdict != "unstable"
     assert row.all_runs is not None and row.all_runs.value == pytest.approx(-0.04 + 0.5 / 5)
 
 

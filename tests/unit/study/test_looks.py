@@ -142,16 +142,16 @@ def test_the_first_decided_verdict_stands() -> None:
 
 
 def test_a_decided_row_knows_the_runs_that_fell_after_its_look() -> None:
-    """The last look counts: a run that an earlier one held for fallen may be none with more seeds."""
+    """The last look counts: a run that an earlier one held for collapsed may be none with more seeds."""
     key, other = Key("arm", "a"), Key("arm", "b")
     rows = [
-        row("unstable").model_copy(update={"fallen": falls, "baseline_fallen": of_baseline})
+        row("unstable").model_copy(update={"collapsed": falls, "baseline_collapsed": of_baseline})
         for falls, of_baseline in (([1], []), ([6, 1], [4]), ([5, 6, 1], []))
     ]
     found = replay({key: one, other: row("better")} for one in rows)
-    assert (found[key].fallen, found[key].fallen_later, found[key].look) == ([1], [5, 6], 1)
-    assert (found[key].baseline_fallen_later, found[other].fallen_later) == ([], [])
-    assert replay([{key: one} for one in rows[:2]])[key].baseline_fallen_later == [4]
+    assert (found[key].collapsed, found[key].collapsed_later, found[key].look) == ([1], [5, 6], 1)
+    assert (found[key].baseline_collapsed_later, found[other].collapsed_later) == ([], [])
+    assert replay([{key: one} for one in rows[:2]])[key].baseline_collapsed_later == [4]
 
 
 def test_looks_are_read_as_they_were_recorded_and_an_edit_is_refused(tmp_path: Path) -> None:

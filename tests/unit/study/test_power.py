@@ -108,8 +108,8 @@ def test_shares_are_planned_on_logits_and_shown_in_their_unit(tmp_path: Path) ->
 def test_runs_that_fell_off_are_no_spread(tmp_path: Path) -> None:
     results = example()
     arm = results.arms[2]
-    fallen = arm.comparisons["recall"].model_copy(update={"fallen": [arm.runs[1].seed]})
-    changed = arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": fallen}})
+    collapsed = arm.comparisons["recall"].model_copy(update={"collapsed": [arm.runs[1].seed]})
+    changed = arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": collapsed}})
     folder = stored(results.model_copy(update={"arms": [*results.arms[:2], changed, results.arms[3]]}), tmp_path)
     assert row(plan_power([folder], "5%", 3, "recall", 3), "recall").spread.freedom == 7
 
@@ -121,7 +121,7 @@ def test_runs_of_the_baseline_that_fell_off_are_no_spread(tmp_path: Path) -> Non
     (low, *others), fell = [run.metrics["recall"] for run in baseline.runs], baseline.runs[0]
     worse = fell.model_copy(update={"metrics": {**fell.metrics, "recall": low / 10}})
     first = baseline.model_copy(update={"runs": [worse, *baseline.runs[1:]]})
-    row_of = arms[0].comparisons["recall"].model_copy(update={"baseline_fallen": [fell.seed]})
+    row_of = arms[0].comparisons["recall"].model_copy(update={"baseline_collapsed": [fell.seed]})
     changed = arms[0].model_copy(update={"comparisons": {**arms[0].comparisons, "recall": row_of}})
     folder = stored(results.model_copy(update={"arms": [first, control, changed, *arms[1:]]}), tmp_path)
     found = row(plan_power([folder], "5%", 3, "recall", 3), "recall")

@@ -265,7 +265,7 @@ def test_runs_that_diverged_or_collapsed_are_counted() -> None:
     found = replicated(claimed("better", -0.5), lost)
     assert (found.outcome, found.fresh, found.pooled) == ("open", None, None)
     assert outcome_words(found) == "open (diverged 1 of 4)"
-    update = {"fallen": [3], "healthy_verdict": "better", "level": 0.9, "differences": [-0.4] * 4}
+    update = {"collapsed": [3], "healthy_verdict": "better", "level": 0.9, "differences": [-0.4] * 4}
     found = replicated(claimed("better", -0.5), fresh(-0.6, -0.2, "unstable").model_copy(update=update))
     assert outcome_words(found) == "holds (better; 1 of 4 runs collapsed)"
 

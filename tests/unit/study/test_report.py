@@ -243,9 +243,9 @@ def test_verdicts_from_few_seeds_are_a_sketch_until_they_are_replicated(results:
 
 def test_runs_that_fell_off_are_counted_and_named_with_their_metrics(results: StudyResults) -> None:
     arm = results.arms[2]
-    fell = {"fallen": [1], "verdict": "unstable"}
-    fallen = {name: arm.comparisons[name].model_copy(update=fell) for name in ("recall", "kid_scenes")}
-    unstable = arm.model_copy(update={"comparisons": {**arm.comparisons, **fallen}})
+    fell = {"collapsed": [1], "verdict": "unstable"}
+    collapsed = {name: arm.comparisons[name].model_copy(update=fell) for name in ("recall", "kid_scenes")}
+    unstable = arm.model_copy(update={"comparisons": {**arm.comparisons, **collapsed}})
     found = results.model_copy(update={"arms": [*results.arms[:2], unstable]})
     note = noted(found, "collapsed")
     assert f"{arm.name}: 1 of 3 runs in KID (scenes) and Recall (seed 1" in note
@@ -380,7 +380,7 @@ def test_the_control_shows_no_difference_only_where_it_could_have(results: Study
 
 def test_a_control_whose_runs_fell_off_does_not_show_that_there_is_no_difference(results: StudyResults) -> None:
     fine = with_detectable(results, 0.2)
-    row = fine.arms[1].comparisons["recall"].model_copy(update={"verdict": "unstable", "fallen": [1]})
+    row = fine.arms[1].comparisons["recall"].model_copy(update={"verdict": "unstable", "collapsed": [1]})
     control = fine.arms[1].model_copy(update={"comparisons": {**fine.arms[1].comparisons, "recall": row}})
     note = noted(fine.model_copy(update={"arms": [fine.arms[0], control, *fine.arms[2:]]}), *CONTROL)
     assert "is unstable in Recall" in note and "as it should" not in note
@@ -480,16 +480,16 @@ def test_a_differing_control_is_a_warning(results: StudyResults, tmp_path: Path,
 
 
 def test_the_baselines_mean_leaves_out_its_fallen_runs(results: StudyResults, tmp_path: Path) -> None:
-    """Its row is the head of the report, and a mean over fallen and healthy runs is never shown."""
+    """Its row is the head of the report, and a mean over collapsed and healthy runs is never shown."""
     runs = [run.model_copy(update={"metrics": {**run.metrics, "recall": 7.0}}) for run in results.arms[0].runs[:1]]
-    fallen = [results.arms[0].model_copy(update={"runs": [*runs, *results.arms[0].runs[1:]]})]
+    collapsed = [results.arms[0].model_copy(update={"runs": [*runs, *results.arms[0].runs[1:]]})]
     healthy = [run.metrics["recall"] for run in results.arms[0].runs[1:]]
     for arm in results.arms[1:]:
-        fell = {"baseline_fallen": [runs[0].seed], "baseline_mean": fmean(healthy)}
+        fell = {"baseline_collapsed": [runs[0].seed], "baseline_mean": fmean(healthy)}
         row = arm.comparisons["recall"].model_copy(update=fell)
-        fallen.append(arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": row}}))
-    text = to_markdown(results.model_copy(update={"arms": fallen}))
-    (line,) = [line for line in text.splitlines() if "1 of 6 runs fell off, left out" in line]
+        collapsed.append(arm.model_copy(update={"comparisons": {**arm.comparisons, "recall": row}}))
+    text = to_markdown(results.model_copy(update={"arms": collapsed}))
+    (line,) = [line for line in text.splitlines() if "1 of 6 runs collapsed, left out" in line]
     assert line.startswith(f"| baseline | {sum(healthy) / 2:.2f}") and "7.00" in line.split("|")[-2]
 
 
@@ -507,7 +507,7 @@ def test_the_baselines_mean_is_that_of_the_differences_everywhere(results: Study
     (trusted,) = [line for line in markdown.splitlines() if "FD (scenes) | 12.3" in line]
     table = markdown[markdown.index("### FD (scenes)") :]
     assert "12.34" in shown and trusted and "| baseline | 12.3" in table[: table.index("###", 9)]
-    assert "<strong>12.3" in html and "<td>98.7" in html, "an arm's own table has what the arm was compared with"
+    assert "<strong>12.3" in html and "<td>98.8" in html, "an arm's own table has what the arm was compared with"
     for page in (_shown(found), html, markdown):
         assert page.count("Means of distances and losses are geometric") == 1
         assert page.count("is over its own runs and the control") == 1
@@ -522,23 +522,25 @@ def test_no_figure_has_a_mean_over_fallen_and_healthy_runs(results: StudyResults
         "metrics": {**arm.runs[0].metrics, "scene_accuracy": 0.01},
         "details": {"scene_accuracy": {"colour": 0.01}},
     }
-    row = arm.comparisons["scene_accuracy"].model_copy(update={"verdict": "unstable", "fallen": [arm.runs[0].seed]})
+    row = arm.comparisons["scene_accuracy"].model_copy(update={"verdict": "unstable", "collapsed": [arm.runs[0].seed]})
     update = {
         "runs": [arm.runs[0].model_copy(update=worse), *arm.runs[1:]],
         "comparisons": {**arm.comparisons, "scene_accuracy": row},
     }
-    fallen = results.model_copy(update={"arms": [*results.arms[:2], arm.model_copy(update=update), *results.arms[3:]]})
-    html = write_report(fallen, tmp_path).read_text()
+    collapsed = results.model_copy(
+        update={"arms": [*results.arms[:2], arm.model_copy(update=update), *results.arms[3:]]}
+    )
+    html = write_report(collapsed, tmp_path).read_text()
     parts = html[html.index('<div id="parts">') :]
     colours = [run.details["scene_accuracy"]["colour"] for run in arm.runs[1:]]
     assert f"<td>{fmean(colours):.3f}<" in parts[parts.index('<th scope="row">colour<') :][:400]
-    assert "Runs that fell off, which no mean here counts: short_captions (seed 0)." in parts
+    assert "Collapsed runs, which no mean here counts: short_captions (seed 0)." in parts
     speed = html[html.index('<div id="speed">') :]
-    assert "× fell off, in no mean" in speed[: speed.index("</svg>")]
-    view = HtmlView(fallen, [], [], tmp_path, {}, dict.fromkeys((one.name for one in fallen.arms), "arm-0"))
-    quality, pace = fallen.metrics[0], fallen.metrics[-1]
+    assert "× collapsed, left out" in speed[: speed.index("</svg>")]
+    view = HtmlView(collapsed, [], [], tmp_path, {}, dict.fromkeys((one.name for one in collapsed.arms), "arm-0"))
+    quality, pace = collapsed.metrics[0], collapsed.metrics[-1]
     (cloud,) = [one for one in view._clouds(pace, quality) if one.name == "short_captions"]
-    assert len(cloud.data) == 2 and [len(of) for of in view._fallen_points(pace, quality).values()] == [0, 0, 1, 0]
+    assert len(cloud.data) == 2 and [len(of) for of in view._collapsed_points(pace, quality).values()] == [0, 0, 1, 0]
 
 
 def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_healthy_ones() -> None:
@@ -558,8 +560,10 @@ def test_each_of_several_fallen_runs_has_the_step_from_which_it_is_above_the_hea
         for seed, values in enumerate(losses)
     ]
     results = example()
-    for fallen, later in (([3, 2], []), ([2], [3])):
-        row = results.arms[2].comparisons["recall"].model_copy(update={"fallen": fallen, "fallen_later": later})
+    for collapsed, later in (([3, 2], []), ([2], [3])):
+        row = (
+            results.arms[2].comparisons["recall"].model_copy(update={"collapsed": collapsed, "collapsed_later": later})
+        )
         arm = results.arms[2].model_copy(update={"runs": runs, "comparisons": {"recall": row}})
         found = results.model_copy(update={"arms": [*results.arms[:2], arm, *results.arms[3:]]})
         note = noted(found, "collapsed_later" if later else "collapsed")
@@ -827,7 +831,7 @@ def test_labels_keep_apart_and_in_order() -> None:
         (numerals.fixed(-0.2134, 3), "−0.213"),
         (numerals.fixed(-0.0001, 3, signed=True), "0.000"),
         (numerals.interval(0.004, 0.26, 2), "[+0.004,\u00a0+0.26]"),
-        (numerals.interval(-0.26, -0.004, 2), "[−0.26,\u00a0−0.00]"),
+        (numerals.interval(-0.26, -0.004, 2), "[−0.26,\u00a0−0.004]"),
         (numerals.interval(-0.26, 0.0, 2), "[−0.26,\u00a00.00]"),
         (numerals.fixed(None, 3), "–"),
         (numerals.fixed(math.nan, 3), "–"),
@@ -890,7 +894,7 @@ def test_each_resolution_has_its_verdicts_figures_and_images(fine_and_coarse: St
 
 def test_effects_stand_against_the_tokens(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     page = _page(fine_and_coarse, tmp_path)
-    section = page.text[page.text.index("Does an arm help more") : page.text.index("Where lower values are better")]
+    section = page.text[page.text.index("Does an arm help more") : page.text.index("An effect is the ratio")]
     assert "○ undecided" in section and "hurts less" in section and "control" not in section
     for words in ("scene accuracy against the number", "images per second against the number"):
         assert words in page.text.lower()

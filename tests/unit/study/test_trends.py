@@ -198,7 +198,7 @@ def test_a_collapsed_run_is_left_out_of_the_trend() -> None:
         values = [run.metrics[METRIC] * (50 if index == 2 else 1) for index, run in enumerate(runs[label])]
         reading = read(one, with_values(runs, **{f"{arm}_coarse": list(values)}))
         row = reading.rows[EMA]
-        assert row.verdict in ("undecided", "same") and len(row.fallen + row.baseline_fallen) == 1
+        assert row.verdict in ("undecided", "same") and len(row.collapsed + row.baseline_collapsed) == 1
         assert row.all_runs is not None and abs(row.all_runs.value - row.difference) > 0.4
         effects = trends_of(reading)["ema", METRIC].effects
         assert len(effects) == 3

@@ -64,7 +64,7 @@ def test_runs_that_fell_off_count_nowhere() -> None:
 
     baseline, control, first, second = results.arms
     healthy = recall(baseline, baseline.runs[0].seed)
-    fell = {"baseline_fallen": [baseline.runs[0].seed], "fallen": [first.runs[1].seed]}
+    fell = {"baseline_collapsed": [baseline.runs[0].seed], "collapsed": [first.runs[1].seed]}
     update = {"verdict": "unstable", "baseline_mean": fmean(healthy), **fell}
     row = first.comparisons["recall"].model_copy(update=update)
     first = first.model_copy(update={"comparisons": {**first.comparisons, "recall": row}})

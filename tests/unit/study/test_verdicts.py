@@ -12,7 +12,7 @@ from tests.unit.study.plain_rows import asked_arm, rows_of, runs_of
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.results import Comparison, MetricInfo, Run
 from tintype.study.stats.cells import RATIO
-from tintype.study.stats.falls import collapse_p
+from tintype.study.stats.collapse import collapse_p
 from tintype.study.stats.family import UNSTABLE
 from tintype.study.verdicts import Matched, cells_of, match, without_bias
 
@@ -146,7 +146,7 @@ SIX = [0.55 * (1 + one) for one in [*SPREAD, 0.002]]
 def test_one_collapsed_run_is_left_out_and_noted() -> None:
     arm = [*around(0.6), *runs_of([0.2], first_seed=5)]
     row = row_of(arm, runs_of(SIX), SHARE)
-    assert row.verdict == row.words == "better" and row.fallen == [5] and row.healthy_verdict is None
+    assert row.verdict == row.words == "better" and row.collapsed == [5] and row.healthy_verdict is None
     assert row.note == "1 of 6 runs collapsed; of the baseline's, 0 of 6; with collapsed runs: undecided"
     assert row.mean == pytest.approx(0.6, rel=1e-3) and len(row.differences) == 6
     assert row.collapse_p == pytest.approx(collapse_p(1, 6, 0, 6))
@@ -156,7 +156,7 @@ def test_one_collapsed_run_is_left_out_and_noted() -> None:
 def test_a_collapsed_run_of_the_baseline_takes_no_verdict() -> None:
     baseline = [*usual(0.55), *runs_of([0.2], first_seed=5)]
     row = row_of(runs_of([0.6 * (1 + one) for one in [*UNPAIRED, 0.002]]), baseline, SHARE)
-    assert row.verdict == "better" and (row.fallen, row.baseline_fallen) == ([], [5])
+    assert row.verdict == "better" and (row.collapsed, row.baseline_collapsed) == ([], [5])
     assert row.baseline_mean == pytest.approx(0.55, rel=1e-3) and row.collapse_p is None
     assert row.note == "0 of 6 runs collapsed; of the baseline's, 1 of 6; with collapsed runs: undecided"
     assert row.all_runs is not None and row.all_runs.value > row.difference
@@ -167,17 +167,17 @@ def test_an_arm_is_unstable_where_it_collapses_more_often(collapsed: int, of_bas
     """Arm and baseline have ten runs each; the one arm has all of the 2%."""
     ten = [*SPREAD, *(0.9 * one + 0.001 for one in UNPAIRED)]
 
-    def ten_runs(mean: float, fallen: int) -> list[Run]:
-        return runs_of([mean * (1 + one) if index < 10 - fallen else 0.1 for index, one in enumerate(ten)])
+    def ten_runs(mean: float, collapsed: int) -> list[Run]:
+        return runs_of([mean * (1 + one) if index < 10 - collapsed else 0.1 for index, one in enumerate(ten)])
 
     row = row_of(ten_runs(0.6, collapsed), ten_runs(0.55, of_baseline), SHARE)
     p = collapse_p(collapsed, 10, of_baseline, 10)
     assert row.collapse_p == pytest.approx(p) and (p < UNSTABLE) == unstable
-    assert sorted(row.fallen) == list(range(10 - collapsed, 10)) and len(row.baseline_fallen) == of_baseline
+    assert sorted(row.collapsed) == list(range(10 - collapsed, 10)) and len(row.baseline_collapsed) == of_baseline
     if unstable:
         assert row.verdict == "unstable" and row.healthy_verdict == "better"
         assert row.note == "with collapsed runs: worse"
-        assert row.words == f"unstable: {collapsed} of 10 runs fell off; of the others: better"
+        assert row.words == f"unstable: {collapsed} of 10 runs collapsed; the others: better"
     else:
         assert row.verdict == "better" and row.note.startswith(f"{collapsed} of 10 runs collapsed")
 

@@ -139,9 +139,17 @@ def served(results: StudyResults) -> StudyResults:
     return results.model_copy(update={"bank": Bank(sources=[], level=0.8, served=8, checks=checks)})
 
 
+def _older(row: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("collapsed", "fallen") if "collapsed" in key else key: value for key, value in row.items()}
+
+
 def in_format_2(results: StudyResults) -> dict[str, Any]:
     """Return the content of a results.json as it was before intervals were values of their own."""
     content = results.dump() | {"format": 2}
+    for one in (*content["arms"], *content.get("between", [])):
+        one["comparisons"] = {metric: _older(row) for metric, row in one["comparisons"].items()}
+    for one in (*content.get("trends", []), *content.get("factors", [])):
+        one["comparison"] = one["comparison"] and _older(one["comparison"])
     for trend in content["trends"]:
         trend["effects"] = [{"resolution": name, **one} for name, one in trend["effects"].items()]
     for one in content["along"]:

@@ -135,7 +135,7 @@ def _seconds(value: float | None) -> str:
 def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
     """Return the mean and the range over runs at each scored step, by step or by the training seconds.
 
-    Runs that fell off are left out, and so are scores with the smaller images of an earlier stage.
+    Collapsed runs are left out, and so are scores with the smaller images of an earlier stage.
     """
     last_size_px = _last_size_px(results)
     found: Band = []
@@ -161,7 +161,7 @@ def stage_rows(view: View, metric: str) -> list[tuple[Arm, list[str]]]:
 
 
 def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[ScoreAt]]:
-    """Return the scores of the runs that did not fall off, by their step; all of one step have images of one size."""
+    """Return the scores of the runs that did not collapse, by their step; all of one step have images of one size."""
     found: dict[int, list[ScoreAt]] = {}
     for one in (one for run in results.healthy(arm, metric) for one in run.along):
         if math.isfinite(one.metrics.get(metric, math.nan)):

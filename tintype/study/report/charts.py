@@ -68,17 +68,17 @@ def scatter(
     *,
     same_across: bool = False,
     possible: Range = ANY_VALUE,
-    fallen: Mapping[str, Sequence[Point]] = MappingProxyType({}),
+    collapsed: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Markup:
     """Draw the points of seeds, joined to the mean of their arm. Up is better; right too where axes are the `same`.
 
-    `possible` is the range of the metric that goes up. `fallen` has the runs that fell off by the arm's name, which are
+    `possible` is the range of the metric that goes up. `collapsed` has the collapsed runs by the arm's name, which are
     crosses: no mean counts them.
     """
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
     ends = (right, left) if same_across and lower_is_better else (left, right)
-    points = [point for cloud in clouds for point in (*cloud.data, *fallen.get(cloud.name, ()))]
+    points = [point for cloud in clouds for point in (*cloud.data, *collapsed.get(cloud.name, ()))]
     x = Scale(*padded((x for x, _ in points), 0.16, possible if same_across else ANY_VALUE), *ends)
     y = _up_is_better(*padded((y for _, y in points), 0.12, possible), lower_is_better, top, bottom)
     placed = [Series(cloud.name, cloud.css, [(x(a), y(b)) for a, b in cloud.data]) for cloud in clouds]
@@ -89,8 +89,8 @@ def scatter(
         text(left, 13, f"{y_label}, up is better", class_="quiet"),
         text(right, height - 6, x_label + (", right is better" if same_across else " →"), anchor="end", class_="quiet"),
         *(_cloud_marks(cloud, mean) for cloud, mean in zip(placed, means, strict=True)),
-        *([text(right, 13, "× fell off, in no mean", anchor="end", class_="quiet")] if any(fallen.values()) else []),
-        *(_cross(x(a), y(b), cloud.css) for cloud in clouds for a, b in fallen.get(cloud.name, ())),
+        *([text(right, 13, "× collapsed, left out", anchor="end", class_="quiet")] if any(collapsed.values()) else []),
+        *(_cross(x(a), y(b), cloud.css) for cloud in clouds for a, b in collapsed.get(cloud.name, ())),
         *_cloud_names(placed, means, Box(left, top, width, bottom)),
     ]
     return drawing(width, height, f"{y_label} against {x_label}", parts)

@@ -17,8 +17,8 @@ from tintype.study.notes import listed, outcome_words
 from tintype.study.numbers import (
     FOUND,
     baseline_of,
+    collapsed_in,
     compared_trends,
-    fallen_in,
     mean_of,
     metric_decimals,
     primary_metrics,
@@ -75,7 +75,7 @@ _MEANINGS = {
     "worse": "worse",
     "same": "same (within the margin)",
     "undecided": "undecided",
-    "unstable": "unstable (some runs fell off)",
+    "unstable": "unstable (some runs collapsed)",
     "measured": "measured, not tested",
     "identical": "identical",
     "no spread": "no spread (the same difference at every seed)",
@@ -107,7 +107,7 @@ def figure_key(results: StudyResults) -> str:
         "The control is compared with the baseline's own runs." if controlled else "",
         f"The whisker is the {100 * results.confidence:g}% interval of the mean, simultaneous for all comparisons.",
         "The grey band is what the study cannot detect: a true difference at its edge is found four times in five.",
-        "× is a collapsed run, which the mean leaves out." if any(row.fallen for row in rows) else "",
+        "× is a collapsed run, which the mean leaves out." if any(row.collapsed for row in rows) else "",
         "Where pairs of runs with one seed are used, an interval is narrower than its dots."
         if any(row.correlation for row in rows)
         else "",
@@ -190,11 +190,11 @@ def left_out(results: StudyResults, metric: str) -> str:
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
-def fallen_left_out(results: StudyResults, *metrics: str) -> str:
-    """Name the runs that fell off in any of the metrics, which a figure's means leave out; empty where none did."""
-    fell = {arm.name: seeds for arm in results.arms if (seeds := fallen_in(results, arm, *metrics))}
+def collapsed_left_out(results: StudyResults, *metrics: str) -> str:
+    """Name the collapsed runs in any of the metrics, which a figure's means leave out; empty where none did."""
+    fell = {arm.name: seeds for arm in results.arms if (seeds := collapsed_in(results, arm, *metrics))}
     said = [f"{name} (seed {listed(list(map(str, sorted(seeds))))})" for name, seeds in fell.items()]
-    return f"Runs that fell off, which no mean here counts: {', '.join(said)}." if said else ""
+    return f"Collapsed runs, which no mean here counts: {', '.join(said)}." if said else ""
 
 
 def primary_interval(results: StudyResults) -> str:

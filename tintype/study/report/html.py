@@ -31,7 +31,7 @@ from tintype.page.template import image_uri, inline_script, template
 from tintype.seams import ANY_VALUE
 from tintype.study import numbers
 from tintype.study.notes import costly_part, notes_of
-from tintype.study.numbers import fallen_in, metric_values, primary_metrics, time_shares, titled, token_counts
+from tintype.study.numbers import collapsed_in, metric_values, primary_metrics, time_shares, titled, token_counts
 from tintype.study.picked import LEAD as PICKED_LEAD
 from tintype.study.report import along, charts, copies, findings, priority, tuning
 from tintype.study.report.charts import Series
@@ -156,34 +156,34 @@ class HtmlView(View):
         quality = next((metric for metric in primary_metrics(self.results) if metric != speed), None)
         if speed is None or quality is None or not (clouds := self._clouds(speed, quality)):
             return None
-        lower, fallen, label = quality.direction == "lower", self._fallen_points(speed, quality), speed.label
+        lower, collapsed, label = quality.direction == "lower", self._collapsed_points(speed, quality), speed.label
         if self.results.timed_alone:
             steps_s = {arm.name: 1 / arm.step_s for arm in self.results.arms if arm.step_s}
             clouds = [replace(one, data=[(steps_s[one.name], y) for _, y in one.data]) for one in clouds]
-            fallen = {name: [(steps_s[name], y) for _, y in points] for name, points in fallen.items()}
+            collapsed = {name: [(steps_s[name], y) for _, y in points] for name, points in collapsed.items()}
             label = "steps a second, alone on the device"
-        return charts.scatter(clouds, label, quality.label, lower, possible=quality.range, fallen=fallen)
+        return charts.scatter(clouds, label, quality.label, lower, possible=quality.range, collapsed=collapsed)
 
     def prompts_figure(self, group: list[tuple[str, Column]]) -> Markup | None:
         """Draw the first two kinds of prompts against each other, for a primary metric."""
         (first, x), (second, y) = ((prompts, column.info) for prompts, column in group[:2])
         if not (x.primary or y.primary) or not (clouds := self._clouds(x, y)):
             return None
-        labels, fallen = (f"{x.label} on {first}", f"on {second}"), self._fallen_points(x, y)
+        labels, collapsed = (f"{x.label} on {first}", f"on {second}"), self._collapsed_points(x, y)
         lower = x.direction == "lower"
-        return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, fallen=fallen)
+        return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, collapsed=collapsed)
 
     def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[Point]]]:
-        """Return the runs of each arm without those that fell off."""
+        """Return the runs of each arm without those that collapsed."""
         compared = [arm for arm in self.results.arms if not {x.name, y.name} & set(arm.incomparable)]
-        known = [_points(arm, x, y, {run.seed for run in arm.runs} - self._fallen(arm, x, y)) for arm in compared]
+        known = [_points(arm, x, y, {run.seed for run in arm.runs} - self._collapsed(arm, x, y)) for arm in compared]
         return [self._series(arm, points) for arm, points in zip(compared, known, strict=True) if points]
 
-    def _fallen(self, arm: Arm, x: MetricInfo, y: MetricInfo) -> set[int]:
-        return fallen_in(self.results, arm, x.name, y.name)
+    def _collapsed(self, arm: Arm, x: MetricInfo, y: MetricInfo) -> set[int]:
+        return collapsed_in(self.results, arm, x.name, y.name)
 
-    def _fallen_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[Point]]:
-        return {arm.name: _points(arm, x, y, self._fallen(arm, x, y)) for arm in self.results.arms}
+    def _collapsed_points(self, x: MetricInfo, y: MetricInfo) -> dict[str, list[Point]]:
+        return {arm.name: _points(arm, x, y, self._collapsed(arm, x, y)) for arm in self.results.arms}
 
     def _series(self, arm: Arm, data: charts.Data) -> Series[charts.Data]:
         return Series(arm.name, self.colours[arm.name], data)
@@ -220,8 +220,8 @@ class HtmlView(View):
 
     def _parts(self, name: str) -> _Parts | None:
         compared = [arm for arm in self.results.arms if name not in arm.incomparable]
-        fallen = {arm.name: self.results.fallen(arm, name) for arm in compared}
-        arms = [self._series(arm, findings.part_means(arm, name, fallen[arm.name])) for arm in compared]
+        collapsed = {arm.name: self.results.collapsed(arm, name) for arm in compared}
+        arms = [self._series(arm, findings.part_means(arm, name, collapsed[arm.name])) for arm in compared]
         parts = list(dict.fromkeys(part for arm in arms for part in arm.data))
         if not parts:
             return None
@@ -230,7 +230,7 @@ class HtmlView(View):
         label, possible = (info.label, info.range) if info else (name, ANY_VALUE)
         decimals = numerals.decimals_showing(max(abs(value) for arm in arms for value in arm.data.values()) / 10)
         figure = charts.parts(label, arms, reference, possible)
-        left_out = [findings.left_out(self.results, name), findings.fallen_left_out(self.results, name)]
+        left_out = [findings.left_out(self.results, name), findings.collapsed_left_out(self.results, name)]
         return _Parts(label, figure, arms, reference, parts, decimals, " ".join(filter(None, left_out)))
 
     @cached_property

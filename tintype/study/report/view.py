@@ -56,9 +56,9 @@ class Column:
     def written(self, value: float | None, *, signed: bool = False) -> str:
         return numerals.fixed(value, self.decimals, signed=signed)
 
-    def fallen(self, arm: Arm) -> set[int]:
-        """Return the seeds of an arm's runs that fell off, which its mean and its spread leave out."""
-        return self.results.fallen(arm, self.info.name)
+    def collapsed(self, arm: Arm) -> set[int]:
+        """Return the seeds of an arm's collapsed runs, which its mean and its spread leave out."""
+        return self.results.collapsed(arm, self.info.name)
 
     def mean(self, arm: Arm) -> str:
         """Return the mean as it is compared; of an arm that is not compared, that of the same kind."""
@@ -67,10 +67,10 @@ class Column:
         return numerals.fixed(compared_mean(self.results, arm, self.info.name), decimals)
 
     def spread(self, arm: Arm) -> str:
-        """Return the seed spread; of the baseline that of the runs of its mean, and how many of them fell off."""
+        """Return the seed spread; of the baseline that of the runs of its mean, and how many of them collapsed."""
         spread, runs = self._spread(arm), [(one, run) for one in self._alike(arm) for run in one.runs]
-        fell = sum(run.seed in self.fallen(one) for one, run in runs) if arm.role == "baseline" else 0
-        words = f"({fell} of {len(runs)} runs fell off, left out)" if fell else ""
+        fell = sum(run.seed in self.collapsed(one) for one, run in runs) if arm.role == "baseline" else 0
+        words = f"({fell} of {len(runs)} runs collapsed, left out)" if fell else ""
         shown = "" if spread is None else f"± {numerals.fixed(spread, numerals.decimals_showing(spread))}"
         return " ".join(filter(None, [shown, words]))
 
@@ -79,7 +79,7 @@ class Column:
 
     def _spread(self, arm: Arm) -> float | None:
         name = self.info.name
-        return spread_of([v for one in self._alike(arm) for v in metric_values(one, name, self.fallen(one))])
+        return spread_of([v for one in self._alike(arm) for v in metric_values(one, name, self.collapsed(one))])
 
     def values(self, arm: Arm) -> str:
         """Return the value of each seed."""

@@ -56,8 +56,9 @@ def readme() -> Iterator[Claim]:
     yield Quote(
         "Three seeds leave `muon` at 3e-3 [undecided](studies/2026-11-15_optimizers-mini/README.md) in Fréchet "
         f"distance ({interval(past, 2)}). [{len(bank.results.seeds)} others](studies/2026-11-17_bank-mini/README.md) "
-        f"call it better by less ({interval(later, 2)}), and undecided in scene accuracy, where {len(fell.fallen)} of "
-        f"{len(bank.results.seeds)} runs collapse. At AdamW's 1e-3 Muon is worse in both primary metrics, on "
+        f"call it better by less ({interval(later, 2)}), and undecided in scene accuracy, where "
+        f"{len(fell.collapsed)} of {len(bank.results.seeds)} runs collapse. At AdamW's 1e-3 Muon is worse in both "
+        "primary metrics, on "
         "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md) and on "
         "[eight more](studies/2026-11-17_adaptive-mini/README.md)",
         holds=(past.verdict, later.verdict) == ("undecided", "better")
@@ -162,7 +163,7 @@ def finds_of_optimizers() -> Iterator[Claim]:
     later, fell = (bank.compared("muon 3e-3", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
         f"[{len(bank.results.seeds)} later ones](../studies/2026-11-17_bank-mini/README.md) call it better "
-        f"({interval(later, 2)}), and undecided in scene accuracy, where {len(fell.fallen)} of "
+        f"({interval(later, 2)}), and undecided in scene accuracy, where {len(fell.collapsed)} of "
         f"{len(bank.results.seeds)} runs collapse",
         holds=(later.verdict, fell.verdict) == ("better", "undecided"),
     )

@@ -462,9 +462,9 @@ def muon_replication_page() -> Iterator[Claim]:
         holds=spreads[0] > spreads[1],
     )
     fast = one.values("muon 3e-3", ACCURACY)
-    fallen = [row.fallen for arm in one.results.arms for row in arm.comparisons.values()]
+    collapsed = [row.collapsed for arm in one.results.arms for row in arm.comparisons.values()]
     yield Quote(
-        f"None of these ten runs fell off (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(fallen)
+        f"None of these ten runs collapsed (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(collapsed)
     )
 
 
@@ -809,15 +809,15 @@ def bank_page() -> Iterator[Claim]:
     again = muon_replication().compared("muon 3e-3", FRECHET)
     yield Quote(f"undecided on [ten others](../2026-11-16_muon-replication-mini/README.md) ({interval(again, 2)})")
     fell = one.compared("muon 3e-3", ACCURACY)
-    low = sorted(run.metrics[ACCURACY] for run in one.arm("muon 3e-3").runs if run.seed in fell.fallen)
+    low = sorted(run.metrics[ACCURACY] for run in one.arm("muon 3e-3").runs if run.seed in fell.collapsed)
     usual = sorted(run.metrics[ACCURACY] for run in one.arm("muon 3e-3").runs)
     like = [run for arm in one.results.arms if arm.role != "arm" for run in arm.runs]
     yield Quote(
-        f"In scene accuracy {len(fell.fallen)} of its {len(usual)} runs collapse: they end at "
+        f"In scene accuracy {len(fell.collapsed)} of its {len(usual)} runs collapse: they end at "
         f"{' and '.join(f'{value:.2f}' for value in low)}, where the median is {median(usual):.2f}. None of the "
-        f"baseline's {len(like)} does, but {len(fell.fallen)} are too few to call the arm *unstable* (p = "
+        f"baseline's {len(like)} does, but {len(fell.collapsed)} are too few to call the arm *unstable* (p = "
         f"{fell.collapse_p:.2f}). Scene accuracy is undecided, with them and without",
-        holds=(fell.verdict, fell.all_runs_verdict) == ("undecided", "undecided") and not fell.baseline_fallen,
+        holds=(fell.verdict, fell.all_runs_verdict) == ("undecided", "undecided") and not fell.baseline_collapsed,
     )
     metrics = [metric.name for metric in one.results.metrics if metric.name != SPEED]
     most = {arm: max(metrics, key=lambda metric: _in_deviations(one, arm, metric)) for arm in one.arms}
@@ -870,8 +870,8 @@ def adaptive_page() -> Iterator[Claim]:
     tail = sorted(one.values("muon 3e-3", ACCURACY))
     yield Quote(
         f"one of {len(tail)} ends at {tail[0]:.2f}, where the median is {median(tail):.2f}. That is too near to the "
-        "others to be called fallen off",
-        holds=not one.compared("muon 3e-3", ACCURACY).fallen,
+        "others to be called collapsed",
+        holds=not one.compared("muon 3e-3", ACCURACY).collapsed,
     )
     stored = one.compared("bf16-storage", ACCURACY)
     assert stored.corrected is not None

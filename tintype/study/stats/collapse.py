@@ -1,10 +1,10 @@
-"""Runs that fell off: a second mode below the other runs of an arm, which a mean would hide.
+"""Collapsed runs: a second mode below the other runs of an arm, which a mean would hide.
 
-A run has fallen where a gap separates it from the arm's better runs that is wider than the range of those, and that
+A run has collapsed where a gap separates it from the arm's better runs that is wider than the range of those, and that
 the seed spread does not explain: that of the better runs, averaged with the other arms'. The other arms' alone would
 not do, since an arm that changes much often has a larger spread of its own. Where an arm has many runs, one that lies
-far below the mean of the better ones has fallen too. Fallen runs are at most half of an arm; where more are low, the
-arm is simply worse.
+far below the mean of the better ones has collapsed too. Collapsed runs are at most half of an arm; where more are low,
+the arm is simply worse.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tintype.study.stats.cells import Cells, Scale, rounding_of
 from tintype.study.stats.spread import Variance, pool, variance
 
 LEVEL = 0.01
-"""A bound of the chance that a study of arms with one normal spread calls any run fallen, on one metric."""
+"""A bound of the chance that a study of arms with one normal spread calls any run collapsed, on one metric."""
 OTHERS_FREEDOM = 4.0
 """Degrees of freedom that the other arms' variance counts beside that of an arm's own better runs.
 
-Of simulated falls of 20 deviations in one of four runs, two degrees find 94% and four find all. Where arms' spreads
-differ, four call a run fallen in 1.6% of studies on one metric; the other arms' spread alone does in 6%.
+Of simulated collapses of 20 deviations in one of four runs, two degrees find 94% and four find all. Where arms' spreads
+differ, four call a run collapsed in 1.6% of studies on one metric; the other arms' spread alone does in 6%.
 """
 MANY, FAR = 8, 8.0
-"""With so many better runs, a run that lies so many of the other arms' deviations below their mean has fallen without a
-gap too, if their own spread does not explain it: the more runs an arm has, the fewer gaps a long tail leaves.
+"""With so many better runs, a run that lies so many of the other arms' deviations below their mean has collapsed
+without a gap too, if their own spread does not explain it: the more runs an arm has, the fewer gaps a long tail leaves.
 """
 LEAST = 0.03
 """A gap is wider than this share of the better runs' mean, the usual margin."""
@@ -50,12 +50,12 @@ def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]
         return []
     level = LEVEL / sum(map(len, cells.values.values()))
     values = [value for value, _ in runs]
-    fallen = [
+    collapsed = [
         count
         for count in range(1, len(runs) // 2 + 1)
         if _is_apart(values[:count], values[count:], usual, level, _least(sign * fmean(values[count:]), cells.scale))
     ]
-    return [seed for _, seed in runs[: max(fallen, default=0)]]
+    return [seed for _, seed in runs[: max(collapsed, default=0)]]
 
 
 def _least(place: float, scale: Scale) -> float:
@@ -82,10 +82,10 @@ def _limit(spread: Variance, level: float) -> float:
 
 
 def _usual(cells: Cells, arm: str, sign: float) -> Variance | None:
-    """Return the median of the other plans' variances, since another arm may have fallen runs too; None without any.
+    """Return the median of the other plans' variances, since another arm may have collapsed runs too; None without any.
 
     It is worth two thirds of their mean. Low runs beyond a wide gap are left out: where there is one other plan, its
-    falls would hide those of the arm.
+    collapsed runs would hide those of the arm.
     """
     steady = cells.without({other: _suspects(of, sign) for other, of in cells.values.items()})
     others = [one for plan, one in steady.own(cells.block_of(arm)).items() if plan != cells.plan_of(arm)]

@@ -8,7 +8,7 @@ from scipy import stats as scipy_stats
 
 from tests.unit.study.stats.named_cells import cells
 from tintype.study.stats.cells import LOG
-from tintype.study.stats.falls import collapse_p, collapsed_runs
+from tintype.study.stats.collapse import collapse_p, collapsed_runs
 
 HEALTHY = [0.74, 0.73, 0.72, 0.75, 0.77, 0.74, 0.76]
 COLLAPSED = [0.40, 0.58, 0.45]
