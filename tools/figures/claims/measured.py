@@ -148,16 +148,18 @@ def speed_beside_prx() -> Iterator[Claim]:
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
     yield from _power()
     apart = [_figure(["optimizer", name]) for name in ("AdamW and clipping apart, ms", _APART)]
-    yield Quote(f"Apart they take {apart[0]:.3g} and {apart[1]:.3g} ms")
+    yield Quote(
+        f"As separate passes they take {apart[0]:.3g} ms without average and copies, and {apart[1]:.3g} ms with them"
+    )
     warm = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
     cold = [_figure(["sampling", "with an empty cache of kernels", kind]) for kind in ("plain", "fp8")]
     yield Quote(
-        f"the first image of a process {cold[0]:.1f} s, in FP8 {cold[1]:.1f} s ({warm[0]:.1f} and {warm[1]:.1f} s once "
-        "Triton has them in its cache)"
+        f"the first image of a process takes {cold[0]:.1f} s, in FP8 {cold[1]:.1f} s. Once Triton has the kernels in "
+        f"its cache it takes {warm[0]:.1f} and {warm[1]:.1f} s"
     )
     step = "first step with an empty cache of kernels, s"
     first_s = _figure(["training", step, "256 tokens, micro-batch 32, plain"])
-    yield Quote(f"with an empty cache, and other work on the CPU, {first_s:.1f} s")
+    yield Quote(f"With an empty cache, and other work on the CPU, it took {first_s:.1f} s")
 
 
 def _power() -> Iterator[Claim]:
@@ -168,7 +170,7 @@ def _power() -> Iterator[Claim]:
     yield Quote(f"draw {watts[0]:.0f} and {watts[1]:.0f} W", holds=min(watts) > 0.98 * 700)
     yield Quote(f"clocks are at {clocks[0]:,.0f} and {clocks[1]:,.0f} MHz", holds=max(clocks) < 0.9 * 1980)
     joules = [one["power, W"] * one["step, s"] for one in (ours, prx)]
-    yield Quote(f"takes {joules[0]:.0f} J, PRX's {joules[1]:.0f} J")
+    yield Quote(f"a step takes {joules[0]:.0f} J in tintype and {joules[1]:.0f} J in PRX")
 
 
 def speed_by_part() -> Iterator[Claim]:
@@ -205,8 +207,8 @@ def speed_of_products() -> Iterator[Claim]:
         for kind in ("row", "tensor")
     )
     yield Quote(
-        f"take {rows:.1f} ms with a scale for each row and {tensors:.1f} ms with one for each tensor "
-        f"({found['bf16, ms']:.0f} ms in bf16)"
+        f"With a scale for each row they take {rows:.1f} ms, with one for each tensor {tensors:.1f} ms, and in bf16 "
+        f"{found['bf16, ms']:.0f} ms"
     )
     half, eighth = (found[f"weights' gradients, {way}, ms"] for way in ("bf16", "FP8 with its transposes"))
     yield Quote(f"take {eighth:.1f} ms in FP8, which needs both operands transposed, and {half:.1f} ms in bf16")
@@ -262,13 +264,13 @@ def speed_of_workers() -> Iterator[Claim]:
     rates = [one["warm_runs_per_hour"] for one in (with_it, without)]
     yield Quote(
         f"{rates[0]:.0f} runs an hour with the service ({with_it['runs']} runs) and {rates[1]:.0f} without "
-        f"({without['runs']} runs), so it was {rates[0] / rates[1]:.2f} times as fast",
+        f"({without['runs']} runs): it was {rates[0] / rates[1]:.2f} times as fast",
         holds=rates[0] > rates[1],
     )
-    yield Quote(f"Of {now['runs']} runs, {now['runs'] - now['jobs']} were such")
+    yield Quote(f"Of {now['runs']} runs, {now['runs'] - now['jobs']} count")
     first, later = (now[key]["training_s"] + now[key]["scoring_s"] for key in ("first", "later"))
-    yield Quote(f"the first run of each worker takes {first - later:.0f} s longer")
-    yield Quote(f"with the start of the workers {now['runs_per_hour']:.0f}")
+    yield Quote(f"The first run of each worker takes {first - later:.0f} s longer")
+    yield Quote(f"With the start of the workers, the rate is {now['runs_per_hour']:.0f} runs an hour")
 
 
 def exactness() -> Iterator[Claim]:
