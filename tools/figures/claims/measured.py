@@ -254,7 +254,7 @@ def speed_with_teachers() -> Iterator[Claim]:
         made.append([name, f"{row['images_per_s']:.0f}", f"{round(less, 1) + 0:.1f}%", *shares])
     yield Block("teachers", table(["teacher", "images/s", "less than dense", "teacher", "losses"], made))
     again = next(row for row in rows if row["technique"] == "dense again")
-    yield Quote("the last row is the first once more", holds=abs(again["times_dense"] - 1) < 0.01 and again is rows[-1])
+    yield Quote("the last row repeats the first", holds=abs(again["times_dense"] - 1) < 0.01 and again is rows[-1])
 
 
 def speed_of_workers() -> Iterator[Claim]:
