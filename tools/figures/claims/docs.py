@@ -383,10 +383,6 @@ def studies_page() -> Iterator[Claim]:
     runs = [run for arm in (BASELINE, "x-prediction", "contrastive") for run in one.arm(arm).runs][1:]
     speeds = spread((run.metrics["images_per_s"] / 256 for run in runs), "{:.0f}".format)
     yield Quote(f"`mini` trained at {speeds} steps of 256 images a second")
-    yield Quote(
-        f"600 steps took {spread((run.train_s for run in runs), '{:.0f}'.format)} s, and scoring "
-        f"{spread((run.evaluate_s for run in runs), '{:.1f}'.format)} s"
-    )
 
 
 def agents_page() -> Iterator[Claim]:
