@@ -38,8 +38,8 @@ def calibration_in_short() -> Iterator[Claim]:
     studies = data("docs/calibration.json")["studies"]
     yield Quote(
         f"In {studies:,} simulated studies where nothing differs, {shares(usual, 'either')}% have any false verdict "
-        "where spreads are equal or differ as those of arms do, skewed or not; the worst that was found, one arm with "
-        f"three times the spread of the others and a long tail, is {100 * worst:.0f}%"
+        "where spreads are equal or differ as those of arms do, skewed or not. The worst that was found is "
+        f"{100 * worst:.0f}%: one arm with three times the spread of the others and a long tail"
     )
 
 

@@ -81,7 +81,7 @@ def readme() -> Iterator[Claim]:
 def finds() -> Iterator[Claim]:
     one = objectives()
     yield Quote(f"help a model of {millions(one)} at 64 px? Five arms, three seeds each, {one.setup()}")
-    yield Quote("intervals hold together with a confidence of 95%", holds=one.results.confidence == 0.95)
+    yield Quote("intervals of a study hold together with a confidence of 95%", holds=one.results.confidence == 0.95)
     yield Block("objectives", objectives_table())
     yield Quote(
         "the effects of `tread` and `sprint` on scene accuracy and Fréchet distance are undecided, and so is whether "
@@ -100,8 +100,9 @@ def finds_of_predictions() -> Iterator[Claim]:
     grid, spread_out = study("2026-11-17_prediction-mini"), study("2026-11-17_dispersive-mini")
     worse = [arm for arm in grid.arms if "noise" in arm]
     yield Quote(
-        f"five seeds, {grid.setup()}: predicting the noise, or a loss on the noise, is worse in both primary metrics. "
-        "The clean image with a loss on clean images is worse in scene accuracy and undecided in Fréchet distance",
+        f"with five seeds and {grid.setup()}. Predicting the noise, or a loss on the noise, is worse in both primary "
+        "metrics. Predicting the clean image with a loss on clean images is worse in scene accuracy and undecided in "
+        "Fréchet distance",
         holds=grid.verdicts(worse, grid.primary) == {"worse"}
         and [grid.compared("x, loss on x", metric).verdict for metric in (ACCURACY, FRECHET)] == ["worse", "undecided"]
         and len(worse) == 5
@@ -111,14 +112,14 @@ def finds_of_predictions() -> Iterator[Claim]:
     accuracy, distance = (pooled("x-prediction", metric, *both) for metric in (ACCURACY, FRECHET))
     low, high = sorted(abs(end or 0.0) for end in (accuracy.difference.low, accuracy.difference.high))
     yield Quote(
-        f"Predicting the clean image with a loss on velocities loses {abs(accuracy.difference.value):.3f} "
-        f"[{low:.3f}, {high:.3f}] of scene accuracy (worse) and is better in Fréchet distance in two studies",
+        f"It loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is better "
+        "in Fréchet distance",
         holds=(accuracy.verdict, distance.verdict) == ("worse", "better"),
     )
-    yield Quote(f"with {arm_runs(accuracy)} runs.")
+    yield Quote(f"with a loss on velocities in {arm_runs(accuracy)} runs")
     yield Quote(
-        "with the weights of its paper or of its authors' code is worse in scene accuracy too, and in Fréchet distance "
-        "in one of three arms",
+        "with the weights of its paper or of its authors' code, is worse in scene accuracy. In Fréchet distance one of "
+        "its three arms is worse",
         holds=spread_out.verdicts(spread_out.arms, [ACCURACY]) == {"worse"}
         and sorted(spread_out.compared(arm, FRECHET).verdict for arm in spread_out.arms)
         == ["undecided", "undecided", "worse"],
@@ -130,7 +131,7 @@ def finds_of_stages() -> Iterator[Claim]:
     again = one.results.replication
     yield from small_first_loses(one)
     yield Quote(
-        "(worse, and it holds on eight fresh seeds); with four times the images in that half, for about the same "
+        "(worse), and that holds on eight fresh seeds. With four times the images in that half, for about the same "
         "operations, both primary metrics are undecided",
         holds=again is not None
         and len(again.seeds) == 8
@@ -142,17 +143,17 @@ def finds_of_stages() -> Iterator[Claim]:
 def finds_of_optimizers() -> Iterator[Claim]:
     family = study("2026-11-17_muon-mini")
     yield Quote(
-        "does not help either: five arms, five seeds, all worse in scene accuracy",
+        "do not help at 1e-3 either: five arms, five seeds, all worse in scene accuracy",
         holds=family.verdicts(family.arms, [ACCURACY]) == {"worse"}
         and (len(family.arms), len(family.results.seeds)) == (5, 5),
     )
     one = optimizers()
     muon = one.compared("muon 3e-3", FRECHET)
     yield Quote(
-        f"{one.setup()}: three seeds leave `muon` at 3e-3 undecided in Fréchet distance ({interval(muon, 2)}), and so "
-        "do",
-        holds=muon.verdict == "undecided",
+        f"**Muon at 3e-3** is undecided in Fréchet distance on three seeds ({interval(muon, 2)}) and on",
+        holds=muon.verdict == "undecided" and len(one.results.seeds) == 3,
     )
+    yield Quote(f"with three seeds and {one.setup()}.")
     again = muon_replication()
     fast, slow = (again.compared(arm, FRECHET) for arm in ("muon 3e-3", "muon 1e-3"))
     yield Quote(
@@ -163,18 +164,24 @@ def finds_of_optimizers() -> Iterator[Claim]:
     later, fell = (bank.compared("muon 3e-3", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
         f"[{len(bank.results.seeds)} later ones](../studies/2026-11-17_bank-mini/README.md) call it better "
-        f"({interval(later, 2)}), and undecided in scene accuracy, where {len(fell.collapsed)} of "
+        f"({interval(later, 2)}). They leave scene accuracy undecided, where {len(fell.collapsed)} of "
         f"{len(bank.results.seeds)} runs collapse",
         holds=(later.verdict, fell.verdict) == ("better", "undecided"),
     )
     yield Quote(
-        "The ten show two things: its validation loss is better, and at AdamW's 1e-3 Muon is worse in both primary "
-        f"metrics (Fréchet distance {interval(slow, 2)})",
-        holds=one.verdicts(["muon 3e-3"], [LOSS]) == again.verdicts(["muon 3e-3"], [LOSS]) == {"better"}
-        and again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
+        "Its validation loss is better",
+        holds=one.verdicts(["muon 3e-3"], [LOSS])
+        == again.verdicts(["muon 3e-3"], [LOSS])
+        == bank.verdicts(["muon 3e-3"], [LOSS])
+        == {"better"},
     )
     yield Quote(
-        "Weights and moments in bf16 have a validation loss above that of fp32 at every seed, by "
+        "**Muon at AdamW's 1e-3** is worse in both primary metrics on the ten fresh seeds (Fréchet distance "
+        f"{interval(slow, 2)})",
+        holds=again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
+    )
+    yield Quote(
+        "**Weights and moments in bf16** have a validation loss above that of fp32 at every seed, by "
         f"{rise_of_bf16()}, which is undecided",
         holds=one.verdicts(["bf16-storage"], [LOSS]) == UNDECIDED,
     )
@@ -183,8 +190,8 @@ def finds_of_optimizers() -> Iterator[Claim]:
     like_adamw = pooled("muon 1e-3", FRECHET, *of_muon, "2026-11-17_muon-mini")
     yield Quote(
         f"at {CONFIDENCE:.0%} each, four studies with {arm_runs(quick[FRECHET])} runs of Muon at 3e-3 call it better "
-        f"in Fréchet distance ({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy; four with "
-        f"{arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance ({within(like_adamw.difference, 2)})",
+        f"in Fréchet distance ({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy. Four "
+        f"studies with {arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance ({within(like_adamw.difference, 2)})",
         holds=(quick[FRECHET].verdict, quick[ACCURACY].verdict, like_adamw.verdict) == ("better", "undecided", "worse")
         and not any(one.heterogeneity_p is None for one in (*quick.values(), like_adamw)),
     )
@@ -198,11 +205,13 @@ def arm_runs(one: PooledMetric) -> int:
 def finds_of_spaces() -> Iterator[Claim]:
     one = tokenizers_photos()
     vae, taef2 = (one.compared(arm, FID) for arm in ("small-vae", "taef2"))
+    yield Quote(f"has the same 64 tokens and {one.setup()}:")
+    yield Quote(f"FID is {one.mean(BASELINE, FID):.0f} in pixels.")
     yield Quote(
-        f"{one.setup()}: FID {one.mean(BASELINE, FID):.0f} in pixels, {vae.mean:.0f} in the latents of a `small-vae` "
-        f"trained on the same images ({interval(vae, 0)}, {vae.verdict}), {taef2.mean:.0f} in those of TAEF2 "
-        f"({interval(taef2, 0)}, {taef2.verdict})"
+        f"It is {vae.mean:.0f} in the latents of a `small-vae` trained on the same images ({interval(vae, 0)}, "
+        f"{vae.verdict})"
     )
+    yield Quote(f"It is {taef2.mean:.0f} in the latents of TAEF2 ({interval(taef2, 0)}, {taef2.verdict})")
     yield Quote(
         "the FID is higher than with the frozen one at every seed, which the study does not test",
         holds=repa_e_is_above_the_frozen_vae(),
@@ -220,17 +229,16 @@ def finds_of_data() -> Iterator[Claim]:
     one = captions()
     short = one.compared("short", ACCURACY)
     yield Quote(
-        f"short captions lose {magnitude(short, 3)} of accuracy on long prompts (worse)", holds=short.verdict == "worse"
-    )
-    yield Quote(
-        "On short prompts every arm is above the baseline at every seed, yet undecided. A curriculum (long first, then "
-        "mixed) is undecided on long ones",
-        holds=above_and_undecided(one) and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,
+        f"On long prompts, short captions lose {magnitude(short, 3)} of accuracy (worse), and a curriculum (long first, "
+        "then mixed) is undecided. On short prompts every arm is above the baseline at every seed, yet undecided",
+        holds=short.verdict == "worse"
+        and above_and_undecided(one)
+        and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,
     )
     scenes = phases()
     alone, accuracy = (scenes.compared("synthetic-only", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
-        "are undecided against real ones alone; synthetic ones alone are worse in Fréchet distance "
+        "are undecided against real ones alone. Synthetic images alone are worse in Fréchet distance "
         f"({interval(alone, 1)}) and undecided in scene accuracy",
         holds=scenes.verdicts(["synthetic-then-real"], scenes.primary) == UNDECIDED
         and (alone.verdict, accuracy.verdict) == ("worse", "undecided"),
@@ -240,8 +248,8 @@ def finds_of_data() -> Iterator[Claim]:
         interval(photos.compared(arm, FID), 0) for arm in ("mixed", "synthetic-then-real", "synthetic-only")
     )
     yield Quote(
-        f"every arm that spends steps on illustrations is worse: an FID of {photos.mean(BASELINE, FID):.0f} with "
-        f"photographs alone, {mixed} mixed, {then} illustrations first, {only} illustrations only",
+        f"every arm that spends steps on illustrations is worse. FID is {photos.mean(BASELINE, FID):.0f} with "
+        f"photographs alone, {mixed} mixed, {then} with illustrations first, and {only} with illustrations only",
         holds=photos.verdicts(photos.arms, [FID]) == {"worse"},
     )
 
