@@ -112,8 +112,8 @@ def finds_of_predictions() -> Iterator[Claim]:
     accuracy, distance = (pooled("x-prediction", metric, *both) for metric in (ACCURACY, FRECHET))
     low, high = sorted(abs(end or 0.0) for end in (accuracy.difference.low, accuracy.difference.high))
     yield Quote(
-        f"It loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is better "
-        "in Fréchet distance",
+        f"It loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is "
+        "better in Fréchet distance",
         holds=(accuracy.verdict, distance.verdict) == ("worse", "better"),
     )
     yield Quote(f"with a loss on velocities in {arm_runs(accuracy)} runs")
@@ -191,7 +191,8 @@ def finds_of_optimizers() -> Iterator[Claim]:
     yield Quote(
         f"at {CONFIDENCE:.0%} each, four studies with {arm_runs(quick[FRECHET])} runs of Muon at 3e-3 call it better "
         f"in Fréchet distance ({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy. Four "
-        f"studies with {arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance ({within(like_adamw.difference, 2)})",
+        f"studies with {arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance "
+        f"({within(like_adamw.difference, 2)})",
         holds=(quick[FRECHET].verdict, quick[ACCURACY].verdict, like_adamw.verdict) == ("better", "undecided", "worse")
         and not any(one.heterogeneity_p is None for one in (*quick.values(), like_adamw)),
     )
@@ -229,8 +230,8 @@ def finds_of_data() -> Iterator[Claim]:
     one = captions()
     short = one.compared("short", ACCURACY)
     yield Quote(
-        f"On long prompts, short captions lose {magnitude(short, 3)} of accuracy (worse), and a curriculum (long first, "
-        "then mixed) is undecided. On short prompts every arm is above the baseline at every seed, yet undecided",
+        f"On long prompts, short captions lose {magnitude(short, 3)} of accuracy (worse), and a curriculum (long "
+        "first, then mixed) is undecided. On short prompts every arm is above the baseline at every seed, yet undecided",
         holds=short.verdict == "worse"
         and above_and_undecided(one)
         and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,

@@ -173,26 +173,26 @@ def captions_page() -> Iterator[Claim]:
     )
     spreads = one.values(BASELINE, ACCURACY_SHORT)
     yield Quote(
-        "are above the baseline at every seed, and undecided: one of the baseline's three runs lies far below the "
-        f"others ({each(spreads, 2)}), and three do not say which is the usual one",
+        "are above the baseline at every seed, and undecided. One of the baseline's three runs lies far below the "
+        f"others ({each(spreads, 2)}), and three runs do not show which value is usual",
         holds=above_and_undecided(one) and max(spreads[1:]) - min(spreads[1:]) < (min(spreads[1:]) - spreads[0]) / 3,
     )
     long, short = (before.compared("short-captions", metric) for metric in (ACCURACY, ACCURACY_SHORT))
     yield Quote(
-        f"of {before.setup()} agrees: short captions are worse on long prompts ({interval(long, 3)}) and undecided on "
+        f"of {before.setup()} agrees. Short captions are worse on long prompts ({interval(long, 3)}) and undecided on "
         f"short ones ({interval(short, 3)})",
         holds=(long.verdict, short.verdict) == ("worse", "undecided"),
     )
     curriculum = one.compared("curriculum", ACCURACY)
     yield Quote(
-        f"the curriculum is below the baseline at every seed, by {-curriculum.difference:.3f} in the mean, and above "
-        "the mix at every seed. The first is undecided, the second was not tested",
+        f"the curriculum is below the baseline at every seed, by {-curriculum.difference:.3f} in the mean (undecided). "
+        "It is above the mix at every seed (not tested)",
         holds=max(curriculum.differences) < 0
         and min(above(one, "curriculum", "mixed", ACCURACY)) > 0
         and curriculum.verdict == "undecided",
     )
     yield Quote(
-        "On short prompts the recall of all three arms is better, and their precision is undecided; on long prompts "
+        "on short prompts the recall of all three arms is better, and their precision is undecided. On long prompts "
         "short captions are worse in precision, recall, KID and MMD",
         holds=one.verdicts(names, ["recall_scenes_short"]) == {"better"}
         and one.verdicts(names, ["precision_scenes_short"]) == UNDECIDED
@@ -225,7 +225,7 @@ def captions_and_target_page() -> Iterator[Claim]:
     now = one.compared("short-captions", ACCURACY_SHORT)
     seeds = [each(one.values(arm, ACCURACY_SHORT), 2) for arm in (BASELINE, "short-captions")]
     yield Quote(
-        f"**On short prompts they are undecided** ({interval(now, 3)}): the accuracies differ much from seed to seed "
+        f"**On short prompts they are undecided** ({interval(now, 3)}). The accuracies differ much from seed to seed "
         f"(baseline {seeds[0]}; `short-captions` {seeds[1]})",
         holds=now.verdict == "undecided",
     )
@@ -240,8 +240,8 @@ def captions_and_target_page() -> Iterator[Claim]:
     again = [bank.compared(arm, ACCURACY) for arm in ("short-captions", "x-prediction")]
     yield Quote(
         f"**At half the steps**, the {len(bank.results.seeds)} seeds of [bank-mini](../2026-11-17_bank-mini/README.md) "
-        f"call both arms worse in scene accuracy too ({interval(again[0], 3)} and {interval(again[1], 3)}), and "
-        "`x-prediction` better in Fréchet distance",
+        f"call both arms worse in scene accuracy too ({interval(again[0], 3)} and {interval(again[1], 3)}). They "
+        "call `x-prediction` better in Fréchet distance",
         holds={row.verdict for row in again} == {"worse"}
         and bank.compared("x-prediction", FRECHET).verdict == "better"
         and 2 * bank.plan["train"]["steps"] == one.plan["train"]["steps"],
@@ -373,7 +373,7 @@ def optimizers_page() -> Iterator[Claim]:
     )
     yield Quote(
         f"has a validation loss above the baseline's at every seed, by {rise_of_bf16()} "
-        f"({each(one.values('bf16-storage', LOSS), 4)} against {each(one.values(BASELINE, LOSS), 4)}), which is "
+        f"({each(one.values('bf16-storage', LOSS), 4)} against {each(one.values(BASELINE, LOSS), 4)}). This is "
         "undecided",
         holds=one.verdicts(["bf16-storage"], [LOSS]) == UNDECIDED,
     )
@@ -382,7 +382,8 @@ def optimizers_page() -> Iterator[Claim]:
     tested = [metric.name for metric in one.results.metrics if metric.name != SPEED]
     other = [(arm, name) for arm in stored for name in tested if one.verdicts([arm], [name]) != UNDECIDED]
     yield Quote(
-        "here, at 500, every metric is undecided but the validation loss of stochastic rounding, which is the same",
+        "Here, at 500 steps, every metric is undecided except the validation loss of stochastic rounding, which is the "
+        "same",
         holds=other == [("bf16-storage, stochastic", LOSS)] and one.verdicts([other[0][0]], [LOSS]) == {"same"},
     )
     yield Quote(f"ran at {spread(one.values(BASELINE, SPEED), '{:,.0f}'.format)} images/s")
@@ -401,19 +402,19 @@ def muon_on_fresh_seeds() -> Iterator[Claim]:
     one, again = optimizers(), muon_replication()
     now, fresh = (each.compared("muon 3e-3", FRECHET) for each in (one, again))
     yield Quote(
-        f"**`muon` at 3e-3 is undecided in Fréchet distance** ({interval(now, 2)}), and so it is on",
+        f"**`muon` at 3e-3 is undecided in Fréchet distance** ({interval(now, 2)}). It is also undecided on",
         holds=now.verdict == "undecided",
     )
     yield Quote(
-        f"({interval(fresh, 2)}), on which the difference is less than half",
+        f"({interval(fresh, 2)}), where the difference is less than half",
         holds=len(again.results.seeds) == 10
         and again.verdicts(["muon 3e-3"], again.primary) == UNDECIDED
         and abs(fresh.difference) < abs(now.difference) / 2,
     )
     claims, held = repeated_claims(one, again)
     yield Quote(
-        f"The {len(claims)} verdicts that this study has on `muon` at 1e-3 and 3e-3 all hold there: 1e-3 is worse in "
-        "precision and in scene accuracy, on long and on short prompts, 3e-3 is better in validation loss",
+        f"The {len(claims)} verdicts of this study on `muon` at 1e-3 and 3e-3 all hold there. At 1e-3 it is worse in "
+        "precision and in scene accuracy, on long and on short prompts. At 3e-3 it is better in validation loss",
         holds=held == claims
         and {(claim.arm, claim.metric, claim.verdict) for claim in claims}
         == {
@@ -464,7 +465,7 @@ def muon_replication_page() -> Iterator[Claim]:
     fast = one.values("muon 3e-3", ACCURACY)
     collapsed = [row.collapsed for arm in one.results.arms for row in arm.comparisons.values()]
     yield Quote(
-        f"None of these ten runs collapsed (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(collapsed)
+        f"None of these ten runs collapsed (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(fallen)
     )
 
 
@@ -521,7 +522,7 @@ def phases_page() -> Iterator[Claim]:
         holds=one.verdicts(["synthetic-then-real", "mixed"], one.primary) == UNDECIDED,
     )
     yield Quote(
-        "Trained on synthetic images alone a model is worse in Fréchet distance "
+        "A model trained on synthetic images alone is worse in Fréchet distance "
         f"({interval(one.compared('synthetic-only', FRECHET), 1)}) and in precision",
         holds=one.verdicts(["synthetic-only"], [FRECHET, "precision_scenes"]) == {"worse"},
     )
@@ -529,7 +530,7 @@ def phases_page() -> Iterator[Claim]:
     signs = {ACCURACY: -1, "recall_scenes": -1}
     yield Quote(
         f"Its scene accuracy is undecided ({interval(one.compared('synthetic-only', ACCURACY), 3)}), and so are KID, "
-        "MMD, recall and validation loss, although each is on the bad side of the baseline at every seed",
+        "MMD, recall and validation loss. Yet each of them is on the bad side of the baseline at every seed",
         holds=one.verdicts(["synthetic-only"], others) == UNDECIDED
         and all(
             signs.get(metric, 1) * value > 0
@@ -633,8 +634,8 @@ def routing_page() -> Iterator[Claim]:
     )
     odd = ("tread", 1024)
     yield Quote(
-        "On routed models the mean accuracy is lower under `self` than under classifier-free guidance, and the mean "
-        "Fréchet distance is lower too, but for `tread` at 1,024 tokens (not tested)",
+        "On routed models the mean accuracy is lower under `self` than under classifier-free guidance. The mean "
+        "Fréchet distance is lower too, except for `tread` at 1,024 tokens (not tested)",
         holds=all(
             guided[arm, tokens, "_self"][0] < guided[arm, tokens, ""][0]
             and (guided[arm, tokens, "_self"][1] < guided[arm, tokens, ""][1]) == ((arm, tokens) != odd)
@@ -702,7 +703,7 @@ def tokenizers_page() -> Iterator[Claim]:
         "three (not tested)",
         holds=lower_at(TUNED[1], "small-vae", FRECHET) == 3 and lower_at(TUNED[1], "small-vae", ACCURACY) == 2,
     )
-    yield Quote(f"with `repa-e` {tokenizer_share(one)} of a step is the autoencoder's part")
+    yield Quote(f"with `repa-e` the autoencoder takes {tokenizer_share(one)} of a step")
 
 
 def tokenizers_photos_page() -> Iterator[Claim]:
@@ -712,7 +713,8 @@ def tokenizers_photos_page() -> Iterator[Claim]:
     yield Block("tokenizers-photos", table(["arm", "FID, seeds 0, 1, 2", "difference"], rows))
     yield Quote("**Every arm on latents is better than pixels**", holds=one.verdicts(one.arms, [FID]) == {"better"})
     yield Quote(
-        "has a lower FID than the `small-vae` that was trained on these 6,091 photographs at every seed (not tested)",
+        "has a lower FID than the `small-vae` that was trained on these 6,091 photographs. That holds at every seed "
+        "(not tested)",
         holds=max(above(one, "taef2", "small-vae", FID)) < 0,
     )
     yield Quote(
@@ -722,8 +724,8 @@ def tokenizers_photos_page() -> Iterator[Claim]:
     )
     speeds = spread((1 + relative(one.compared(arm, SPEED)) for arm in TUNED), "{:.2f}".format)
     yield Quote(
-        f"The arms with `repa-e` train at {speeds} of the speed of pixels: {tokenizer_share(one)} of their step is the "
-        "autoencoder's part"
+        f"The arms with `repa-e` train at {speeds} of the speed of pixels: the autoencoder takes "
+        f"{tokenizer_share(one)} of their step"
     )
 
 
@@ -766,7 +768,7 @@ def phases_photos_page() -> Iterator[Claim]:
     others = [arm for arm in names if arm != "synthetic-only"]
     yield Quote(
         "At every seed illustrations alone have the highest validation loss, and a lower KID than each arm that "
-        "changes over to photographs (not tested); their KID is undecided",
+        "changes over to photographs (not tested). Their KID is undecided",
         holds=all(min(above(one, "synthetic-only", arm, loss)) > 0 for arm in others)
         and all(max(above(one, "synthetic-only", arm, kid)) < 0 for arm in over)
         and one.verdicts(["synthetic-only"], [kid]) == UNDECIDED,
@@ -781,7 +783,7 @@ def phases_photos_page() -> Iterator[Claim]:
     )
     scores = [metric.name for metric in one.results.metrics if metric.name != SPEED]
     yield Quote(
-        "run anew on another machine, with the same scores",
+        "was trained again here, on another machine, with the same scores",
         holds=all(one.values(BASELINE, name) == tokenizers_photos().values(BASELINE, name) for name in scores),
     )
 
@@ -822,7 +824,7 @@ def bank_page() -> Iterator[Claim]:
     metrics = [metric.name for metric in one.results.metrics if metric.name != SPEED]
     most = {arm: max(metrics, key=lambda metric: _in_deviations(one, arm, metric)) for arm in one.arms}
     yield Quote(
-        "**The validation loss sees most** per seed of x-prediction and of Muon",
+        "**The validation loss is most sensitive** to x-prediction and to Muon",
         holds={most[arm] for arm in ("x-prediction", "muon 3e-3")} == {LOSS},
     )
 
@@ -859,25 +861,29 @@ def adaptive_page() -> Iterator[Claim]:
     looks = one.results.looks
     most = (len(one.arms) + 1) * len(looks[-1].seeds)
     yield Quote(f"Twelve seeds for every arm would be {most} runs", holds=len(looks[-1].seeds) == 12)
-    yield Quote("all three looks were made", holds=[look.made for look in looks] == [True, True, True])
+    yield Quote(
+        f"all three looks were made, with {runs} runs.",
+        holds=[look.made for look in looks] == [True, True, True],
+    )
     fast = one.compared("muon 3e-3", FRECHET)
     yield Quote(f"better in Fréchet distance ({interval(fast, 2)})", holds=fast.verdict == "better")
     bank = study("2026-11-17_bank-mini").compared("muon 3e-3", FRECHET)
     yield Quote(
-        f"the bank's {len(study('2026-11-17_bank-mini').results.seeds)} other seeds say so too ({interval(bank, 2)})",
+        f"On the {len(study('2026-11-17_bank-mini').results.seeds)} other seeds of bank-mini it is better too "
+        f"({interval(bank, 2)})",
         holds=bank.verdict == "better",
     )
     tail = sorted(one.values("muon 3e-3", ACCURACY))
     yield Quote(
-        f"one of {len(tail)} ends at {tail[0]:.2f}, where the median is {median(tail):.2f}. That is too near to the "
-        "others to be called collapsed",
+        f"one of {len(tail)} ends at {tail[0]:.2f}, where the median is {median(tail):.2f}. That is too close to the "
+        "others to count as collapsed",
         holds=not one.compared("muon 3e-3", ACCURACY).collapsed,
     )
     stored = one.compared("bf16-storage", ACCURACY)
     assert stored.corrected is not None
     yield Quote(
-        f"**Weights and moments in bf16** are worse in scene accuracy ({interval(stored, 3)}), at the last look and by "
-        f"little: corrected for selection it is {within(stored.corrected, 3)}",
+        f"**Weights and moments in bf16** are worse in scene accuracy ({interval(stored, 3)}), at the last look. "
+        f"The difference is small: corrected for selection it is {within(stored.corrected, 3)}",
         holds=stored.verdict == "worse",
     )
     slow = one.verdicts(["muon 1e-3"], one.primary)
@@ -940,7 +946,7 @@ def muon_family_page() -> Iterator[Claim]:
     )
     bank = study("2026-11-17_bank-mini")
     yield Quote(
-        "At 3e-3 `muon` is better in Fréchet distance on the [bank's](../2026-11-17_bank-mini/README.md) seeds",
+        "At 3e-3 `muon` is better in Fréchet distance on the seeds of [bank-mini](../2026-11-17_bank-mini/README.md)",
         holds=bank.compared("muon 3e-3", FRECHET).verdict == "better",
     )
     best, *rest = sorted((one.mean(arm, ACCURACY) for arm in one.arms), reverse=True)
@@ -995,8 +1001,8 @@ def prediction_page() -> Iterator[Claim]:
     yield Block("prediction-distance", _prediction_grid(one, FRECHET, 2))
     noise = [arm for arm in one.arms if "noise" in arm]
     yield Quote(
-        "Whatever is predicted, a loss on the noise is worse than the baseline in both primary metrics, and so is "
-        "predicting the noise, whatever the loss",
+        "A loss on the noise is worse than the baseline in both primary metrics, for every prediction. So is "
+        "predicting the noise, with every loss",
         holds=one.verdicts(noise, one.primary) == {"worse"} and len(noise) == 5,
     )
     low = [arm for arm in one.arms if one.mean(arm, ACCURACY) < BACKDROP_ONLY]
@@ -1014,12 +1020,12 @@ def prediction_page() -> Iterator[Claim]:
     bank = study("2026-11-17_bank-mini")
     clean = [bank.compared("x-prediction", metric).verdict for metric in (ACCURACY, FRECHET)]
     yield Quote(
-        "with a loss on velocities is undecided here; on the [bank's](../2026-11-17_bank-mini/README.md) "
-        f"{len(bank.results.seeds)} seeds it is worse in scene accuracy and better in Fréchet distance",
+        f"with a loss on velocities is undecided here. On the {len(bank.results.seeds)} seeds of "
+        "[bank-mini](../2026-11-17_bank-mini/README.md) it is worse in scene accuracy and better in Fréchet distance",
         holds=one.verdicts(["x, loss on v"], one.primary) == UNDECIDED and clean == ["worse", "better"],
     )
     yield Quote(
-        "With a loss on clean images it is worse in scene accuracy and undecided in Fréchet distance, with a loss on "
+        "With a loss on clean images it is worse in scene accuracy and undecided in Fréchet distance. With a loss on "
         "the noise it is worse in both",
         holds=[one.compared("x, loss on x", metric).verdict for metric in (ACCURACY, FRECHET)] == ["worse", "undecided"]
         and one.verdicts(["x, loss on noise"], one.primary) == {"worse"},
@@ -1057,8 +1063,8 @@ def stages_page() -> Iterator[Claim]:
     )
     distances = [one.compared(arm, FRECHET) for arm in one.arms]
     yield Quote(
-        f"is worse with as many images ({interval(distances[0], 2)}), a verdict that was not replicated, and undecided "
-        "with more of them",
+        f"is worse with as many images ({interval(distances[0], 2)}), a verdict that was not replicated. With more "
+        "images it is undecided",
         holds=[row.verdict for row in distances] == ["worse", "undecided"] and (small, FRECHET) not in rows,
     )
     short = rows[small, ACCURACY_SHORT]
@@ -1079,14 +1085,14 @@ def stages_page() -> Iterator[Claim]:
     alone = {(row["size_px"], row["batch"]): row for row in data(f"studies/{STAGES}/speed.json")["rows"]}
     took = {work: 1000 * row["step_s"] for work, row in alone.items()}
     yield Quote(
-        f"steps take {took[32, 128]:.1f} ms with 128 images of 32 px, {took[32, 512]:.1f} with 512 of them, and "
-        f"{took[64, 128]:.1f} with 128 of 64 px: a quarter of the tokens takes more than half of the time",
+        f"They take {took[32, 128]:.1f} ms with 128 images of 32 px, {took[32, 512]:.1f} ms with 512 of them, and "
+        f"{took[64, 128]:.1f} ms with 128 of 64 px. So a quarter of the tokens takes more than half of the time",
         holds=took[32, 128] > took[64, 128] / 2,
     )
     small_waits, waits = (alone[size_px, 128]["data_share"] for size_px in (32, 64))
     yield Quote(
-        f"the GPU waits {100 * small_waits:.0f}% of the time with 128 images of 32 px, and {100 * waits:.0f}% with "
-        "those of 64 px"
+        f"The GPU waits for data {100 * small_waits:.0f}% of the time with 128 images of 32 px, and {100 * waits:.0f}% "
+        "with those of 64 px"
     )
 
 
