@@ -73,7 +73,7 @@ def checkpoints_page() -> Iterator[Claim]:
     (other,) = (run for run in off if run["weights"] != hog["alone"])
     yield Quote(
         f"{len(on)} runs of `irepa` shared a GPU with a process that took nearly all of its memory again and again. "
-        "All ended with the weights of the run alone, one of them after it had run out of memory and resumed",
+        "All ended with the same weights as a run alone, and one of them had run out of memory and resumed",
         holds=len(met) == 1 and all(run["weights"] == hog["alone"] for run in on),
     )
     yield Quote(

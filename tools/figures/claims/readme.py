@@ -84,8 +84,8 @@ def finds() -> Iterator[Claim]:
     yield Quote("intervals of a study hold together with a confidence of 95%", holds=one.results.confidence == 0.95)
     yield Block("objectives", objectives_table())
     yield Quote(
-        "the effects of `tread` and `sprint` on scene accuracy and Fréchet distance are undecided, and so is whether "
-        "they grow",
+        "the effects of `tread` and `sprint` on scene accuracy and Fréchet distance are undecided. Whether they grow "
+        "with the tokens is undecided too",
         holds=routing_is_undecided(),
     )
     yield measured.speed_of_routing()
@@ -231,7 +231,8 @@ def finds_of_data() -> Iterator[Claim]:
     short = one.compared("short", ACCURACY)
     yield Quote(
         f"On long prompts, short captions lose {magnitude(short, 3)} of accuracy (worse), and a curriculum (long "
-        "first, then mixed) is undecided. On short prompts every arm is above the baseline at every seed, yet undecided",
+        "first, then mixed) is undecided. On short prompts every arm is above the baseline at every seed, yet "
+        "undecided",
         holds=short.verdict == "worse"
         and above_and_undecided(one)
         and one.verdicts(["curriculum"], [ACCURACY]) == UNDECIDED,
