@@ -42,12 +42,11 @@ from tools.figures.claims.studies import (
     TUNED,
     UNDECIDED,
     captions_and_target,
-    objectives,
     repa_e_is_above_the_frozen_vae,
     tokenizers,
     tokenizers_photos,
 )
-from tools.figures.data import BASELINE, ROOT, data, spread, table
+from tools.figures.data import ROOT, data, table
 from tools.figures.pages import Block, Claim, Quote
 
 SEEDS = (3, 5, 8)
@@ -377,14 +376,6 @@ def repa_e_page() -> Iterator[Claim]:
     )
 
 
-def studies_page() -> Iterator[Claim]:
-    """The time of `mini`, from the baseline's and the pixel arms' runs after the first, which fills a cache."""
-    one = objectives()
-    runs = [run for arm in (BASELINE, "x-prediction", "contrastive") for run in one.arm(arm).runs][1:]
-    speeds = spread((run.metrics["images_per_s"] / 256 for run in runs), "{:.0f}".format)
-    yield Quote(f"`mini` trained at {speeds} steps of 256 images a second")
-
-
 def agents_page() -> Iterator[Claim]:
     found = data("docs/proposals.json")
     names = {"normal": "normal", "scene_accuracy": "bank, scene accuracy", "fd_scenes": "bank, Fréchet distance"}
@@ -450,6 +441,5 @@ PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "docs/scenes.md": scenes_page,
     "docs/speed.md": speed_page,
     "docs/statistics.md": statistics_page,
-    "docs/studies.md": studies_page,
     "docs/techniques.md": techniques_page,
 }
