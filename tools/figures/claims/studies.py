@@ -862,7 +862,7 @@ def adaptive_page() -> Iterator[Claim]:
     most = (len(one.arms) + 1) * len(looks[-1].seeds)
     yield Quote(f"Twelve seeds for every arm would be {most} runs", holds=len(looks[-1].seeds) == 12)
     yield Quote(
-        f"all three looks were made, with {runs} runs.",
+        f"all three looks were made, with {runs} runs in total",
         holds=[look.made for look in looks] == [True, True, True],
     )
     fast = one.compared("muon 3e-3", FRECHET)
