@@ -465,7 +465,7 @@ def muon_replication_page() -> Iterator[Claim]:
     fast = one.values("muon 3e-3", ACCURACY)
     collapsed = [row.collapsed for arm in one.results.arms for row in arm.comparisons.values()]
     yield Quote(
-        f"None of these ten runs collapsed (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(fallen)
+        f"None of these ten runs collapsed (accuracies of {spread(fast, '{:.2f}'.format)})", holds=not any(collapsed)
     )
 
 
