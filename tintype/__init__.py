@@ -76,7 +76,7 @@ if not TYPE_CHECKING:  # with it, a type checker would take any name for one of 
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         value = getattr(import_module(_HOMES[name]), name)
         if isinstance(value, FunctionType):
-            from tintype.library.words import for_python
+            from tintype.library import for_python
 
             value = for_python(value)
         globals()[name] = value

@@ -56,6 +56,7 @@ from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
+from tintype.wording import option
 
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
@@ -330,14 +331,14 @@ def _ascend(numbers: Sequence[int]) -> bool:
     return list(numbers) == sorted(set(numbers))
 
 
-def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str] | None = None) -> Plan:
+def read_plan(name: str, assignments: Sequence[str] = (), prefixes: Sequence[str] | None = None) -> Plan:
     """Return the plan of a recipe's name or file. What the file names is looked for beside it first."""
     document = recipes.find("plans", name)
     if isinstance(document.data, dict) and document.data.keys() >= {"question", "arms"}:
-        raise UserError(f"{name} is a study, not a plan; `tintype ablate {quote(name)} --out DIR` runs it")
+        raise UserError(f"{name} is a study, not a plan", f"`tintype ablate {quote(name)} --out DIR` runs it")
     if name not in recipes.names("plans"):
         document.data = locate(document.data, [Plan], Path(name).parent)
-    return plan_from_document(document, assignments, options)
+    return plan_from_document(document, assignments, prefixes)
 
 
 def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:
@@ -346,18 +347,22 @@ def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Pla
 
 
 def plan_from_document(
-    document: Document, assignments: Sequence[str] = (), options: Sequence[str] | None = None, known: Known = NONE_KNOWN
+    document: Document,
+    assignments: Sequence[str] = (),
+    prefixes: Sequence[str] | None = None,
+    known: Known = NONE_KNOWN,
 ) -> Plan:
-    """Return the plan of a document with overrides. `options` stand before each of them in messages.
+    """Return the plan of a document with overrides. `prefixes` stand before each of them in messages.
 
     What the files that it names say is filled in first: the Plan itself opens none. `known` is for those that may not
     be on this machine.
     """
     if document.data is None:
         document.data = {}
-    for assignment, option in zip(assignments, options or ["--set "] * len(assignments), strict=True):
+    every: Sequence[str | None] = prefixes or [None] * len(assignments)
+    for assignment, prefix in zip(assignments, every, strict=True):
         section, _, key = assignment.partition("=")[0].strip().partition(".")
-        document.override(assignment, option, partial(_forget_other_kinds, section) if key == "kind" else None)
+        document.override(assignment, prefix, partial(_forget_other_kinds, section) if key == "kind" else None)
     return parse(Plan, document, partial(_resolved, known=known))
 
 
@@ -400,15 +405,17 @@ def plan_from_folder(folder: Path) -> Plan:
     """Return the plan of a run's folder."""
     if (folder / "study.yaml").is_file():
         raise UserError(
-            f"{folder} is a study; choose one of its runs with --arm and --arm-seed, or give its folder in "
-            f"{folder / 'runs'}"
+            f"{folder} is a study",
+            f"choose one of its runs with {option('arm')} and {option('arm-seed')}, or give its folder in "
+            f"{folder / 'runs'}",
         )
     if folder.is_file():
-        raise UserError(f"{folder} is a file; give the folder of a run, or of a study with --arm")
+        raise UserError(f"{folder} is a file", f"give the folder of a run, or of a study with {option('arm')}")
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(
-            f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {quote(str(folder))}` makes one"
+            f"{folder} is not a run: it has no plan.yaml",
+            f"`tintype train RECIPE --out {quote(str(folder))}` makes one",
         )
     if (folder / _EXPORTED).is_file():
         return stored_plan(file, "export or download the model again")

@@ -744,7 +744,8 @@ class RunSettings(Settings):
         1,
         ge=1,
         description="Threads that compute, where the device is the CPU. Results are bit-exact for one number of them, "
-        "so it depends neither on the machine nor on --jobs; a run alone on a machine is faster with more",
+        "so it depends neither on the machine nor on how many runs train at a time; a run alone on a machine is faster "
+        "with more",
     )
     deterministic: bool = Field(
         True,

@@ -377,7 +377,7 @@ def test_images_that_the_user_leaves_out_are_not_bad(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["5", "-1%", "101%", "many", "nan", ""])
 def test_a_share_is_written_as_one(value: str) -> None:
     with pytest.raises(UserError, match=r"such as 5% or 0\.05"):
-        read_share("--most-bad", value)
+        read_share("most-bad", value)
 
 
 class Disk:

@@ -31,6 +31,7 @@ from tintype.study.settings import ArmSettings, StudySettings
 from tintype.study.study import load_study, resolve
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
+from tintype.wording import option, rendered
 
 
 @pytest.mark.parametrize("name", recipes.names("plans"))
@@ -153,8 +154,8 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("objective: {kind: x-predicton}", "unknown kind 'x-predicton'; did you mean 'x-prediction'"),
         ("route: {share: 0.1}", "route: say which kind; valid: sprint, tread"),
         ("seed: true", "seed: must be a whole number (found true"),
-        ("seed: '3'", "seed: must be a whole number; write it without quotes (found '3'"),
-        ("train: {steps: 1e3}", "train.steps: must be a whole number; write 1000 (found 1000.0"),
+        ("seed: '3'", "seed: must be a whole number (found '3'); write it without quotes"),
+        ("train: {steps: 1e3}", "train.steps: must be a whole number (found 1000.0); write 1000"),
         ("train: 4", "train: must be keys and values, as {key: value} (found 4"),
         ("model: {compile: 1}", "model.compile: must be true or false (found 1"),
         ("losses: repa", "losses: must be a list, as "),
@@ -170,7 +171,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
     ],
 )
 def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+    with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")):
         plan_from_yaml(text, "bad.yaml")
 
 
@@ -179,7 +180,7 @@ def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
     [
         (["optimizer.lr=fast"], "--set optimizer.lr=fast: optimizer.lr: "),
         (["model.heads=5"], "--set model.heads=5: model: width "),
-        (["model={depth: x}"], "--set model={depth: x}: model.depth: "),
+        (["model={depth: x}"], '--set "model={depth: x}": model.depth: '),
         (["train.steps=7", "data.size_px=18"], "--set data.size_px=18: data.size_px (18) must be a multiple of 4"),
         (
             ["model.patch=5", "train.steps=7", "data.size_px=18"],
@@ -187,7 +188,7 @@ def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
         ),
         (["data.kind=store", "train.steps=7"], "--set data.kind=store: data.path: this key is required"),
         (["data.kind=store", "data.path=DIR", "train.steps=x"], "--set train.steps=x: train.steps: "),
-        (["optimizer={lr: 1, lr2: 2}"], "--set optimizer={lr: 1, lr2: 2}: optimizer.lr2: unknown key"),
+        (["optimizer={lr: 1, lr2: 2}"], '--set "optimizer={lr: 1, lr2: 2}": optimizer.lr2: unknown key'),
     ],
 )
 def test_errors_after_an_override_name_it_and_no_line_of_the_recipe(assignments: list[str], cause: str) -> None:
@@ -373,9 +374,9 @@ def test_unknown_names_get_the_nearest() -> None:
         recipes.find("plans", "poket")
     with pytest.raises(UserError, match=r"cannot read missing.yaml"):
         recipes.find("plans", "missing.yaml")
-    with pytest.raises(UserError, match="'prx-rows' is a study and no recipe: `tintype ablate prx-rows --out DIR`"):
+    with pytest.raises(UserError, match="'prx-rows' is a study and no recipe; `tintype ablate prx-rows --out DIR`"):
         read_plan("prx-rows")
-    with pytest.raises(UserError, match="'prx-256' is a recipe and no study: `tintype train prx-256 --out DIR`"):
+    with pytest.raises(UserError, match="'prx-256' is a recipe and no study; `tintype train prx-256 --out DIR`"):
         recipes.find("studies", "prx-256")
 
 
@@ -430,7 +431,7 @@ def test_a_setting_that_a_technique_overwrites_is_refused_with_both_names(
     """Set a key, by the command line and by an arm of a study, and apply a technique that sets it otherwise."""
     with pytest.raises(UserError, match=words) as refused:
         plan_of("pocket", [given], [technique])
-    assert str(refused.value).startswith(f"--set {given}: ")
+    assert str(refused.value).startswith(f"{rendered(option('set', given))}: ")
     arm = ArmSettings(techniques=(technique,), set=(given,))
     settings = StudySettings(question="q", recipe="pocket", seeds=(0,), arms=(arm,))
     with pytest.raises(UserError, match=f"arm .*{words}"):

@@ -31,6 +31,7 @@ from tintype.train.batch import PREFETCHED_BATCHES
 from tintype.train.exact import deterministic_steps
 from tintype.train.session import build_session
 from tintype.train.state import new_state
+from tintype.wording import option, setting
 
 _WARM_UP_STEPS = 3
 
@@ -74,8 +75,8 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
     """Measure the loader alone, with one thread and with all; then training on it."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
-            f"--data measures decoding, and data of the kind '{plan.data.kind}' is no store; take one: "
-            "--set data.kind=store --set data.path=DIR"
+            f"{option('data')} measures decoding, and data of the kind '{plan.data.kind}' is no store",
+            f"take one: {setting('data.kind', 'store')} {setting('data.path', 'DIR')}",
         )
     refuse_stages(plan)
     device = choose_device(plan.run.device)

@@ -19,6 +19,7 @@ from tintype.config.strict import first_problem
 from tintype.errors import UserError
 from tintype.runtime.files import Json, read_object
 from tintype.runtime.identity import check_same
+from tintype.wording import option
 
 AnyResult = Speeds | Comparison | StudySpeeds | DataSpeeds | ImportSpeed | dict[str, dict[str, float]]
 """Results of all kinds of benches. The last is the seconds of the metrics."""
@@ -58,9 +59,9 @@ def read_record(path: Path) -> Record:
         return TypeAdapter(Record).validate_python(read_object(path))
     except ValidationError as error:
         what = first_problem(error)
-        raise UserError(f"--against: {path} does not have the figures of a bench ({what}); {remake}") from None
+        raise UserError(f"{option('against', path)} does not have the figures of a bench ({what})", remake) from None
     except ValueError as error:
-        raise UserError(f"--against: {path} {error}; {remake}") from None
+        raise UserError(f"{option('against', path)} {error}", remake) from None
 
 
 def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str, Json]) -> None:
@@ -70,7 +71,7 @@ def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str
     remedy = f"it was made by `{recorded.command or 'tintype bench … --out FILE'}`"
     for keys in (("device", "bench"), there | here):
         some, others = ({key: values.get(key) for key in keys} for values in (there, here))
-        check_same(f"--against: {path}", "device or other work", some, others, remedy)
+        check_same(option("against", path), "device or other work", some, others, remedy)
 
 
 def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:

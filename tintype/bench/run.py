@@ -38,6 +38,7 @@ from tintype.train.exact import deterministic_steps, exact_update
 from tintype.train.prepare import prepare_ids, prepare_term
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
+from tintype.wording import option, setting
 
 _WARM_UP_STEPS = 3
 _MOST_WARM_UP_STEPS = 10
@@ -228,9 +229,9 @@ def compare(
     `on_measured` gets the rows so far after each one.
     """
     refuse_stages(plan)
-    _refuse_twice("--technique", techniques)
-    _refuse_twice("--tokens", tokens)
-    _refuse_twice("--batch", batches)
+    _refuse_twice("technique", techniques)
+    _refuse_twice("tokens", tokens)
+    _refuse_twice("batch", batches)
     wanted: list[int | None] = [*batches] or [None]
     sizes = [(count, batch) for count in tokens or [_tokens(plan)] for batch in wanted]
     cases = [
@@ -288,8 +289,9 @@ def _size_px(plan: Plan, tokens: int) -> int:
     below, above = [n for n in sizes if n < tokens][-1:], [n for n in sizes if n > tokens][:1]
     shown = " and ".join(f"{n} ({sizes[n]} px)" for n in below + above) or "none"
     raise UserError(
-        f"--tokens: {tokens} cannot be had: images are square, of {lowest} to {highest} px, and a token covers "
-        f"{unit} × {unit} px (tokenizer stride × model.patch). Nearest: {shown}; another model.patch gives others"
+        f"{option('tokens', tokens)} cannot be had: images are square, of {lowest} to {highest} px, and a token covers "
+        f"{unit} × {unit} px (tokenizer stride × model.patch)",
+        f"nearest: {shown}; another model.patch gives others",
     )
 
 
@@ -297,15 +299,16 @@ def refuse_stages(plan: Plan) -> None:
     """Refuse a plan with resolution stages: only the first steps would be measured."""
     if plan.train.stages:
         raise UserError(
-            "train.stages: steps on images of several sizes have no one speed; measure each size by itself, with "
-            '--set "train.stages=[]" --set data.size_px=… and without resolution-stages'
+            "train.stages: steps on images of several sizes have no one speed",
+            f"measure each size by itself, with {setting('train.stages', '[]')} {setting('data.size_px', '…')} and "
+            "without resolution-stages",
         )
 
 
-def _refuse_twice(option: str, values: Sequence[object]) -> None:
+def _refuse_twice(name: str, values: Sequence[object]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise UserError(f"{option}: {value} is given twice; give it once")
+            raise UserError(f"{option(name, value)} is given twice", "give it once")
 
 
 def _timed(row: Row, plan: Plan, steps: int) -> Row:

@@ -76,7 +76,7 @@ def data_import(
     from tintype.terminal.data import import_with_progress
 
     if split_column is not None and eval_share is not None:
-        raise UserError("--split-column and --eval-share both say what is held out; give one of them")
+        raise UserError("--split-column and --eval-share both say what is held out", "give one of them")
     known, base = None, ImportOptions()
     if preset is not None:
         known = read_preset(preset)
@@ -84,17 +84,17 @@ def data_import(
     if split_column is not None or eval_share is not None:  # neither is then as in the preset
         base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
     if base.split_column is None and split:
-        raise UserError("--split says what the values of a column mean; give --split-column too")
+        raise UserError("--split says what the values of a column mean", "give --split-column too")
     chosen = replace(
         base,
-        captions=read_pairs("--caption", caption, "long=caption_long") or base.captions,
-        attributes=read_attributes(read_pairs("--attribute", attribute, "score=aesthetic:float")) or base.attributes,
+        captions=read_pairs("caption", caption, "long=caption_long") or base.captions,
+        attributes=read_attributes(read_pairs("attribute", attribute, "score=aesthetic:float")) or base.attributes,
         splits={**base.splits, **read_splits(split)},
         limit=limit,
         sizing=Sizing(short_px, min_px, quality),
         limits=Limits(most_bytes, most_pixels),
         most_pixels_at_once=most_pixels_at_once,
-        most_bad=base.most_bad if most_bad is None else read_share("--most-bad", most_bad),
+        most_bad=base.most_bad if most_bad is None else read_share("most-bad", most_bad),
         follow_links=follow_links,
     )
     import_with_progress(source, out, chosen, console, known)
@@ -186,7 +186,7 @@ def data_recaption(
         from tintype.data.recaption.server import Patience, Server, read_key, read_place
 
         if revision is not None:
-            raise UserError("--revision is for a model that runs here; leave it out with --server")
+            raise UserError("--revision is for a model that runs here", "leave it out with --server")
         patience = Patience(timeout_s, server_tries, backoff_s)
         key, place = read_key(key_variable), read_place(server)
         if key is not None and not place.secure and not place.is_near:
@@ -198,7 +198,7 @@ def data_recaption(
         from tintype.runtime.machine import choose_device
 
         if key_variable is not None:
-            raise UserError("--key-variable is for a server; give --server too")
+            raise UserError("--key-variable is for a server", "give --server too")
         captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
     prices = price_per_million_input, price_per_million_output
     task = Task(column, asking, tries, split, only_empty, limit, *prices, overwrite, anew)
@@ -306,14 +306,14 @@ def data_inspect(
     if out is None and not json_:
         out = Path(f"{store.resolve().name}-inspect.html")
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out {out}: a page is written; give it a name that ends in .html")
+        raise UserError(f"--out {out}: a page is written", "give it a name that ends in .html")
     if write_skip is not None and (where is not None or skip is not None):
-        raise UserError("--write-skip looks at the whole store; leave --where and --skip out")
+        raise UserError("--write-skip looks at the whole store", "leave --where and --skip out")
     if write_skip is not None and write_skip.exists():
-        raise UserError(f"--write-skip {write_skip}: this file is there already; choose another, or remove it")
+        raise UserError(f"--write-skip {write_skip}: this file is there already", "choose another, or remove it")
     if write_skip is not None and write_skip.suffix.lower() == ".parquet":
         raise UserError(
-            f"--write-skip {write_skip}: a text file is written; give it another name, skip.txt for example"
+            f"--write-skip {write_skip}: a text file is written", "give it another name, skip.txt for example"
         )
     result = inspect_with_progress(store, Asked(distance, samples, seed), where, skip, out, write_skip)
     if json_:

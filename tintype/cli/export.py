@@ -65,16 +65,16 @@ def export(
     from tintype.export.trained import ExportOptions, export_file, load_trained
 
     if check and to != "diffusers":
-        raise UserError("--check compares with a pipeline of diffusers; leave it out, or take --to diffusers")
+        raise UserError("--check compares with a pipeline of diffusers", "leave it out, or take --to diffusers")
     for_folder = {"--license": license_, "--name": name, "--base-model": base_model, "--with-captions": with_captions}
     for_folder |= {"--push": push}
     if to == "safetensors" and (given := [option for option, value in for_folder.items() if value]):
         raise UserError(
-            f"{given[0]} is for a folder with a card; a single file has none: `tintype card` writes one for the folder "
-            "that you put it in, and `tintype push` sends that"
+            f"{given[0]} is for a folder with a card; a single file has none",
+            "`tintype card` writes one for the folder that you put it in, and `tintype push` sends that",
         )
     if push is None and (private or yes):
-        raise UserError(f"{'--private' if private else '--yes'} is for --push; give --push OWNER/NAME too")
+        raise UserError(f"{'--private' if private else '--yes'} is for --push", "give --push OWNER/NAME too")
     card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
     run = run_of(run, arm, arm_seed)
     if push is not None:
@@ -100,7 +100,7 @@ def export(
             _push_folder(out, push, private, yes)
         except UserError as error:
             again = f"`tintype push {quote(str(out))} --repo {quote(push)}`"
-            raise UserError(f"{error}\nThe export in {out} is whole: {again} sends it") from None
+            raise UserError(error.marked, f"\nThe export in {out} is whole: {again} sends it") from None
 
 
 def _check_push(repo: str, private: bool, yes: bool) -> None:
@@ -160,7 +160,7 @@ def card(
     from tintype.export.model_card import CardOptions, make_card, write_card
 
     if out is not None and out.is_dir():
-        raise UserError(f"--out {out} is a folder; name the file: {out / 'README.md'}")
+        raise UserError(f"--out {out} is a folder", f"name the file: {out / 'README.md'}")
     chosen = CardOptions(
         license=license_,
         library=library,
@@ -196,7 +196,7 @@ def push(
 
 def _refuse_unasked(yes: bool) -> None:
     if not yes and not sys.stdin.isatty():
-        raise UserError("stdin is no terminal, so nobody can confirm the upload; pass --yes to confirm it beforehand")
+        raise UserError("stdin is no terminal, so nobody can confirm the upload", "pass --yes to confirm it beforehand")
 
 
 def _push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:

@@ -90,15 +90,15 @@ def bench(
     kinds = [name for name, is_given in given.items() if is_given]
     if len(kinds) + of_training > 1:
         others = "--technique, --tokens and --batch" if of_training else "the other"
-        raise UserError(f"{' and '.join(kinds)}: each is measured by itself; leave out {others}")
+        raise UserError(f"{' and '.join(kinds)}: each is measured by itself", f"leave out {others}")
     if against is not None and kinds not in ([], ["--study"]):
-        raise UserError(f"--against compares training, sampling, rendering and studies; leave out {kinds[0]}")
+        raise UserError("--against compares training, sampling, rendering and studies", f"leave out {kinds[0]}")
     if not study and (of, runs, jobs, arms) != (None, None, None, False):
-        raise UserError("STUDY, --runs, --jobs and --arms are for the runs of a study; add --study")
+        raise UserError("STUDY, --runs, --jobs and --arms are for the runs of a study", "add --study")
     if study and steps is not None:
-        raise UserError("--steps: the runs of a study have the steps of their plan; use --set train.steps=N")
+        raise UserError("--steps: the runs of a study have the steps of their plan", "use --set train.steps=N")
     if out is not None and not out.parent.is_dir():
-        raise UserError(f"--out: {out.parent} is no folder; make it first")
+        raise UserError(f"--out: {out.parent} is no folder", "make it first")
     counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
     at_a_time, steps = parse_jobs(jobs), steps or 40
     if study:
@@ -152,7 +152,9 @@ def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
     numbers = value.split(",") if value is not None else []
     for number in numbers:
         if not number.strip().isdecimal() or not int(number):
-            raise UserError(f"{option} {value}: '{number}' is no whole number above 0; write it as {option} {example}")
+            raise UserError(
+                f"{option} {value}: '{number}' is no whole number above 0", f"write it as {option} {example}"
+            )
     return [int(number) for number in numbers]
 
 
@@ -173,9 +175,12 @@ def audit(
 
     of_run = Path(target).is_dir()
     if not of_run and (arm is not None or arm_seed is not None):
-        raise UserError(f"--arm and --arm-seed choose a run of a study; {target} is no folder")
+        raise UserError(f"--arm and --arm-seed choose a run of a study; {target} is no folder", "leave them out")
     if of_run and (set_ or technique):
-        raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
+        raise UserError(
+            f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files",
+            "leave them out",
+        )
     run = run_of(Path(target), arm, arm_seed) if of_run else None
     with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
         on_step = partial(bars.show, "auditing", total=steps)

@@ -99,7 +99,9 @@ def plan_show(
 
     of_folder = Path(recipe).is_dir()
     if of_folder and (set_ or technique):
-        raise UserError(f"{recipe} has its plan; --set and --technique are for recipes and plan files")
+        raise UserError(
+            f"{recipe} has its plan; --set and --technique are for recipes and plan files", "leave them out"
+        )
     _refuse_arm_without_study([recipe], arm, arm_seed)
     plan = any_plan(recipe, arm, arm_seed) if of_folder else plan_of(recipe, set_, technique)
     answer(hash=plan.hash, plan=plain(plan))
@@ -127,9 +129,13 @@ def plan_diff(
 
     _refuse_arm_without_study([first, second or ""], arm, arm_seed)
     if second is None and arm is None and is_study(Path(first)):
-        raise UserError(f"plan diff {first}: choose the arm to compare with the baseline:\n{_arms(Path(first))}")
+        raise UserError(
+            f"{first} has several arms", f"choose the one to compare with the baseline:\n{_arms(Path(first))}"
+        )
     if second is None and not is_study(Path(first)):
-        raise UserError(f"plan diff {first}: give a second plan, or the folder of a study with --arm")
+        raise UserError(
+            f"there is nothing to compare {first} with", "give a second plan, or the folder of a study with --arm"
+        )
     before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
     after = any_plan(second or first, arm, arm_seed)
     changes = (diff if all_ else short_diff)(before, after) | unhashed_diff(before, after)
@@ -155,7 +161,7 @@ def _baseline(study: str, arm: str | None) -> Plan:
 
 def _refuse_arm_without_study(names: Sequence[str], arm: str | None, seed: int | None) -> None:
     if (arm is not None or seed is not None) and not any(is_study(Path(name)) for name in names):
-        raise UserError(f"--arm and --arm-seed choose a run of a study; {names[0]} is none")
+        raise UserError(f"--arm and --arm-seed choose a run of a study; {names[0]} is none", "leave them out")
 
 
 @plan_app.command("cost")
@@ -182,7 +188,9 @@ def plan_cost(
 
     of_folder = Path(recipe).is_dir()
     if of_folder and (set_ or technique):
-        raise UserError(f"{recipe} has its plan; --set and --technique are for recipes and plan files")
+        raise UserError(
+            f"{recipe} has its plan; --set and --technique are for recipes and plan files", "leave them out"
+        )
     _refuse_arm_without_study([recipe], arm, arm_seed)
     plan = any_plan(recipe, arm, arm_seed) if of_folder else plan_of(recipe, set_, technique)
     device = choose_device(plan.run.device)

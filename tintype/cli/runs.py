@@ -79,7 +79,9 @@ def sample(
     guided = {"kind": kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     earlier: dict[str, float | None] = {"step": guide_step, "length": guide_length}
     if kind != "autoguidance" and any(one is not None for one in earlier.values()):
-        raise UserError("--guide-step and --guide-length go with --guidance-kind autoguidance")
+        raise UserError(
+            "--guide-step and --guide-length go with --guidance-kind autoguidance", "add it, or leave them out"
+        )
     if guide_step is not None and guide_step.is_integer():
         earlier["step"] = int(guide_step)
     guided |= {key: value for key, value in earlier.items() if value is not None}
@@ -131,17 +133,19 @@ def evaluate(
 ) -> None:
     """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each."""
     if (run is None) == (images is None) or (images is None) != (reference is None):
-        raise UserError("give the folder of a run, or --images A --reference B")
+        raise UserError("nothing to evaluate", "give the folder of a run, or --images A --reference B")
     if run is not None and save_reference is not None:
-        raise UserError("--save-reference goes with --images and --reference; a run keeps its reference by itself")
+        raise UserError(
+            "--save-reference goes with --images and --reference; a run keeps its reference by itself", "leave it out"
+        )
     if run is None and (arm is not None or arm_seed is not None):
-        raise UserError("--arm and --arm-seed choose a run of a study; --images have none")
+        raise UserError("--arm and --arm-seed choose a run of a study; --images have none", "leave them out")
     if run is None and ema_length is not None:
-        raise UserError("--ema-length chooses among the weights of a run; --images have none")
+        raise UserError("--ema-length chooses among the weights of a run; --images have none", "leave it out")
     if run is not None and follow_links:
-        raise UserError("--follow-links is for the folders of --images and --reference; leave it out for a run")
+        raise UserError("--follow-links is for the folders of --images and --reference", "leave it out for a run")
     if run is None and threads is not None:
-        raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
+        raise UserError("--threads goes with a run", "for --images set OMP_NUM_THREADS")
     from tintype.evaluation.images import evaluate_images, image_definitions
     from tintype.evaluation.progress import Scoring
     from tintype.evaluation.protocol import ImageProtocol, definitions

@@ -28,7 +28,8 @@ def sync(
 ) -> None:
     """Mirror a study or run to an object store, or back: only what is whole, and each copy is checked."""
     if (target is None) != list_:
-        raise UserError(f"give a target to copy {source} to, or --list and no target")
+        problem = "no target is given" if target is None else "--list and a target exclude each other"
+        raise UserError(problem, f"give a target to copy {source} to, or --list and no target")
     from tintype.export.mirror import mirror, units_of
     from tintype.export.places import open_place
     from tintype.terminal.progress import Progress
@@ -55,6 +56,7 @@ def sync(
         lines = [f"  {name}: {reason}" for name, reason in list(counts.damaged.items())[:_SHOWN]]
         more = f"\n  and {len(counts.damaged) - _SHOWN} more" if len(counts.damaged) > _SHOWN else ""
         raise UserError(
-            f"damaged in {source} and not copied: {len(counts.damaged)}. Repair them (training, evaluating or "
-            "reporting again does), then run the same command again:\n" + "\n".join(lines) + more
+            f"damaged in {source} and not copied: {len(counts.damaged)}",
+            "repair them (training, evaluating or "
+            "reporting again does), then run the same command again:\n" + "\n".join(lines) + more,
         )

@@ -24,6 +24,7 @@ from tintype.errors import UserError, as_user_error
 from tintype.plugins.registry import is_added
 from tintype.runtime.printable import acts
 from tintype.settings import OF_PLUGIN, OneOf, Part, Settings
+from tintype.wording import option
 
 KeyPath = tuple[str | int, ...]
 Adapt: TypeAlias = Callable[[Any], None]
@@ -83,15 +84,19 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True)
 class Override:
-    """One assignment, `a.b=value`. `option` stands before it in messages; `then` adapts the data after it."""
+    """One assignment, `a.b=value`. `prefix` stands before it in messages; `then` adapts the data after it."""
 
     assignment: str
-    option: str
+    prefix: str | None
     then: Adapt | None
 
     @property
     def label(self) -> str:
-        return self.option + self.assignment
+        return labelled(self.prefix, self.assignment)
+
+
+def labelled(prefix: str | None, text: str) -> str:
+    return option("set", text) if prefix is None else prefix + text
 
 
 @dataclass
@@ -119,30 +124,36 @@ class Document:
         other = Document(self.name, copy.deepcopy(self._before if self.overrides else self.data))
         for one in self.overrides:
             if one not in left_out:
-                other.override(one.assignment, one.option, one.then)
+                other.override(one.assignment, one.prefix, one.then)
         return other.data
 
-    def override(self, assignment: str, option: str = "--set ", then: Adapt | None = None) -> None:
-        """Set `a.b=value`; the value is read as YAML. `option` stands before it in messages; `then` adapts the data."""
+    def override(self, assignment: str, prefix: str | None = None, then: Adapt | None = None) -> None:
+        """Set `a.b=value`; the value is read as YAML. `then` adapts the data.
+
+        `prefix` stands before the assignment in messages. By default it is a setting that the user gave.
+        """
         if not self.overrides:
             self._before = copy.deepcopy(self.data)
-        self.overrides.append(Override(assignment, option, then))
+        override = Override(assignment, prefix, then)
+        self.overrides.append(override)
         dotted, equals, text = assignment.partition("=")
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
-            raise UserError(f"{option}{assignment}: write it as key.path=value, for example optimizer.lr=2e-4")
+            raise UserError(
+                f"{override.label} is not an assignment", "write it as key.path=value, for example optimizer.lr=2e-4"
+            )
         node = self.data
         for depth, key in enumerate(keys[:-1]):
-            self.places.setdefault(tuple(keys[: depth + 1]), option + assignment)
+            self.places.setdefault(tuple(keys[: depth + 1]), override.label)
             if isinstance(node, dict) and node.get(key) is None:
                 node[key] = {}  # a section that is absent, or off
             node = node[key] if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise UserError(f"{option}{assignment}: {'.'.join(keys[:-1])} has no keys below it")
-        node[keys[-1]] = read_yaml(text, option + dotted).data
+            raise UserError(f"{override.label}: {'.'.join(keys[:-1])} has no keys below it")
+        node[keys[-1]] = read_yaml(text, labelled(prefix, dotted)).data
         for path in [path for path in self.places if path[: len(keys)] == tuple(keys)]:
             del self.places[path]  # what stood there before
-        self.places[tuple(keys)] = option + assignment
+        self.places[tuple(keys)] = override.label
         if then is not None:
             then(self.data)
 
@@ -197,7 +208,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
     if path:  # the whole document has no line of its own
         document.places[path] = line
     if node.tag not in _KNOWN_TAGS:
-        raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported; write a plain value")
+        raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported", "write a plain value")
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, index), document) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
@@ -236,7 +247,10 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
         return _validated(model, resolve(document.data))
     except ValidationError as error:
         problems = _without_followers(error.errors(include_url=False))
-        lines = [_explain(problem, model, document, resolve) for problem in problems[:_MOST_PROBLEMS]]
+        explained = [_explain(problem, model, document, resolve) for problem in problems[:_MOST_PROBLEMS]]
+        if len(problems) == 1 and not document.colons:
+            raise UserError(*explained[0]) from None
+        lines = [UserError(*one).marked for one in explained]
         more = len(problems) - len(lines)
         raise UserError(
             "\n".join([*document.colons, *lines, *([f"and {more:,} more mistakes"] if more else [])])
@@ -275,13 +289,17 @@ _PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "small letters, digits and hyphens only, an
 
 def problem_words(problem: ErrorDetails) -> str:
     """Return what is wrong with a value, and what to do where its form shows that."""
+    return UserError(_mistake(problem), _fix(problem)).marked
+
+
+def _mistake(problem: ErrorDetails) -> str:
     if problem["type"] not in _WORDS:
         message = problem["msg"].removeprefix("Value error, ")
         return f"{message[0].lower()}{message[1:]}"
     limits = {key: _whole(value) for key, value in problem.get("ctx", {}).items()}
     if pattern := str(limits.get("pattern", "")):
         limits["pattern"] = _PATTERNS.get(pattern, f"the form {pattern}")
-    return _WORDS[problem["type"]].format(**limits) + _remedy(problem["type"], problem["input"])
+    return _WORDS[problem["type"]].format(**limits)
 
 
 def _whole(limit: object) -> object:
@@ -289,14 +307,15 @@ def _whole(limit: object) -> object:
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
-def _remedy(kind: str, found: object) -> str:
-    """Return how to write a value that is right but for its form; '' where that cannot be told."""
+def _fix(problem: ErrorDetails) -> str:
+    """Return how to write a value of which only the form is wrong; empty if the form does not show it."""
+    kind, found = problem["type"], problem["input"]
     if kind == "string_type" and isinstance(found, int | float):
-        return "; put it in quotes"
+        return "put it in quotes"
     if kind in ("int_type", "float_type") and isinstance(found, str) and _NUMBER.fullmatch(found):
-        return "; write it without quotes"
+        return "write it without quotes"
     if kind == "int_type" and isinstance(found, float) and found.is_integer() and abs(found) < _MOST_SHOWN:
-        return f"; write {found:.0f}"
+        return f"write {found:.0f}"
     return ""
 
 
@@ -329,7 +348,8 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
 
 
-def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
+def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> tuple[str, str]:
+    """Return the problem with its place, and the fix."""
     ends_with_key = problem["type"] in ("missing", "extra_forbidden")
     path = _path_in_data(problem["loc"], document.data, ends_with_key)
     shown_path = ".".join(map(str, path))
@@ -339,19 +359,19 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
     if problem["type"] == "extra_forbidden":
         key, loc = str(path[-1]), problem["loc"][:-1]
         if kinds := _other_kinds_with(key, model, loc):
-            return f"{where}: kind {loc[-1]} has no such key; kind {' and '.join(kinds)} has it"
-        return f"{where}: unknown key; {nearest(key, _valid_keys(model, loc))}"
+            return f"{where}: kind {loc[-1]} has no such key", f"kind {' and '.join(kinds)} has it"
+        return f"{where}: unknown key", nearest(key, _valid_keys(model, loc))
     if problem["type"] == "union_tag_invalid":
         kind, valid = problem["ctx"]["tag"], set(problem["ctx"]["expected_tags"].replace("'", "").split(", "))
         if OF_PLUGIN in valid:
             valid = (valid - {OF_PLUGIN}) | _kinds_at(model, problem["loc"])
-        return f"{where}: unknown kind '{kind:.{_LONGEST_KEY}}'; {nearest(kind, valid)}"
+        return f"{where}: unknown kind '{kind:.{_LONGEST_KEY}}'", nearest(kind, valid)
     if problem["type"] == "union_tag_not_found":
-        return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
+        return f"{where}: say which kind", f"valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
     if problem["type"] == "missing":
-        return f"{where}: {problem_words(problem)}"
+        return f"{where}: {_mistake(problem)}", ""
     shown = "" if isinstance(problem["input"], Mapping) else f" (found {_as_written(problem['input']):.80})"
-    return f"{where}: {problem_words(problem)}{shown}"
+    return f"{where}: {_mistake(problem)}{shown}", _fix(problem)
 
 
 def _as_written(found: object) -> str:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shlex import quote
 
 from tintype.contract.ground import BASELINES, SPECS, Ground, tiny_plan
 from tintype.contract.sampling import SAMPLED, check_samples
@@ -19,6 +18,7 @@ from tintype.plugins.load import load_files, parts_of
 from tintype.plugins.registry import GROUPS, Plugin, words
 from tintype.runtime.machine import cpu_threads
 from tintype.techniques import TECHNIQUES
+from tintype.wording import technique
 
 PAIRS = "Trains a step with every other technique, or is refused by both names"
 _SHOWN = 3
@@ -75,7 +75,7 @@ def check_file(
     mine = {spec.partition(":")[0]: spec for spec in specs} or {name: name for name in parts["techniques"]}
     if strange := sorted(set(mine) - set(parts["techniques"])):
         known = ", ".join(parts["techniques"]) or "none"
-        raise UserError(f"--technique {quote(mine[strange[0]])}: {file} has no such technique; it has {known}")
+        raise UserError(f"{technique(mine[strange[0]])}: {file} has no such technique", f"it has {known}")
     tried = [*TECHNIQUES.built_in, *parts["techniques"]] if others is None else list(others)
     sampled = [] if specs else [(group, name) for group in SAMPLED for name in parts[group]]
     each = len(CHECKS) + len(tried)

@@ -9,6 +9,7 @@ from shlex import quote
 from tintype.errors import UserError
 from tintype.runtime.files import write_text
 from tintype.techniques import TECHNIQUES
+from tintype.wording import option
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _EXAMPLE = {"file": "my_idea.py", "name": "my-idea", "class": "MyIdea"}
@@ -102,14 +103,16 @@ def test_contract() -> None:
 def write_technique(name: str, out: Path | None = None) -> Path:
     """Write the file of a new technique; return its place."""
     if not _NAME.fullmatch(name):
-        raise UserError(f"technique {name}: give lower-case words joined by -, as my-idea")
+        raise UserError(f"technique {name} has other characters", "give lower-case words joined by -, as my-idea")
     if name in TECHNIQUES:
-        raise UserError(f"technique {name}: there is one of this name; choose another")
+        raise UserError(f"technique {name}: there is one of this name", "choose another")
     file = out or Path(f"{name.replace('-', '_')}.py")
     if file.suffix != ".py" or not file.stem.isidentifier():
-        raise UserError(f"--out {quote(str(file))}: give a Python file whose name is a word, as my_ideas.py")
+        raise UserError(
+            f"{option('out', file)} does not name a module", "give a Python file whose name is a word, as my_ideas.py"
+        )
     if file.exists():
-        raise UserError(f"{file} exists; choose another file with --out")
+        raise UserError(f"{file} exists", f"choose another file with {option('out')}")
     title = "".join(word.capitalize() for word in name.split("-"))
     words = {_EXAMPLE["file"]: quote(str(file)), _EXAMPLE["name"]: name, _EXAMPLE["class"]: title}
     file.parent.mkdir(parents=True, exist_ok=True)

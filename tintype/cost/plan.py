@@ -48,6 +48,7 @@ from tintype.train.parts import LOSSES, register, storage_dtype
 from tintype.train.state import build_optimizer, separate
 from tintype.vision.lpips import Lpips
 from tintype.vision.part import TeacherPart
+from tintype.wording import option, setting
 
 T = TypeVar("T")
 META = torch.device("meta")
@@ -101,7 +102,7 @@ class Speed:
 def estimated_speed(gpu: str) -> Speed:
     """Return the speed of a kind of GPU from its data sheet; refuse an unknown kind."""
     if gpu not in GPUS:
-        raise UserError(f"--gpu {gpu}: unknown kind; known: {', '.join(GPUS)}")
+        raise UserError(f"{option('gpu', gpu)}: unknown kind", f"known: {', '.join(GPUS)}")
     peak = GPUS[gpu].peak_flop_per_s
     words = f"an estimate: {UTILISATION:.0%} of the {peak / 1e12:.0f} TFLOP/s of the {gpu}'s data sheet, in bf16"
     return Speed(UTILISATION * peak, words, measured=False)
@@ -229,9 +230,9 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
     for batch in plan.train.batches:
         if (micro_batch := batch // plan.train.accumulate) % gpus:
             raise UserError(
-                f"--gpus {gpus}: a micro-batch has {micro_batch} images (train.batch, or that of a stage, over "
-                f"train.accumulate), which {gpus} GPUs cannot share evenly; give another number, or "
-                "--set train.accumulate=1"
+                f"{option('gpus', gpus)}: a micro-batch has {micro_batch} images (train.batch, or that of a stage, "
+                f"over train.accumulate), which {gpus} GPUs cannot share evenly",
+                f"give another number, or {setting('train.accumulate', 1)}",
             )
     counted = Counted(plan)
     networks = counted.networks
@@ -320,8 +321,8 @@ def text_tokens(plan: Plan) -> int:
     count = getattr(plan.text, "max_tokens", None)
     if not isinstance(count, int):
         raise UserError(
-            f"text: the settings of the encoder '{plan.text.kind}' have no max_tokens, so the cost cannot be counted; "
-            "give its class such a field"
+            f"text: the settings of the encoder '{plan.text.kind}' have no max_tokens, so the cost cannot be counted",
+            "give its class such a field",
         )
     return count
 
@@ -407,11 +408,11 @@ class Counted:
 
     def _text_encoder(self) -> TextEncoder:
         """Build an encoder that is trained; refuse one that cannot be built without its weights."""
-        text, instead = self.plan.text, "count it with another encoder, for example --set text.kind=words"
+        text, instead = self.plan.text, f"count it with another encoder, for example {setting('text.kind', 'words')}"
         if text.is_frozen:
             raise UserError(
-                f"text: '{text.kind}' is a frozen encoder of a plugin, whose size is known only with its weights; "
-                f"{instead}"
+                f"text: '{text.kind}' is a frozen encoder of a plugin, whose size is known only with its weights",
+                instead,
             )
         with as_user_error(RuntimeError, f"text: '{text.kind}' cannot be built without numbers", instead):
             return text.build(META)
@@ -701,7 +702,9 @@ def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
             break
         except torch.OutOfMemoryError:
             if images == 1:
-                raise UserError("not even one image fits on this GPU; name a larger one with --gpu") from None
+                raise UserError(
+                    "not even one image fits on this GPU", f"name a larger one with {option('gpu')}"
+                ) from None
             images //= 2
     products = plan.optimizer.matrix_products(counted.networks.named)
     flop = images * denoiser_flops(counted, 0, alone=True) + (products[0] if products else 0.0)

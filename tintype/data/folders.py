@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tintype.errors import UserError
+from tintype.wording import option
 
 
 def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
@@ -65,8 +66,9 @@ def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
     first = min(outside)
     others = f" and {len(outside) - 1:,} more are links that lead" if len(outside) > 1 else " is a link that leads"
     return UserError(
-        f"{first}{others} out of {folder} (to {_real(first)}). Put the files themselves there (`cp -rL` copies them); "
-        "or pass --follow-links, where the command has it, to read what the links lead to"
+        f"{first}{others} out of {folder} (to {_real(first)})",
+        "put the files themselves there (`cp -rL` copies them); "
+        f"or pass {option('follow-links')}, where the command has it, to read what the links lead to",
     )
 
 

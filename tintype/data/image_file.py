@@ -78,7 +78,7 @@ def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[I
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
             if image.width * image.height > limits.pixels:
                 raise BadImageError(
-                    f"{name} has {image.width} × {image.height} pixels; the most is {limits.pixels}: shrink it first"
+                    f"{name} has {image.width} × {image.height} pixels; the most is {limits.pixels}", "shrink it first"
                 )
             yield image
     except UnidentifiedImageError:

@@ -85,9 +85,9 @@ def open_images(path: Path, limit: int | None = None, follow_links: bool = False
     elif path.is_dir():
         read, sheets = _folder_reader(path, follow_links)
     elif not path.exists():
-        raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
+        raise UserError(f"{path} does not exist", "give a folder of images, a .tar or a .parquet file")
     elif path.suffix.lower() not in _SETS:
-        raise UserError(f"{path}: unknown kind of image set; give a folder of images, a .tar or a .parquet file")
+        raise UserError(f"{path}: unknown kind of image set", "give a folder of images, a .tar or a .parquet file")
     else:
         read = partial(_SETS[path.suffix.lower()], path)
     return Images(path, lambda: islice(read(), limit), sheets)
@@ -106,7 +106,9 @@ def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterato
     if not by_kind:
         raise UserError(f"{path} holds no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
     if len(by_kind) > 1:
-        raise UserError(f"{path} holds {' and '.join(by_kind)} files; give a folder with one kind, or one of the files")
+        raise UserError(
+            f"{path} holds {' and '.join(by_kind)} files", "give a folder with one kind, or one of the files"
+        )
     kind, files = next(iter(by_kind.items()))
     if kind == "images":
         return lambda: (Encoded(str(file), read_file(file), file.stem) for file in files), tuple(sheets)
@@ -127,7 +129,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         if file.suffix.lower() not in SUFFIXES:
             continue
         if not tar_file.is_plain(member):
-            raise UserError(f"{name} is a link or no plain file; put the image itself there")
+            raise UserError(f"{name} is a link or no plain file", "put the image itself there")
         if member.size > LIMITS.bytes:
             raise BadImageError(too_large(name, member.size, LIMITS.bytes))
         yield Encoded(name, tar_file.content(path, member.offset_data, member.size), file.stem)
@@ -167,7 +169,8 @@ def decode(one: Encoded) -> Tensor:
         with open_image(one.content, one.name) as image:
             return pixels_of(image, one.name)
     except BadImageError as error:
-        raise BadImageError(f"{error}. Fix or remove it; no image is skipped") from None
+        problem, fix = error.parts
+        raise BadImageError(problem, f"{fix or 'fix it'}, or remove it; no image is skipped") from None
 
 
 def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
@@ -180,9 +183,9 @@ def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
 def pixels_of(image: Image.Image, name: str) -> Tensor:
     """Return uint8 [3, H, W] in RGB; raise where eight opaque bits a channel cannot hold the image."""
     if image.mode not in _MODES:
-        raise BadImageError(f"{name} has pixels of the kind {image.mode}; convert it to 8 bits a channel first")
+        raise BadImageError(f"{name} has pixels of the kind {image.mode}", "convert it to 8 bits a channel first")
     if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
-        raise BadImageError(f"{name} is transparent in places; put it on a background first")
+        raise BadImageError(f"{name} is transparent in places", "put it on a background first")
     return _channels_first(image if image.mode == "RGB" else image.convert("RGB"))
 
 

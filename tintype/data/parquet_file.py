@@ -71,8 +71,8 @@ def _check_page(column: str, packed: int, unpacked: int, values: int) -> None:
     most = min(MOST_PAGE_BYTES, max(UNCOUNTED_PAGE_BYTES, MOST_TIMES * packed))
     if unpacked > most:
         raise UserError(
-            f"{column} unpacks from {packed:,} bytes to {unpacked:,}; the most is {most:,}. Write the file with "
-            "smaller pages or row groups"
+            f"{column} unpacks from {packed:,} bytes to {unpacked:,}; the most is {most:,}",
+            "write the file with smaller pages or row groups",
         )
 
 

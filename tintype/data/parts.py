@@ -25,7 +25,7 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `data` with the given settings; of another kind, only the size stays. `where` precedes errors."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
-        raise UserError(f"{where}: unknown kind of data '{kind}'; {nearest(kind, _KINDS)}")
+        raise UserError(f"{where}: unknown kind of data '{kind}'", nearest(kind, _KINDS))
     same = plain(data) if kind == data.kind else {"kind": kind, "size_px": data.size_px}
     return parse(_KINDS[kind], Document(where, _over(same, given)))
 
@@ -45,7 +45,7 @@ def instead(data: DataPart, given: Mapping[str, object], store: str | None, wher
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `like` for a source of a mixture, which is no mixture itself."""
     if given.get("kind") == MixtureSettings.kind_name():
-        raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")
+        raise UserError(f"{where}: a source of a mixture is no mixture itself", "name the sources one by one")
     return like(data, given, where)
 
 

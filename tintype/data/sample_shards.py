@@ -15,8 +15,9 @@ from tintype.errors import DamagedFileError
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import SEAL, check_seal, damaged, seal_of, write_bytes
 from tintype.runtime.notes import note_once
+from tintype.wording import again
 
-_REMAKE = "remove it and run the same command again to sample its images again"
+_REMAKE = f"remove it and {again()} again to sample its images again"
 
 
 def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str], fence: Fence = OPEN) -> None:
@@ -49,7 +50,8 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
             return file.get_slice("images")[first:last], about["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DamagedFileError(
-            f"{path} is no shard of sampled images, or a damaged one ({error}); if an evaluation wrote it, {_REMAKE}"
+            f"{path} is no shard of sampled images, or a damaged one ({error})",
+            f"if an evaluation wrote it, {_REMAKE}",
         ) from None
 
 

@@ -67,7 +67,8 @@ def open_held_out(
         except TooSmallError as error:
             if shaped or len(data.shapes) == 1:
                 raise
-            raise UserError(f"{error}; or score images in the shapes of training: shapes=buckets") from None
+            problem, fix = error.parts
+            raise UserError(problem, f"{fix}; or score images in the shapes of training: shapes=buckets") from None
 
 
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
@@ -113,9 +114,13 @@ def _naming_other(data: DataPart) -> Iterator[None]:
     except UserError as error:
         if data.scored_name == "data":
             raise
-        found, small, _ = str(error).partition(" Take a smaller size")
-        found += f"{small}, or import it again with --min-px {data.size_px}" if small else ""
-        raise UserError(f"data.evaluate_path: {found.replace('data.sha256', 'data.evaluate_sha256')}") from None
+        problem, fix = (part.replace("data.sha256", "data.evaluate_sha256") for part in error.parts)
+        if isinstance(error, TooSmallError):
+            fix = (
+                "take a smaller size, or import it again without such images: "
+                f"`tintype data import SOURCE --out DIR --min-px {data.size_px:d}`"
+            )
+        raise UserError(f"data.evaluate_path: {problem}", fix) from None
 
 
 @contextmanager
@@ -126,8 +131,9 @@ def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
     except UserError as error:
         place = f"data.sources.{source}"
         keys = "|".join(sorted(set(type(data.sources[source].data).model_fields) - {SIZE}))
-        message = re.sub(rf"(?<![\w./-])data\.(?=(?:{keys})\b)", f"{place}.data.", str(error))
-        raise UserError(message if message.startswith(place) else f"{place}: {message}") from None
+        own = re.compile(rf"(?<![\w./-])data\.(?=(?:{keys})\b)")
+        problem, fix = (own.sub(f"{place}.data.", part) for part in error.parts)
+        raise UserError(problem if problem.startswith(place) else f"{place}: {problem}", fix) from None
 
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource) -> Order:

@@ -33,7 +33,8 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
             if any(block):
                 raise UserError(
                     f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is "
-                    "damaged, something follows. Make it anew; of tars that were joined in one file, give a folder"
+                    "damaged, something follows",
+                    "make it anew; of tars that were joined in one file, give a folder",
                 )
 
 

@@ -16,6 +16,7 @@ from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
+from tintype.wording import option
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -
     """Return the metric's name, or that of the most important one; refuse one that is not measured."""
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
-        raise UserError(f"--metric {name}: the protocol does not measure it; {nearest(name, names)}")
+        raise UserError(f"{option('metric', name)}: the protocol does not measure it", nearest(name, names))
     return name or names[0]
 
 
@@ -113,4 +114,7 @@ def read_lengths(text: str) -> list[float]:
     try:
         return list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
-        raise UserError(f"--lengths {text}: write it as --lengths 0.05,0.1,0.15") from None
+        given = option("lengths", text)
+        raise UserError(
+            f"{given} is not a list of numbers", f"write it as {option('lengths', '0.05,0.1,0.15')}"
+        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import cast
 
 import torch
@@ -18,12 +19,13 @@ from tintype.settings import DataPart
 from tintype.vision.encoders import general_encoder
 from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import SceneEncoderSettings
+from tintype.wording import option
 
 FEWEST_SAMPLES = 2
 _SQUARE = ("shapes=square",)
 _LARGER_SPLIT = (
-    "import into a new folder with a larger share (for example --eval-share 0.3), or leave fewer images out "
-    "(data.where, data.skip)"
+    "import into a new folder with a larger share (`tintype data import SOURCE --out DIR --eval-share 0.3`), or leave "
+    "fewer images out (data.where, data.skip)"
 )
 
 
@@ -86,7 +88,7 @@ def _encoders(held_out: int) -> tuple[tuple[EncoderPart, ...], str, tuple[Proble
     try:
         encoder, note = general_encoder()
     except UserError as error:
-        return (), "", (Problem(f"{error}; or measure the validation loss alone", ("encoders=[]",)),)
+        return (), "", (Problem(f"{error.marked}; or measure the validation loss alone", ("encoders=[]",)),)
     return (encoder,), note, ()
 
 
@@ -140,7 +142,7 @@ def _store_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem
             fixes += ["also=[]"] if any(one.prompts == name for one in protocol.also) else []
             yield Problem(
                 f"captions called '{name}' are read, and the store has {', '.join(sorted(source.columns))}; import it "
-                f"with --caption {name}=COLUMN",
+                f"with `tintype data import SOURCE --out DIR --caption {quote(f'{name}=COLUMN')}`",
                 tuple(fixes),
             )
     if protocol.encoders and held_out < FEWEST:
@@ -185,7 +187,7 @@ def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: tor
             if settings.reads_text:
                 cast(TextImageEncoder, encoder).encode_text(["an image"])
         except UserError as error:
-            found.append(Problem(f"encoders: {error}"))
+            found.append(Problem(f"encoders: {error.marked}"))
     return list(dict.fromkeys(found))
 
 
@@ -206,7 +208,7 @@ def file_problems(protocol: Protocol) -> list[Problem]:
             read_prompts(Path(path))
         except UserError as error:
             fix = "memorisation.prompts=null" if path == protocol.memorisation.prompts else "also=[]"
-            found.append(Problem(str(error), (fix,)))
+            found.append(Problem(error.marked, (fix,)))
     return found
 
 
@@ -227,7 +229,6 @@ def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
     if not problems:
         return
     fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)
-    quoted = [f"'{fix}'" if "[" in fix else fix for fix in fixes]  # some shells expand brackets
     listed = "".join(f"\n- {problem.text}" for problem in problems)
-    way_out = "\nOverrides: " + " ".join(f"--set {quoted_fix}" for quoted_fix in quoted) if quoted else ""
-    raise UserError(f"{what} does not work:{listed}{way_out}")
+    overrides = " ".join(option("set", fix) for fix in fixes)
+    raise UserError(f"{what} does not work:{listed}", f"\nOverrides: {overrides}" if overrides else "")

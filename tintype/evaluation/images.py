@@ -37,6 +37,7 @@ from tintype.runtime.cache import cache_folder
 from tintype.runtime.notes import note
 from tintype.seams import Encoder
 from tintype.vision.lpips import SMALLEST_PX
+from tintype.wording import option, setting
 
 _WORTH_A_NOTE_S = 20.0
 
@@ -147,9 +148,11 @@ def _refuse_few(protocol: ImageProtocol, path: Path, count: int) -> None:
     needed = {name: FEATURE_METRICS[name].fewest for name in protocol.metrics}
     if short := [name for name in protocol.metrics if needed[name] > count]:
         fitting = [name for name in protocol.metrics if needed[name] <= count]
-        fix = f"give more images, or --set 'metrics=[{','.join(fitting)}]'" if fitting else "give more images"
+        fewer = f", or {setting('metrics', '[' + ','.join(fitting) + ']')}" if fitting else ""
         words = ", ".join(f"{name} needs {needed[name]}" for name in short)
-        raise UserError(f"{path} has {count} image{'s' if count != 1 else ''}, too few: {words}; {fix}")
+        raise UserError(
+            f"{path} has {count} image{'s' if count != 1 else ''}, too few: {words}", f"give more images{fewer}"
+        )
 
 
 def _left_out(images: Images) -> list[str]:
@@ -163,15 +166,19 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
     """Refuse what cannot work before hours of reading."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
-        raise UserError("a reference file holds the features of one encoder; score one encoder at a time with it")
+        raise UserError("a reference file holds the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:
         raise UserError("paired images need the reference's images; a reference file has their features only")
     if saved and protocol.limit:
         raise UserError("limit takes the first images of both sets; a reference file is used as it is")
     if save_reference and save_reference.suffix != ".safetensors":
-        raise UserError(f"--save-reference {save_reference}: name it with the ending .safetensors")
+        raise UserError(
+            f"{option('save-reference', save_reference)} has another ending", "name it with the ending .safetensors"
+        )
     if save_reference and not save_reference.parent.is_dir():
-        raise UserError(f"--save-reference {save_reference}: the folder {save_reference.parent} does not exist")
+        raise UserError(
+            f"{option('save-reference', save_reference)}: the folder {save_reference.parent} does not exist"
+        )
 
 
 def reconstruction(
@@ -205,6 +212,7 @@ def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
         if None not in names and names[0] != names[1]:
             raise UserError(
                 f"pair {index} is {first[0].name} and {second[0].name}: images are paired in order, and these have "
-                "different names. Name both alike, in the same order"
+                "different names",
+                "name both alike, in the same order",
             )
         yield first[1], second[1]

@@ -159,8 +159,8 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     others = range(controls, min(len(unseen), controls + protocol.reference_count))
     if len(others) < 2:
         raise UserError(
-            f"memorised: the data holds out {len(unseen)} images, and looking for copies needs 4 or more; hold out "
-            "more, or leave memorised out of metrics"
+            f"memorised: the data holds out {len(unseen)} images, and looking for copies needs 4 or more",
+            "hold out more, or leave memorised out of metrics",
         )
     if (file := asked.prompt_file) is not None:
         training, kind = _of_file(train, file.prompts, images, asked.prompts or "")
@@ -200,7 +200,8 @@ def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: st
     if len(own) > images:
         raise UserError(
             f"memorised: {name} asks for {len(own)} images, and copies are looked for among {images} (training_count, "
-            "and half of the held-out images); give fewer captions"
+            "and half of the held-out images)",
+            "give fewer captions",
         )
     spread = (index * len(source) // images for index in range(images))
     ids = [*own, *(id_ for id_ in spread if id_ not in set(own))][:images]

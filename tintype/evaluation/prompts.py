@@ -93,7 +93,7 @@ def _json_row(line: str, where: str) -> dict[str, object]:
         raise UserError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise UserError(
-            f'{where}: no prompt; a line looks like {{"prompt": "a photo of a bench", "tag": "single_object"}}'
+            f"{where}: no prompt", 'write a line as {"prompt": "a photo of a bench", "tag": "single_object"}'
         )
     return row
 
@@ -108,5 +108,5 @@ def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, object]]:
         raise UserError(f"{path}, line {reader.line_num}: {error}") from None
     for number, row in enumerate(rows, 2):
         if not (row.get("prompt") or "").strip():
-            raise UserError(f"{path}, line {number}: no prompt; the first line must name a column 'Prompt'")
+            raise UserError(f"{path}, line {number}: no prompt", "name a column 'Prompt' in the first line")
     return rows

@@ -39,10 +39,11 @@ from tintype.sampling.generate import spans
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
 from tintype.vision.features import feature_matrix
+from tintype.wording import again, option
 
 _PROBES = 16
 _DIGESTS, _OF_ALL = "digests", "content_sha256"
-_REMAKE = "remove it and run the same command again; a reference of --save-reference is saved again with it"
+_REMAKE = f"remove it and {again()} again; a reference of {option('save-reference')} is saved again with it"
 BLOCK = 64
 """Images that an encoder sees together: of whole blocks the features are the same to the last bit on any rank."""
 
@@ -226,7 +227,7 @@ def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
-        raise UserError(f"{file} holds the features of other images; remove it, and they will be computed again")
+        raise UserError(f"{file} holds the features of other images", "remove it, and they will be computed again")
     return found
 
 
@@ -252,9 +253,7 @@ def read_reference(path: Path) -> ImageFeatures:
                 digests = tuple(bytes(row) for row in file.get_tensor(_DIGESTS).numpy())
         whole = digest(features) == metadata["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFileError(
-            f"{path} is no reference that tintype wrote, or is damaged ({error}); {_REMAKE}"
-        ) from None
+        raise DamagedFileError(f"{path} is no reference that tintype wrote, or is damaged ({error})", _REMAKE) from None
     expected = _content_sha256(metadata, digests)
     if not whole or metadata.get(_OF_ALL, expected) != expected:  # earlier versions hashed the features alone
         raise damaged(path, "it does not match its checksum", _REMAKE)

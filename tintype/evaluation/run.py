@@ -190,7 +190,7 @@ def _stored(
 
 def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: Fence) -> None:
     """Set a damaged result aside, and log it for the report. The run is scored again."""
-    note_once(str(file), f"{error}; the run is scored again")
+    note_once(str(file), f"{error.marked}; the run is scored again")
     fence.check()
     moved_to = set_aside(file)
     if RunFolder(path).metrics_file.exists():

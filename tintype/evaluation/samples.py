@@ -28,6 +28,7 @@ from tintype.runtime.files import write_checked
 from tintype.sampling.generate import generate, spans
 from tintype.settings import plain
 from tintype.train.parts import Model
+from tintype.wording import again
 
 SHARD_IMAGES = 256
 
@@ -124,7 +125,7 @@ class Samples:
 
     def _refuse_gaps(self) -> None:
         if self.missing():
-            raise UserError(f"{self.folder} lacks images that were there before; run the same command again")
+            raise UserError(f"{self.folder} lacks images that were there before", f"{again()} again")
 
 
 def samples_of(

@@ -34,6 +34,7 @@ from tintype.train.start import resume
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.vision.scene_encoder import RECORD_PATH, WEIGHTS_PATH, SceneEncoder, SceneReading
+from tintype.wording import option
 
 TRAIN_SIZES_PX = (16, 20, 24, 32, 40, 48, 64, 64, 96, 128)
 MEASURED_SIZES_PX = (16, 24, 32, 48, 64, 128)
@@ -86,7 +87,7 @@ def train(
             batch=settings.batch,
             losses=lambda: {"loss": _loss(encoder, settings.seed, state.step, settings.batch, device)},
             lr_at=lambda step: _LEARNING_RATE * _schedule(step, settings.steps),
-            remedy="train with another --seed",
+            remedy=f"train with another {option('seed')}",
         )
         run_steps(training, on_progress)
         if state.step < settings.steps:

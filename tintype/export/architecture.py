@@ -20,6 +20,7 @@ from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.runtime.forms import Form, forms_of, misfits
 from tintype.settings import ModelSettings, plain
+from tintype.wording import setting
 
 CLASS = "PRXTransformer2DModel"
 _TELLING = (
@@ -121,13 +122,13 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
     hidden, flat = tensors["blocks.0.gate_proj.weight"].shape[0], tensors["final_layer.linear.weight"].shape[0]
     if channels is None:
         raise UserError(
-            f"{place}: its shapes do not tell channels and patch apart (a patch has {flat} numbers); name the "
-            "tokenizer: --set tokenizer.kind=flux1, or --set tokenizer.kind=pixels"
+            f"{place}: its shapes do not tell channels and patch apart (a patch has {flat} numbers)",
+            f"name the tokenizer: {setting('tokenizer.kind', 'flux1')}, or {setting('tokenizer.kind', 'pixels')}",
         )
     patch = math.isqrt(flat // channels)
     if patch * patch * channels != flat:
         raise UserError(
-            f"{place}: patches of {flat} numbers are not squares of {channels} channels; name its tokenizer"
+            f"{place}: patches of {flat} numbers are not squares of {channels} channels", "name its tokenizer"
         )
     bottleneck = tensors.get("img_in.0.weight")
     return {

@@ -44,8 +44,8 @@ def network_of(form: TransformersForm) -> Any:
     module = type(network).__module__
     if name != "T5GemmaEncoder" and not (module.startswith("transformers.") and name in dir(transformers)):
         raise UserError(
-            f"text: the encoder is a {module}.{name}, which transformers does not offer to load by its name; train "
-            "with another text encoder"
+            f"text: the encoder is a {module}.{name}, which transformers does not offer to load by its name",
+            "train with another text encoder",
         )
     return network
 
@@ -75,8 +75,8 @@ def null_prompt(form: TransformersForm) -> str:
     if tokenizer(text)["input_ids"] != [form.nothing]:
         raise UserError(
             f"text: the tokenizer makes nothing of the empty caption, for which training had the token '{text}', and "
-            "it does not read that text as this token, so a pipeline cannot guide as tintype does; train with another "
-            "text encoder"
+            "it does not read that text as this token, so a pipeline cannot guide as tintype does",
+            "train with another text encoder",
         )
     return text
 
@@ -108,7 +108,8 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
             raise UserError(
                 "AutoencoderDC has one scaling_factor and no shift; this run's latents have a shift, or a scale for "
                 "each channel (tokenizer.shift, tokenizer.scale), and its networks begin with wide convolutions, into "
-                "which a shift cannot be folded. Train with one tokenizer.scale and no tokenizer.shift"
+                "which a shift cannot be folded",
+                "train with one tokenizer.scale and no tokenizer.shift",
             )
         network.register_to_config(scaling_factor=scale)
         return network

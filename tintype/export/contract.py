@@ -15,6 +15,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.settings import ExportForm, ModelSettings, Obstacle, plain
 from tintype.tokenizers.part import Pipeline
+from tintype.wording import option, rendered, setting
 
 LATENT: Pipeline = "PRXPipeline"
 PIXEL: Pipeline = "PRXPixelPipeline"
@@ -54,7 +55,7 @@ def model_obstacles(plan: Plan) -> list[Obstacle]:
     return [
         Obstacle(
             f"model.{name}: PRX's transformer has no block with {name} {value}",
-            f"--set {quote(_assignment(name, usual[name]))}",
+            option("set", _assignment(name, usual[name])),
         )
         for name, value in plan.model.variants.items()
     ]
@@ -73,7 +74,7 @@ def route_obstacles(plan: Plan) -> list[Obstacle]:
             f"route: '{plan.route.kind}' joins two streams of tokens with a layer of its own in sampling too, and "
             "PRX's transformer has no such layer; without it the later blocks see what they were never trained on. "
             "Train without a route, or with tread, which samples like a plain transformer",
-            "--set route=null",
+            setting("route", "null"),
         )
     ]
 
@@ -88,8 +89,8 @@ def _refuse(plan: Plan, form: ExportForm, what: str, run: Path | None) -> None:
         "pushes it"
     ]
     if all(one.option for one in found):
-        options = " ".join(dict.fromkeys(one.option for one in found))
+        options = rendered(" ".join(dict.fromkeys(one.option for one in found)))
         train = f"tintype train {quote(str(folder / 'plan.yaml'))} "
         ways.append(f"`{train}{options} --out DIR` trains this plan so that it can be exported")
     ways.append(f"the recipes {' and '.join(_RECIPES)} train models that diffusers opens")
-    raise UserError(f"{what}:{listed}\nWhat works:" + "".join(f"\n- {way}" for way in ways))
+    raise UserError(f"{what}:{listed}", "\nWhat works:" + "".join(f"\n- {way}" for way in ways))

@@ -20,6 +20,7 @@ from tintype.runtime.files import parse_object, sha256_of
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.tokenizers import TOKENIZERS
 from tintype.train.folder import ABOUT
+from tintype.wording import option
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
@@ -68,11 +69,11 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     else:
         if place.suffix in _PICKLED:
             raise UserError(
-                f"{place} is a pickle, which can run code when it is opened and is never read; load it where you trust "
-                "it and write its tensors with safetensors.torch.save_file"
+                f"{place} is a pickle, which can run code when it is opened and is never read",
+                "load it where you trust it and write its tensors with safetensors.torch.save_file",
             )
         if not place.is_file():
-            raise UserError(f"there is no {place}; name a folder of diffusers or a .safetensors file")
+            raise UserError(f"there is no {place}", "name a folder of diffusers or a .safetensors file")
         files, record = [place], place
         with _readable(place), safe_open(place, "pt") as opened:
             written = (opened.metadata() or {}).get(ABOUT_IN_HEADER)
@@ -83,7 +84,9 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     about = _about(written, record) if written else {}
     denoiser, kind = denoiser_in(tensors, weights, str(place))
     if weights is not None and about and about.get("weights") != weights:
-        raise UserError(f"{place} has the {about.get('weights')} weights of a run and no others; leave --weights out")
+        raise UserError(
+            f"{place} has the {about.get('weights')} weights of a run and no others", f"leave {option('weights')} out"
+        )
     digests = {str(file.relative_to(place)) if config else file.name: sha256_of(file) for file in files}
     sections = _recorded(about) | (_pipeline_sections(place, about) if config else {})
     return Foreign(place, denoiser, about.get("weights", kind), digests, about, config, sections)

@@ -27,6 +27,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.parts import Model, build_model
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
+from tintype.wording import rendered, setting
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def _check_parts(foreign: Foreign, parts: Model) -> None:
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
             f"{foreign.place} reads text of width {reads.shape[-1]}, and the plan's encoder '{plan.text.kind}' gives "
-            f"{parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
+            f"{parts.text.dim}",
+            f"name its own with {setting('text.kind', '…')} and {setting('text.weights', '…')}",
         )
     check_tensors(foreign.tensors, plan.model, parts.tokenizer.channels, parts.text.dim, str(foreign.place))
 
@@ -106,22 +108,27 @@ def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str])
 def _check(foreign: Foreign, plan: Plan) -> None:
     if not plan.text.is_frozen:
         raise UserError(
-            f"{foreign.place} brings no text encoder, and '{plan.text.kind}' would be untrained; name the one that it "
-            "was trained with: --set text.kind=t5gemma, and --set text.weights=FOLDER where it is not the hub's"
+            f"{foreign.place} brings no text encoder, and '{plan.text.kind}' would be untrained",
+            f"name the one that it was trained with: {setting('text.kind', 't5gemma')}, and "
+            f"{setting('text.weights', 'FOLDER')} where it is not the hub's",
         )
     channels = plan.tokenizer.compression.channels
     if foreign.config is not None and foreign.config.channels != channels:
         raise UserError(
             f"{foreign.place} works on {foreign.config.channels} channels, and the plan's tokenizer "
-            f"'{plan.tokenizer.kind}' has {channels}; name its own with --set tokenizer.kind=…"
+            f"'{plan.tokenizer.kind}' has {channels}",
+            f"name its own with {setting('tokenizer.kind', '…')}",
         )
     if plan.tuning is not None or route_obstacles(plan):
         raise UserError(
             "the plan has layers that the model does not bring (a tokenizer that is tuned, or a route with a layer of "
-            "its own); import it without, and train another plan from there"
+            "its own)",
+            "import it without, and train another plan from there",
         )
     if plan.start is not None:
-        raise UserError("the plan starts from another run (start), and would not train what is imported; leave it out")
+        raise UserError(
+            "the plan starts from another run (start), and would not train what is imported", "leave it out"
+        )
     for name, tensor in foreign.tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{foreign.place}: {name} is not finite")
@@ -147,12 +154,13 @@ def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
     if cleaning in PIPELINES_BY_CLEANING:
         yield (
             f"prompts and captions are cleaned as diffusers' {PIPELINES_BY_CLEANING[cleaning]} cleans prompts "
-            f"(text.clean={cleaning}); --set text.clean=false leaves them as they are"
+            f"(text.clean={cleaning}); {rendered(setting('text.clean', 'false'))} leaves them as they are"
         )
     elif not cleaning:
+        of_latents, of_pixels = (rendered(setting("text.clean", kind)) for kind in ("prx", "prx-pixel"))
         yield (
             "prompts and captions are not cleaned (text.clean=false). PRX's own models were trained on cleaned "
-            "captions: import them with --set text.clean=prx, pixel models with --set text.clean=prx-pixel"
+            f"captions: import them with {of_latents}, pixel models with {of_pixels}"
         )
 
 

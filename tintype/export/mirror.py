@@ -76,7 +76,7 @@ def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = 
     """Copy what the target lacks. `on_files` gets the number of files that are done, and of all."""
     units = units_of(source.sizes())
     if not units:
-        raise UserError(f"{source.address} has no files to copy; give the folder of a study or a run")
+        raise UserError(f"{source.address} has no files to copy", "give the folder of a study or a run")
     counts, done, total = Mirrored(), 0, sum(len(unit.names) for unit in units)
     with target.writing() as scratch:
         target.sizes()  # a store reads its index

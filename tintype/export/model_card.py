@@ -29,6 +29,7 @@ from tintype.runtime.files import Json, write_bytes
 from tintype.runtime.redact import LOCAL
 from tintype.settings import Part, Settings, plain
 from tintype.train.folder import RunFolder
+from tintype.wording import option, rendered
 
 Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"
@@ -60,16 +61,18 @@ class CardOptions:
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
-            raise UserError(f"--library {self.library}: it is one of {', '.join(get_args(Library))}")
+            raise UserError(f"{option('library', self.library)} is unknown", f"valid: {', '.join(get_args(Library))}")
         if self.license is not None and not _LICENSE.fullmatch(self.license):
             raise UserError(
-                f"--license {self.license}: write the identifier that the hub knows, in small letters, for example "
-                "apache-2.0 or cc-by-4.0"
+                f"{option('license', self.license)} is not the identifier of a licence",
+                "write the one that the hub knows, in small letters, for example apache-2.0 or cc-by-4.0",
             )
-        names = {"--base-model": [self.base_model], "--repo": [self.repo], "--dataset": self.datasets}
-        for option, name in ((option, name) for option, some in names.items() for name in some if name is not None):
+        names = {"base-model": [self.base_model], "repo": [self.repo], "dataset": self.datasets}
+        for of, name in ((of, name) for of, some in names.items() for name in some if name is not None):
             if not HUB_NAME.fullmatch(name):
-                raise UserError(f"{option} {name}: write the name of a repository of the hub, OWNER/NAME")
+                raise UserError(
+                    f"{option(of, name)} is not the name of a repository of the hub", "write it as OWNER/NAME"
+                )
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
     changed = [path for path, content in wanted.items() if path.exists() and path.read_bytes() != content]
     if changed and not overwrite:
         raise UserError(
-            f"{changed[0]} is there already and says something else; use --overwrite to replace it, or another --out"
+            f"{changed[0]} is there already and says something else",
+            f"use {option('overwrite')} to replace it, or another {option('out')}",
         )
     for path, content in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
 
 def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
     if options.license is None:
-        yield "no licence given: the card says that it is unknown; pass --license"
+        yield f"no licence given: the card says that it is unknown; pass {rendered(option('license'))}"
     if not record.evaluations:
         if record.older_evaluations:
             yield "none of the run's evaluations is of these weights, and the card has no scores"
@@ -202,7 +206,9 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
     if not record.evaluations or not (data.of_scenes or options.with_captions):
         return []
     if not data.at_hand:
-        raise UserError("--with-captions: the store that has the captions is not on this machine; leave it out")
+        raise UserError(
+            f"{option('with-captions')}: the store that has the captions is not on this machine", "leave it out"
+        )
     result = record.evaluations[0].result
     protocol, scored = result.protocol, scored_data(record.plan, result.protocol, result.step)
     RunFolder(record.path).check_identity(

@@ -23,6 +23,7 @@ from tintype.errors import UserError, as_user_error
 from tintype.pretrained.packages import optional_package
 from tintype.runtime.files import flush, read_checked, scratch_folder, sha256_of, write_checked, written_beside
 from tintype.runtime.locks import locked
+from tintype.wording import again
 
 INDEX = ".tintype-sync.json"
 """The file at the root of an object store's prefix that has the size and SHA-256 of each file."""
@@ -76,7 +77,7 @@ class Folder:
     def sizes(self) -> dict[str, int]:
         """Return the names and sizes of all files. Links are left out: they may lead anywhere."""
         if not self.path.is_dir():
-            raise UserError(f"{self.path} is no folder; give the folder of a study or a run")
+            raise UserError(f"{self.path} is no folder", "give the folder of a study or a run")
         found: dict[str, int] = {}
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path).as_posix()
@@ -135,7 +136,7 @@ class ObjectStore:
             try:
                 self._system = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False)
             except ImportError as error:
-                raise UserError(f"{protocol}:// needs a package ({error}): pip install 'tintype[{EXTRA}]'") from None
+                raise UserError(f"{protocol}:// needs a package ({error})", f"pip install 'tintype[{EXTRA}]'") from None
         self._root: str = self._system._strip_protocol(self.address)
         self._sizes: dict[str, int] = {}
         self._index: dict[str, dict[str, Any]] = {}
@@ -148,7 +149,7 @@ class ObjectStore:
         self._index = self._read_index() if INDEX in names else {}
         for name in names:
             if not is_safe(name):
-                raise UserError(f"{self.address} has a file named {name!r}, which leads out of a folder; remove it")
+                raise UserError(f"{self.address} has a file named {name!r}, which leads out of a folder", "remove it")
         self._sizes = {name: about["size"] for name, about in sorted(names.items()) if is_wanted(name)}
         return self._sizes
 
@@ -229,8 +230,8 @@ class ObjectStore:
         except Exception as error:
             reason = without_secrets(f"{type(error).__name__}: {error}")
             raise UserError(
-                f"{self.address} cannot be used ({reason}); check the address, the credentials and the network, then "
-                "run the same command again to resume"
+                f"{self.address} cannot be used ({reason})",
+                f"check the address, the credentials and the network, then {again()} again to resume",
             ) from None
 
 
@@ -239,17 +240,18 @@ def open_place(address: str) -> Place:
     protocol, found, rest = address.partition("://")
     if _LOGIN.search(address):
         raise UserError(
-            f"{without_secrets(address)} has a login in it; leave it out, and set the variables or files that the "
-            "store's own tools read (AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)"
+            f"{without_secrets(address)} has a login in it",
+            "leave it out, and set the variables or files that the "
+            "store's own tools read (AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)",
         )
     if not found or protocol == "file":
         with as_user_error(ValueError, f"cannot read {address!r}"):
             return Folder(Path(rest if found else address))
     if protocol not in STORES:
         valid = ", ".join(f"{one}://" for one in (*STORES, "file"))
-        raise UserError(f"{protocol}:// is not known; give a folder, or an address with {valid}")
+        raise UserError(f"{protocol}:// is not known", f"give a folder, or an address with {valid}")
     if not rest.strip("/"):
-        raise UserError(f"{address} names no bucket; give an address such as {protocol}://bucket/studies/mini")
+        raise UserError(f"{address} names no bucket", f"give an address such as {protocol}://bucket/studies/mini")
     return ObjectStore(address)
 
 

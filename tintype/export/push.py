@@ -23,9 +23,10 @@ from tintype.export.model_card import CARD
 from tintype.export.public import HUB_NAME
 from tintype.plan import plan_from_folder
 from tintype.train.folder import read_about
+from tintype.wording import again, option
 
-_LOG_IN = "log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then run the same command again"
-_AGAIN = "run the same command again: what is on the hub already is not sent twice"
+_LOG_IN = f"log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then {again()} again"
+_AGAIN = f"{again()} again: what is on the hub already is not sent twice"
 _SCORED = "evaluation"
 """Samples and their prompts, which may be captions of one's own data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
@@ -70,29 +71,30 @@ Consent = Callable[[Upload, Destination], bool]
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     """Return the files of a folder to upload. Refuse a folder that must not be published."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; `tintype export` writes one")
+        raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
     if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
         held = (folder / "plan.yaml").is_file() and holds(plan_from_folder(folder))
         form = "diffusers" if held else "tintype"
         raise UserError(
             f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints "
-            f"optimizer state. `tintype export {quote(str(folder))} --to {quote(form)} --out DIR --push {quote(repo)}` "
-            "writes a folder that can be published, and sends it"
+            "optimizer state",
+            f"`tintype export {quote(str(folder))} --to {quote(form)} --out DIR --push {quote(repo)}` "
+            "writes a folder that can be published, and sends it",
         )
     if not (folder / CARD).is_file():
-        raise UserError(f"{folder} has no card; `tintype card RUN --out {quote(str(folder / CARD))}` writes one")
+        raise UserError(f"{folder} has no card", f"`tintype card RUN --out {quote(str(folder / CARD))}` writes one")
     hidden, files, own = [], [], bool(read_about(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == _SCORED):
             hidden.append(name)
         elif path.is_symlink():
-            raise UserError(f"{path} is a link; put the file itself there: what a link leads to is easily overlooked")
+            raise UserError(f"{path} is a link", "put the file itself there: what a link leads to is easily overlooked")
         elif path.is_file():
             if path.suffix.lower() in _PICKLES or _is_pickle(path):
                 raise UserError(
-                    f"{path} is a pickle or may hold one, which can run code where it is loaded; publish safetensors, "
-                    "and take this file out of the folder"
+                    f"{path} is a pickle or may hold one, which can run code where it is loaded",
+                    "publish safetensors, and take this file out of the folder",
                 )
             files.append(name)
     return Upload(folder, tuple(files), tuple(hidden))
@@ -120,17 +122,17 @@ def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) ->
 def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
     """Log in as huggingface_hub is logged in, and check the repository; change nothing there."""
     if not HUB_NAME.fullmatch(repo):
-        raise UserError(f"{repo} is no name of a repository; write it as OWNER/NAME")
+        raise UserError(f"{repo} is no name of a repository", "write it as OWNER/NAME")
     token = get_token()
     if not token:
-        raise UserError(f"no token of the hub was found; {_LOG_IN}")
+        raise UserError("no token of the hub was found", _LOG_IN)
     api = HfApi(token=token, library_name="tintype")
     with _explained(api, repo):
         destination = _destination(api, repo, private)
     if private and not destination.private:
         raise UserError(
-            f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
-            "choose another name"
+            f"{repo} is there already and public, and {option('private')} was asked for",
+            "make it private in its settings, or choose another name",
         )
     return api, destination
 
@@ -149,8 +151,9 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
     lost = [name for name in upload.files if found.get(name) != sizes[name]]
     if lost:
         raise UserError(
-            f"{repo} does not have what was sent of {', '.join(lost[:5])}; does a .gitignore of the repository leave "
-            "it out, or did the folder change on the way? Fix this and rerun the command"
+            f"{repo} does not have what was sent of {', '.join(lost[:5])}",
+            "does a .gitignore of the repository leave "
+            "it out, or did the folder change on the way? Fix this and rerun the command",
         )
 
 
@@ -179,16 +182,17 @@ def _explained(api: HfApi, repo: str) -> Iterator[None]:
         answered = next((one for one in chain if isinstance(one, errors.HfHubHTTPError)), None)
         broken = next((one for one in chain if isinstance(one, (_HTTP_ERROR, OSError))), None)
         if answered is not None:
-            what = _advice(answered.response.status_code, repo)
+            what, fix = _advice(answered.response.status_code, repo)
         elif broken is not None:
-            what = (
-                f"{api.endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}. Without a "
-                "network, copy the folder to a machine that has one and push it there"
+            what = f"{api.endpoint} cannot be reached or broke off"
+            fix = (
+                f"check the connection, then {_AGAIN}. Without a network, copy the folder to a machine that has one "
+                "and push it there"
             )
         else:
-            what = f"huggingface_hub gave up; fix what it names, then {_AGAIN}"
+            what, fix = "huggingface_hub gave up", f"fix what it names, then {_AGAIN}"
         reason = _reason(answered or broken or chain[-1]).replace(str(api.token), "…")
-        raise UserError(f"pushing to {api.endpoint}/{repo}: {what} ({reason})") from None
+        raise UserError(f"pushing to {api.endpoint}/{repo}: {what} ({reason})", fix) from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -204,16 +208,17 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\s+", " ", first)[:300]
 
 
-def _advice(status: int, repo: str) -> str:
+def _advice(status: int, repo: str) -> tuple[str, str]:
+    """Return what a status of the hub means, and what to do."""
     owner = repo.partition("/")[0]
-    changed = f"somebody else changed the repository just now; {_AGAIN}"
-    own = f"the hub has a problem of its own ({status}); wait, then {_AGAIN}"
+    changed = "somebody else changed the repository just now", _AGAIN
+    own = f"the hub has a problem of its own ({status})", f"wait, then {_AGAIN}"
     known = {
-        401: f"the hub does not accept the token; {_LOG_IN}",
-        403: f"the token may not write there: is '{owner}' yours, and may the token write? Else {_LOG_IN}",
-        404: "the hub has no such repository, or none that this token may see; check the name",
+        401: ("the hub does not accept the token", _LOG_IN),
+        403: ("the token may not write there", f"is '{owner}' yours, and may the token write? Else {_LOG_IN}"),
+        404: ("the hub has no such repository, or none that this token may see", "check the name"),
         409: changed,
         412: changed,
-        429: f"the hub asks for fewer requests; wait some minutes, then {_AGAIN}",
+        429: ("the hub asks for fewer requests", f"wait some minutes, then {_AGAIN}"),
     }
-    return known.get(status, own if status >= 500 else f"the hub answered {status}")
+    return known.get(status, own if status >= 500 else (f"the hub answered {status}", ""))

@@ -223,7 +223,7 @@ def read_record(
     step = checkpoint.newest_whole_step(folder.checkpoints) or (lines[-1]["step"] if lines else 0)
     origin = read_origin(folder)
     if not step and origin is None:
-        raise UserError(f"{path} has not been trained for a step yet; `tintype train` first, then write its card")
+        raise UserError(f"{path} has not been trained for a step yet", "`tintype train` first, then write its card")
     runs = path.resolve().parent
     study = runs.parent if runs.name == "runs" and (runs.parent / "study.yaml").is_file() else None
     results = [read_result(file) for file in sorted((path / "evaluation").glob("*/result.json"))]

@@ -29,6 +29,7 @@ from tintype.train.folder import RunFolder, read_about
 from tintype.train.load import DTYPES, load_run
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
+from tintype.wording import option
 
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]
@@ -120,20 +121,22 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     if about:
         if ema_length is not None or weights not in (None, about["weights"]):
             raise UserError(
-                f"{run} is an exported model and has its {about['weights']} weights only; leave --weights and "
-                "--ema-length out, or export the run itself"
+                f"{run} is an exported model and has its {about['weights']} weights only",
+                f"leave {option('weights')} and {option('ema-length')} out, or export the run itself",
             )
         parts, step = load_run(run, "cpu")
         return Trained(parts, step, about["weights"])
     folder.check_plan(plan)
     if weights == "average" and plan.ema is None:
-        raise UserError(f"{run} keeps no average of its weights; use --weights raw")
+        raise UserError(f"{run} keeps no average of its weights", f"use {option('weights', 'raw')}")
     if weights == "raw" and ema_length is not None:
-        raise UserError("--ema-length is of an average, and --weights raw is none; leave one of them out")
+        raise UserError(
+            f"{option('ema-length')} is of an average, and {option('weights', 'raw')} is none", "leave one of them out"
+        )
     if not checkpoint.steps(folder.checkpoints):
         raise UserError(
-            f"{run} was never trained: it has no checkpoint; train it with "
-            f"`tintype train {quote(str(run / 'plan.yaml'))} --out {quote(str(run))}`"
+            f"{run} was never trained: it has no checkpoint",
+            f"train it with `tintype train {quote(str(run / 'plan.yaml'))} --out {quote(str(run))}`",
         )
     chosen: Weights = weights or ("raw" if plan.ema is None else "average")
     average = reconstruction(run, ema_length) if ema_length is not None else None
@@ -152,7 +155,7 @@ class Exported:
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole file, or nothing."""
     if out.suffix != _SUFFIX:
-        raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
+        raise UserError(f"{option('out', out)} has another ending", f"name a single file NAME{_SUFFIX}")
     refuse_existing(out)
     check_single_file(plan_from_folder(run), run)
     trained = load_trained(run, options.weights, options.ema_length)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import remove_unfinished, written_beside
+from tintype.wording import option
 
 
 def refuse_existing(target: Path) -> None:
@@ -16,7 +17,7 @@ def refuse_existing(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} is there already, and nothing is written over it; choose another --out")
+        raise UserError(f"{target} is there already, and nothing is written over it", f"choose another {option('out')}")
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def written_whole(target: Path) -> Iterator[Path]:
     """Yield a path to make a folder or a file at, which takes the target's name at the end."""
     refuse_existing(target)
     target = target.absolute()
-    with as_user_error(OSError, f"cannot write {target}", "make room or choose another --out"):
+    with as_user_error(OSError, f"cannot write {target}", f"make room or choose another {option('out')}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_unfinished(target.parent, glob.escape(target.name))
         with written_beside(target) as temporary:

@@ -17,6 +17,7 @@ from tintype.flow import path
 from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample, TimeDensity
 from tintype.settings import ExportForm, Obstacle
+from tintype.wording import setting, technique
 
 CLAMP = 0.05
 
@@ -33,7 +34,7 @@ class EpsilonPredictionSettings(ObjectivePart):
             yield Obstacle(
                 f"objective: {form} takes no prediction of the noise, and to convert it needs x_t and t, which no last "
                 "layer can add",
-                "--set objective.kind=velocity" if form == "PRXPipeline" else "--technique x-prediction",
+                setting("objective.kind", "velocity") if form == "PRXPipeline" else technique("x-prediction"),
             )
 
     def build(self, time: TimeDensity) -> EpsilonPrediction:

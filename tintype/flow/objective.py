@@ -12,6 +12,7 @@ from tintype.flow import path
 from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample, TimeDensity
 from tintype.settings import ExportForm, Obstacle
+from tintype.wording import technique
 
 
 class VelocitySettings(ObjectivePart):
@@ -25,7 +26,7 @@ class VelocitySettings(ObjectivePart):
             yield Obstacle(
                 "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the velocity "
                 "of pixels. x = x_t - t v also needs x_t and t, which no last layer can add",
-                "--technique x-prediction",
+                technique("x-prediction"),
             )
 
     def build(self, time: TimeDensity) -> VelocityObjective:

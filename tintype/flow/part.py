@@ -15,6 +15,7 @@ from tintype.flow.path import unshift_time
 from tintype.plugins.registry import is_built_in
 from tintype.seams import Draws, MainLoss, Objective, Router, TimeDensity, Weighting
 from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, ShiftBy, Since, shift_factor
+from tintype.wording import setting
 
 _NODES = 1 << 17
 
@@ -127,12 +128,12 @@ class ObjectivePart(Part):
             yield Obstacle(
                 f"objective: '{self.kind}' is of a plugin, and {where} does not know how its prediction becomes a "
                 "velocity",
-                "--set objective.kind=velocity",
+                setting("objective.kind", "velocity"),
             )
         if form == "PRXPipeline" and self.noise_scale != 1:
             yield Obstacle(
                 f"objective.noise_scale is {self.noise_scale:g}, and PRXPipeline starts from noise of deviation 1",
-                "--set objective.noise_scale=1.0",
+                setting("objective.noise_scale", 1.0),
             )
 
     def build(self, time: TimeDensity) -> Objective:

@@ -59,7 +59,8 @@ class RouteOptions(Settings):
         if first < 1:
             raise UserError(
                 f"dense: with {self.dense:g} of {steps} steps (train.steps) dense at the end, there is no step in "
-                "which tokens skip; lower dense, train longer, or take dense=1 for none at any step"
+                "which tokens skip",
+                "lower dense, train longer, or take dense=1 for none at any step",
             )
         return first
 

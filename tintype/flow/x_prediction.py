@@ -17,6 +17,7 @@ from tintype.flow import path
 from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample, TimeDensity
 from tintype.settings import ExportForm, Obstacle
+from tintype.wording import setting
 
 PRX_CLAMP = 0.05
 """The least t that `PRXPixelPipeline` divides by."""
@@ -35,13 +36,13 @@ class XPredictionSettings(ObjectivePart):
                 "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. "
                 "To convert one to the other needs x_t and t, which no last layer can add, and a pipeline of its "
                 "own would be code that the folder brings",
-                "--set objective.kind=velocity",
+                setting("objective.kind", "velocity"),
             )
         if form == "PRXPixelPipeline" and self.clamp != PRX_CLAMP:
             yield Obstacle(
                 f"objective.clamp is {self.clamp}, and PRXPixelPipeline divides by max(t, {PRX_CLAMP}): samples "
                 "would differ in steps with t below",
-                f"--set objective.clamp={PRX_CLAMP:g}",
+                setting("objective.clamp", f"{PRX_CLAMP:g}"),
             )
 
     def build(self, time: TimeDensity) -> XPrediction:

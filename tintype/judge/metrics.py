@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Final, Literal, get_args
 
 from tintype.errors import UserError
+from tintype.wording import option
 
 Direction = Literal["lower", "higher"]
 Kind = Literal["share", "distance", "loss", "raw"]
@@ -94,7 +95,7 @@ def parse_metric(text: str) -> tuple[str, Direction | None, Kind | None]:
             break
         name = parts[0]
     if not name:
-        raise UserError(f"--metric {text}: the name is missing; write {FORM}")
+        raise UserError(f"{option('metric', text)}: the name is missing", f"write {FORM}")
     return name, direction, kind
 
 
@@ -112,6 +113,7 @@ def unknown_direction(names: Sequence[str], where: str) -> UserError:
     """Return the error for metrics whose names do not tell which direction is better."""
     first = quote(f"{names[0]}:lower")
     return UserError(
-        f"{where}: is lower or higher better in {', '.join(names)}? The name does not tell. Name each metric that you "
-        f"want judged, as --metric {first} or with :higher; other columns are left out then"
+        f"{where}: is lower or higher better in {', '.join(names)}? The name does not tell",
+        f"name each metric that you want judged, as {option('metric', first)} or with :higher; other columns are left "
+        "out then",
     )

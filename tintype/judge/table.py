@@ -18,6 +18,7 @@ from statistics import median
 from tintype.config.strict import nearest
 from tintype.errors import UserError, as_user_error
 from tintype.judge.metrics import Metric, is_bookkeeping, metric_of, parse_metric, unknown_direction
+from tintype.wording import option
 
 _MOST_BYTES = 1 << 26
 _JSON = (".json", ".jsonl", ".ndjson")
@@ -56,17 +57,17 @@ def read_table(path: Path) -> Table:
     """Read a file: tab-separated by its name, JSON lines by its name, else CSV."""
     with as_user_error(OSError, str(path), "give a CSV, TSV or JSON lines file with a row for each run"):
         if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"{path} has more than {_MOST_BYTES >> 20} MiB; give a table with one row for each run")
+            raise UserError(f"{path} has more than {_MOST_BYTES >> 20} MiB", "give a table with one row for each run")
         content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8") from None
+        raise UserError(f"{path} is not text in UTF-8 ({error.reason})", "save it as CSV in UTF-8") from None
     is_json = path.suffix.lower() in _JSON
     rows = list(_json_rows(path, text) if is_json else _csv_rows(path, text))
     if not rows:
         raise UserError(
-            f"{path} has no rows; write one row for each run, with columns arm, seed and one for each metric"
+            f"{path} has no rows", "write one row for each run, with columns arm, seed and one for each metric"
         )
     return Table(str(path), list(dict.fromkeys(name for _, row in rows for name in row)), rows)
 
@@ -85,12 +86,12 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]
             if not columns:
                 columns = [cell.strip() for cell in cells]
                 if twice := [name for name in columns if name and columns.count(name) > 1]:
-                    raise UserError(f"{path}: two columns are named '{twice[0]}'; rename one")
+                    raise UserError(f"{path}: two columns are named '{twice[0]}'", "rename one")
                 continue
             if len(cells) > len(columns):
                 raise UserError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} columns; quote a cell with "
-                    "the separator in it, and write numbers with a point"
+                    f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} columns",
+                    "quote a cell with the separator in it, and write numbers with a point",
                 )
             yield reader.line_num, {name: cell.strip() for name, cell in zip(columns, cells, strict=False) if name}
 
@@ -110,7 +111,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object
                     parsed.append((line, json.loads(one)))
     for line, row in parsed:
         if not isinstance(row, dict):
-            raise UserError(f"{path}, line {line}: give an object with keys arm, seed and one for each metric")
+            keys = "arm, seed and one for each metric"
+            raise UserError(f"{path}, line {line} is not an object", f"give one with the keys {keys}")
         yield line, row
 
 
@@ -118,7 +120,7 @@ def runs_of(
     table: Table, metrics: Sequence[str], primary: Sequence[str], arm_column: str = "arm", seed_column: str = "seed"
 ) -> Runs:
     """Return the runs of a table. `metrics` are as on the command line; all numeric columns if there are none."""
-    _check_columns(table, {"--arm-column": arm_column, "--seed-column": seed_column})
+    _check_columns(table, {"arm-column": arm_column, "seed-column": seed_column})
     own = (arm_column, seed_column)
     chosen, left_out = _choose(table, metrics, primary, own)
     lines: dict[tuple[str, str], int] = {}
@@ -127,11 +129,11 @@ def runs_of(
         arm, seed = _label(row.get(arm_column)), _seed(row.get(seed_column))
         for name, label in zip(own, (arm, seed), strict=True):
             if not label:
-                raise UserError(f"{table.place(line)}: column '{name}' is empty; give every run its arm and its seed")
+                raise UserError(f"{table.place(line)}: column '{name}' is empty", "give every run its arm and its seed")
         if (arm, seed) in lines:
             raise UserError(
-                f"{table.place(line)}: arm '{arm}' has seed {seed} in line {lines[arm, seed]} already; keep one row of "
-                "each run, the last one of a log by steps, or name another --seed-column"
+                f"{table.place(line)}: arm '{arm}' has seed {seed} in line {lines[arm, seed]} already",
+                f"keep one row of each run, the last one of a log by steps, or name another {option('seed-column')}",
             )
         lines[arm, seed] = line
         numbers = {metric.name: _number(table, line, metric.name, row.get(metric.name)) for metric in chosen}
@@ -140,10 +142,12 @@ def runs_of(
 
 
 def _check_columns(table: Table, wanted: Mapping[str, str]) -> None:
-    for option, name in wanted.items():
+    for of, name in wanted.items():
         if name not in table.columns:
             there = ", ".join(table.columns)
-            raise UserError(f"{table.name} has no column '{name}'; name it by {option}. Its columns are: {there}")
+            raise UserError(
+                f"{table.name} has no column '{name}'", f"name it by {option(of)}. Its columns are: {there}"
+            )
 
 
 def _choose(
@@ -155,8 +159,8 @@ def _choose(
     asked = dict.fromkeys([*parsed, *primary])
     for name in asked:
         if name not in columns:
-            option = "--metric" if name in parsed else "--primary"
-            raise UserError(f"{table.name} has no column '{name}' for {option}; {nearest(name, columns)}")
+            of = option("metric" if name in parsed else "primary")
+            raise UserError(f"{table.name} has no column '{name}' for {of}", nearest(name, columns))
     if not parsed:
         numeric = [name for name in columns if _is_numeric(table, name) and not is_bookkeeping(name)]
         asked = dict.fromkeys([*numeric, *primary])
@@ -201,7 +205,7 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
     number = _parsed(cell)
     if number is None:
         fix = "write a number with a point, nan for a run that diverged, and leave the cell of a missing one empty"
-        raise UserError(f"{table.place(line)}: column '{name}': {str(cell)[:40]!r} is not a number; {fix}")
+        raise UserError(f"{table.place(line)}: column '{name}': {str(cell)[:40]!r} is not a number", fix)
     return number if math.isfinite(number) else math.nan
 
 
@@ -217,7 +221,7 @@ def checked(metric: Metric, values: Values, where: str) -> Metric:
         if (value := of_run.get(metric.name)) is not None and math.isfinite(value)
     ]
     if not known:
-        raise UserError(f"{where}: '{metric.name}' has no finite value; leave it out, or write its numbers")
+        raise UserError(f"{where}: '{metric.name}' has no finite value", "leave it out, or write its numbers")
     if metric.kind == "share" or (metric.kind == "raw" and not metric.kind_given):
         _refuse_two_units(metric, known, where)
     outside = [(value, arm) for value, arm in known if not 0 <= value <= 1]
@@ -227,8 +231,8 @@ def checked(metric: Metric, values: Values, where: str) -> Metric:
         return replace(metric, kind="raw")
     value, arm = outside[0]
     raise UserError(
-        f"{where}: '{metric.name}' is {value:g} in arm '{arm}', and a share lies between 0 and 1; divide percentages "
-        f"by 100, or declare it as --metric {_as_raw(metric)}"
+        f"{where}: '{metric.name}' is {value:g} in arm '{arm}', and a share lies between 0 and 1",
+        f"divide percentages by 100, or declare it as {option('metric', _as_raw(metric))}",
     )
 
 
@@ -242,8 +246,9 @@ def _refuse_two_units(metric: Metric, known: Sequence[tuple[float, str]], where:
         names = [", ".join(dict.fromkeys(arm for _, arm in group)) for group in (small, large)]
         raise UserError(
             f"{where}: '{metric.name}' seems to be in two units: about {median(groups[0]):.3g} in {names[0]} and about "
-            f"{median(groups[1]):.3g} in {names[1]}. Write all of them as shares, or all as percentages; if they are "
-            f"right, declare --metric {_as_raw(metric)}"
+            f"{median(groups[1]):.3g} in {names[1]}",
+            "write all of them as shares, or all as percentages; if they are "
+            f"right, declare {option('metric', _as_raw(metric))}",
         )
 
 

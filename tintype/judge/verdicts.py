@@ -19,6 +19,7 @@ from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE, Estimate
 from tintype.study.stats.family import UNSTABLE, confidence_of, weights_of
 from tintype.study.stats.pairing import Correlation, correlations, estimate_arm
+from tintype.wording import option
 
 Verdict = Literal[
     "better",
@@ -108,11 +109,11 @@ class Judgement:
         """Return the row of an arm, or of an arm and a metric where there are several."""
         arm, metric = (key, self.metrics[0].name) if isinstance(key, str) else key
         if isinstance(key, str) and len(self.metrics) > 1:
-            raise UserError(f"there are several metrics; ask for ['{arm}', '{metric}']")
+            raise UserError("there are several metrics", f"ask for ['{arm}', '{metric}']")
         for row in self.verdicts:
             if (row.arm, row.metric) == (arm, metric):
                 return row
-        raise UserError(f"no arm '{arm}' with metric '{metric}'; {nearest(arm, self.arms)}")
+        raise UserError(f"no arm '{arm}' with metric '{metric}'", nearest(arm, self.arms))
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.verdicts)
@@ -269,12 +270,14 @@ def _kinds(metrics: Iterable[Metric]) -> list[str]:
 def choose_baseline(arms: Collection[str], given: str | None, where: str) -> str:
     """Return the baseline: the arm that is given, or one called `baseline`."""
     if given is None and BASELINE not in arms:
-        raise UserError(f"{where}: no arm is called 'baseline'; name it by --baseline. The arms are: {', '.join(arms)}")
+        raise UserError(
+            f"{where}: no arm is called 'baseline'", f"name it by {option('baseline')}. The arms are: {', '.join(arms)}"
+        )
     baseline = BASELINE if given is None else given
     if baseline not in arms:
-        raise UserError(f"{where}: no arm is called '{baseline}', for --baseline; {nearest(baseline, arms)}")
+        raise UserError(f"{where}: no arm is called '{baseline}', for {option('baseline')}", nearest(baseline, arms))
     if len(arms) < 2:
-        raise UserError(f"{where}: '{baseline}' is the only arm; add the runs of an arm to compare with it")
+        raise UserError(f"{where}: '{baseline}' is the only arm", "add the runs of an arm to compare with it")
     return baseline
 
 

@@ -1,1 +1,28 @@
 """The library's surface: `import tintype` gives the names of this room, and the commands call the same functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from tintype.errors import UserError
+from tintype.runtime.notes import notes_in
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def for_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with arguments in its errors and notes where those of the command line have options."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with notes_in("python"):
+                return function(*args, **kwargs)
+        except UserError as error:
+            error.speak("python")
+            raise
+
+    return called

@@ -14,6 +14,7 @@ from tintype.judge.page import write_page
 from tintype.judge.table import Runs, checked, read_table, runs_of
 from tintype.judge.verdicts import BASELINE, Judgement, choose_baseline, judge_runs
 from tintype.study.effect import parse_effect
+from tintype.wording import option
 
 OfSeeds: TypeAlias = Mapping[int, float] | Sequence[float]
 """Values by seed, or a list of the values of seeds 0, 1, 2 and so on."""
@@ -53,7 +54,7 @@ def judge(
     table = read_table(Path(path))
     runs = runs_of(table, _texts(metric), _texts(primary), arm_column, seed_column)
     chosen = choose_baseline(list(runs.values), baseline, table.name)
-    found = judge_runs(runs, chosen, parse_effect(str(margin), "--margin"), table.name)
+    found = judge_runs(runs, chosen, parse_effect(str(margin), option("margin", margin)), table.name)
     if out is not None:
         write_page(found, Path(out))
     return found
@@ -83,16 +84,16 @@ def estimate(
         UserError: the baseline is missing, a value is not a number, or nothing says which direction is better.
     """
     if not isinstance(values, Mapping) or not values:
-        raise UserError(f'{_PLACE}: give values by arm, as {{"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}}')
+        raise UserError(f"{_PLACE}: no values", 'give them by arm, as {"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}')
     parsed = {str(arm): _by_seed(str(arm), given) for arm, given in values.items()}
     chosen = choose_baseline(list(parsed), baseline, _PLACE)
     names = dict.fromkeys(name for by_seed in parsed.values() for of_run in by_seed.values() for name in of_run)
     asked = _texts(primary)
     if missing := [name for name in asked if name not in names]:
-        raise UserError(f"{_PLACE}: --primary {missing[0]}: no such metric; there are {', '.join(names)}")
+        raise UserError(f"{_PLACE}: {option('primary', missing[0])}: no such metric", f"there are {', '.join(names)}")
     metrics = [_metric(name, direction, kind, name in asked) for name in names]
     runs = Runs(parsed, [checked(metric, parsed, _PLACE) for metric in metrics])
-    return judge_runs(runs, chosen, parse_effect(str(margin), "--margin"))
+    return judge_runs(runs, chosen, parse_effect(str(margin), option("margin", margin)))
 
 
 def _texts(given: str | Sequence[str]) -> list[str]:
@@ -104,10 +105,12 @@ def _metric(name: str, direction: Any, kind: Any, primary: bool) -> Metric:
     scale = kind.get(name) if isinstance(kind, Mapping) else kind
     for what, one, valid in (("direction", way, DIRECTIONS), ("kind", scale, KINDS)):
         if one is not None and one not in valid:
-            raise UserError(f"{_PLACE}: {what} {one!r} of '{name}': use one of {', '.join(valid)}")
+            raise UserError(f"{_PLACE}: {what} {one!r} of '{name}' is unknown", f"use one of {', '.join(valid)}")
     found = metric_of(name, way, scale, primary)
     if found is None:
-        raise UserError(f"{_PLACE}: say whether lower or higher is better in '{name}', as direction=\"higher\"")
+        raise UserError(
+            f"{_PLACE}: is lower or higher better in '{name}'? The name does not tell", 'say it, as direction="higher"'
+        )
     return found
 
 
@@ -122,7 +125,7 @@ def _by_seed(arm: str, given: object) -> dict[str, dict[str, float | None]]:
         for seed, value in pairs:
             found.setdefault(str(seed), {})[str(name)] = _number(arm, seed, value)
     if not found:
-        raise UserError(f"{_PLACE}: arm '{arm}' has no runs; leave it out, or give its values")
+        raise UserError(f"{_PLACE}: arm '{arm}' has no runs", "leave it out, or give its values")
     return found
 
 

@@ -28,10 +28,10 @@ def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
         UserError: there is no such recipe or file, or a setting is not valid.
     """
     check_texts("load_plan", settings, '"train.steps=100"')
-    name, unnamed = str(recipe), [""] * len(settings)
+    name = str(recipe)
     if name not in recipes.names("plans") and Path(name).is_dir():
-        return plan_from_document(Document(name, plain(plan_from_folder(Path(name)))), settings, unnamed)
-    return read_plan(name, settings, unnamed)
+        return plan_from_document(Document(name, plain(plan_from_folder(Path(name)))), settings)
+    return read_plan(name, settings)
 
 
 def plan_of(plan: AnyPlan) -> Plan:
@@ -56,4 +56,4 @@ def check_texts(function: str, given: Sequence[object], example: str) -> None:
     """Refuse arguments that are no texts, for example a dictionary or a list."""
     for one in given:
         if not isinstance(one, str):
-            raise UserError(f"{function}: give texts, each as {example}; {one!r} is of type {type(one).__name__}")
+            raise UserError(f"{function}: {one!r} is of type {type(one).__name__}", f"give texts, each as {example}")

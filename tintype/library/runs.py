@@ -19,8 +19,8 @@ from tintype.evaluation.presets import PRESET, default_protocol, protocol_of
 from tintype.evaluation.progress import OnScoring
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult
+from tintype.library import for_python
 from tintype.library.plans import AnyPlan, plan_of
-from tintype.library.words import for_python
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.sampling.generate import SamplerSettings, Size
@@ -29,6 +29,7 @@ from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
 from tintype.train.reconstruct import reconstruction
 from tintype.train.steps import Progress
+from tintype.wording import option
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +95,7 @@ class Run:
         """
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         if not listed or count < 1:
-            raise UserError("nothing to sample: give one prompt or more, and a count of 1 or more")
+            raise UserError("nothing to sample", "give one prompt or more, and a count of 1 or more")
         guided = {"kind": self.plan.sampling.guidance, "scale": guidance}
         values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
         settings = parse(SamplerSettings, Document("sample", values))
@@ -181,7 +182,10 @@ def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None
         task = choose_run(folder, arm, seed)
         folder, chosen = task.trained_folder(), task.arm
     elif arm is not None or seed is not None:
-        raise UserError(f"--arm and --arm-seed choose a run of a study; {folder} is none: it has no study.yaml")
+        raise UserError(
+            f"{option('arm')} and {option('arm-seed')} choose a run of a study; {folder} is none: it has no study.yaml",
+            "leave them out",
+        )
     step = max(checkpoint.steps(RunFolder(folder).checkpoints), default=0)
     return Run(folder, plan_from_folder(folder), step, chosen)
 

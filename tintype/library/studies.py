@@ -157,11 +157,13 @@ def make_study(
         UserError: a setting is not valid, or an arm changes nothing or more than it declares.
     """
     if own := {"recipe", "set", "resolutions"} & set(settings):
-        raise UserError(f"{min(own)}: the baseline is a plan here; change it with load_plan, or write a study file")
+        raise UserError(f"{min(own)}: the baseline is a plan here", "change it with load_plan, or write a study file")
     if not isinstance(arms, Mapping):
-        raise UserError(f'make_study: give arms by name, as {{"bigger": "train.batch=64"}}; {arms!r} has no names')
+        raise UserError(f"make_study: {arms!r} has no names", 'give arms by name, as {"bigger": "train.batch=64"}')
     if not isinstance(seeds, Mapping | Sequence):
-        raise UserError(f'make_study: give seeds as [0, 1, 2] or {{"first": 4, "most": 16}}; {seeds!r} is neither')
+        raise UserError(
+            f"make_study: {seeds!r} is not a list of seeds", 'give seeds as [0, 1, 2] or {"first": 4, "most": 16}'
+        )
     changes = {arm: [given] if isinstance(given, str) else given for arm, given in arms.items()}
     for arm, specs in changes.items():
         check_texts(f"make_study: arm '{arm}'", specs, '"muon"')
@@ -225,7 +227,7 @@ def load_results(path: str | PathLike[str]) -> Results:
     file = Path(path)
     file = file / _RESULTS if file.is_dir() else file
     if not file.is_file():
-        raise UserError(f"{file} does not exist; give the folder of a study that was run to its report")
+        raise UserError(f"{file} does not exist", "give the folder of a study that was run to its report")
     return Results(file.parent, read_results_file(file))
 
 

@@ -70,7 +70,7 @@ class AttentionTerm(LossTerm):
     def ready(self) -> str:
         teacher = self._settings.teacher.build(self._context.grid, self._context.device)
         if not isinstance(teacher, TransformersTeacher):
-            raise UserError(f"attention: {teacher.words} has no attention; take dinov2, dinov3 or transformers")
+            raise UserError(f"attention: {teacher.words} has no attention", "take dinov2, dinov3 or transformers")
         teacher.check_attention(self._settings.layers)
         self._teacher = teacher
         return teacher.identity

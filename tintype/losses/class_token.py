@@ -116,6 +116,7 @@ def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Dr
     if class_BT is None or class_BT.shape[1] != width:
         found = "none" if class_BT is None else f"one of {class_BT.shape[1]} numbers"
         raise UserError(
-            f"model.class_token is {width}, but the teacher gives {found}; set model.class_token to the teacher's width"
+            f"model.class_token is {width}, but the teacher gives {found}",
+            "set model.class_token to the teacher's width",
         )
     return interpolate(class_BT, class_noise(draws, width), t_B)

@@ -45,7 +45,9 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
 
     def build(self, context: LossContext) -> IrepaTerm:
         if context.grid == (1, 1):
-            raise UserError("irepa: a denoiser with a single token has no spatial structure; make model.patch smaller")
+            raise UserError(
+                "irepa: a denoiser with a single token has no spatial structure", "make model.patch smaller"
+            )
         return IrepaTerm(self, context)
 
 

@@ -17,12 +17,13 @@ from tintype.losses.perceptual import Distance, resized
 from tintype.settings import PathText, Settings
 from tintype.vision.lpips import SMALLEST_PX, Net
 from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
+from tintype.wording import setting
 
 
 class PerceptualSettings(Settings):
     """A distance of features beside that of pixels. The default, none, needs no download."""
 
-    way_out: ClassVar[str] = "Or train without: --set perceptual.kind=none (or scenes)"
+    way_out: ClassVar[str] = f"Or train without: {setting('perceptual.kind', 'none')} (or scenes)"
 
     kind: Literal["none", "scenes", "lpips"] = Field(
         "none", description="scenes: the packaged scene encoder; lpips: needs its weights"
@@ -44,7 +45,7 @@ class PerceptualSettings(Settings):
         try:
             return load_distance(self.net, device, self.weights)
         except UserError as error:
-            raise UserError(f"{error}\n{self.way_out}") from None
+            raise UserError(error.marked, f"\n{self.way_out}") from None
 
 
 class SceneDistance:

@@ -82,8 +82,8 @@ class FeaturePair:
         wide_NF = _checked("fake", fake_NF, self.reference.device)
         if wide_NF.shape[1] != self.reference.size:
             raise UserError(
-                f"fake features have {wide_NF.shape[1]} numbers and real ones {self.reference.size}; "
-                "take both from the same encoder"
+                f"fake features have {wide_NF.shape[1]} numbers and real ones {self.reference.size}",
+                "take both from the same encoder",
             )
         self.points = Points.about(self.reference.mean_F, wide_NF)
         self.copy_N = None if copy_N is None else copy_N.to(self.reference.device)

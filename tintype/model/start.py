@@ -70,8 +70,8 @@ class ArmStart(StartPart):
     def parent(self, run: Path) -> Path:
         if self.plan is None:
             raise UserError(
-                f"start.name: '{self.name}' is an arm, and only a study knows its arms; run the study with `tintype "
-                "ablate`, or start from a folder: start.kind=run, start.folder=DIR"
+                f"start.name: '{self.name}' is an arm, and only a study knows its arms",
+                "run the study with `tintype ablate`, or start from a folder: start.kind=run, start.folder=DIR",
             )
         return run.parent / self.plan
 

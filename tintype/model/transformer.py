@@ -43,6 +43,7 @@ from tintype.runtime.copies import Copy
 from tintype.runtime.graphs import Graphs, memory_bytes
 from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
+from tintype.wording import setting
 
 if TYPE_CHECKING:
     from tintype.model.fused.block import FusedBlock
@@ -226,7 +227,7 @@ class Transformer(nn.Module):
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
             if self.settings.kernels == "fused" and reason:
-                raise UserError(f"model.kernels is fused, but {reason}; use --set model.kernels=auto")
+                raise UserError(f"model.kernels is fused, but {reason}", f"use {setting('model.kernels', 'auto')}")
             self._fused[device] = self.settings.kernels != "plain" and not reason
             if self.settings.compile and not self._fused[device]:
                 for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph

@@ -125,8 +125,8 @@ class MuonSettings(OptimizerPart):
         for beginning in self.matrices:
             if not any(name.startswith(beginning) for name in found):
                 raise UserError(
-                    f"optimizer.matrices: no 2-D weight has a name that begins with '{beginning}'; names begin with "
-                    + ", ".join(sorted({".".join(name.split(".")[:2]) + "." for name in named}))
+                    f"optimizer.matrices: no 2-D weight has a name that begins with '{beginning}'",
+                    "names begin with " + ", ".join(sorted({".".join(name.split(".")[:2]) + "." for name in named})),
                 )
         return found
 

@@ -22,6 +22,7 @@ from typing import Any
 from tintype.errors import UserError, as_user_error
 from tintype.plugins import registry
 from tintype.plugins.registry import GROUPS, Added, Plugin
+from tintype.wording import option
 
 VARIABLE = "TINTYPE_PLUGINS"
 """The variable of the environment with the paths of plugin files. Processes that a command starts inherit it."""
@@ -55,7 +56,8 @@ def load_environment() -> None:
         if pin and (sha256 := _sha256_of(Path(path))) != pin:
             raise UserError(
                 f"the plugin {path} was changed after the command that started this process had loaded it (sha256 "
-                f"{pin[:12]}… then, {sha256[:12]}… now); put it back, or stop that command and begin it again"
+                f"{pin[:12]}… then, {sha256[:12]}… now)",
+                "put it back, or stop that command and begin it again",
             )
         _load_file(Path(path))
         _name_in_environment()
@@ -126,7 +128,7 @@ def _sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes:
-    with as_user_error(OSError, f"--plugin {path}"):
+    with as_user_error(OSError, option("plugin", path)):
         return path.read_bytes()
 
 
@@ -134,13 +136,18 @@ def _load_file(path: Path) -> Plugin:
     place = str(path.resolve())
     if (there := _files.get(path.name)) is not None:
         if there.place != place:
-            raise UserError(f"--plugin {path}: {there.place} has the same name; give one of them another")
+            raise UserError(f"{option('plugin', path)}: {there.place} has the same name", "give one of them another")
         return there  # as it was when this process loaded it
     name = path.name.removesuffix(".py")
     if path.suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
-        raise UserError(f"--plugin {path}: give a Python file whose name is a word, as my_ideas.py")
+        raise UserError(
+            f"{option('plugin', path)} does not name a module",
+            "give a Python file whose name is a word, as my_ideas.py",
+        )
     if os.pathsep in place:
-        raise UserError(f"--plugin {path}: '{os.pathsep}' in its path separates files in {VARIABLE}; move the file")
+        raise UserError(
+            f"{option('plugin', path)}: '{os.pathsep}' in its path separates files in {VARIABLE}", "move the file"
+        )
     content = _read(path)
     plugin = Plugin(path.name, hashlib.sha256(content).hexdigest(), place=place)
     _loading.append(place)
@@ -164,13 +171,13 @@ def _execute(content: bytes, name: str, path: Path, place: str) -> ModuleType:
     try:
         exec(compile(content, place, "exec"), vars(module))
     except UserError as error:
-        raise UserError(f"--plugin {path}: {error}") from None
+        raise error.at(option("plugin", path)) from None
     except SyntaxError as error:
-        raise UserError(f"--plugin {path}, line {error.lineno}: {error.msg}") from None
+        raise UserError(f"{option('plugin', path)}, line {error.lineno}: {error.msg}") from None
     except Exception as error:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
         line = f", line {own[-1]}" if own else ""
-        raise UserError(f"--plugin {path}{line}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{option('plugin', path)}{line}: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -182,7 +189,9 @@ def _add_parts(module: ModuleType, plugin: Plugin) -> None:
             found += 1
     if not found:
         names = ", ".join(group.upper() for group in GROUPS)
-        raise UserError(f"--plugin {plugin.place}: it adds nothing; it needs one of {names} (docs/plugins.md)")
+        raise UserError(
+            f"{option('plugin', plugin.place)}: it adds nothing", f"it needs one of {names} (docs/plugins.md)"
+        )
 
 
 def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any]]:
@@ -208,7 +217,8 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
     except Exception as error:
         raise UserError(
             f"the package {plugin.name} has the {registry.words(group)} '{entry.name}', which cannot be loaded from "
-            f"{entry.value} ({type(error).__name__}: {error}); update or uninstall {plugin.name}"
+            f"{entry.value} ({type(error).__name__}: {error})",
+            f"update or uninstall {plugin.name}",
         ) from error
     registry.add(group, entry.name, part, plugin)
 

@@ -12,6 +12,7 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.plugins.load import VARIABLE, added, load_packages, loaded
 from tintype.plugins.registry import Plugin, is_built_in
 from tintype.runtime.files import read_checked
+from tintype.wording import option
 
 FILE = "plugins.json"
 """The record's file, in the folder of a run or a study."""
@@ -34,13 +35,13 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
     """Raise unless each recorded plugin is loaded, with the recorded hash."""
     for name, about in recorded.items():
         if (plugin := _loaded(name, about)) is None:
-            raise UserError(_missing(folder, name, about))
+            raise _missing(folder, name, about)
         if plugin.sha256 != about["sha256"]:
             of = f"{name} {about['version']}" if about.get("version") else name
             where = plugin.place or f"{name} {plugin.version}"
             raise UserError(
-                f"{folder} was made with the plugin {of} of sha256 {about['sha256']}, and {where} has "
-                f"{plugin.sha256}; give it as it was then, or begin anew with another --out"
+                f"{folder} was made with the plugin {of} of sha256 {about['sha256']}, and {where} has {plugin.sha256}",
+                f"give it as it was then, or begin anew with another {option('out')}",
             )
 
 
@@ -56,7 +57,8 @@ def naming_missing_plugin(folder: Path) -> Iterator[None]:
         lost = [name for name, about in recorded.items() if _loaded(name, about) is None]
         if not lost:
             raise
-        raise UserError(f"{_missing(folder, lost[0], recorded[lost[0]])}\n{error}") from None
+        problem, fix = _missing(folder, lost[0], recorded[lost[0]]).parts
+        raise UserError(problem, f"{fix}\n{error.marked}") from None
 
 
 def _about(plugin: Plugin) -> dict[str, str]:
@@ -71,9 +73,9 @@ def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
     return loaded().get(name)
 
 
-def _missing(folder: Path, name: str, about: Mapping[str, str]) -> str:
+def _missing(folder: Path, name: str, about: Mapping[str, str]) -> UserError:
     if version := about.get("version"):
         way = f"install it, for example `pip install {quote(f'{name}=={version}')}`"
     else:
         way = f"name the file before the command, `tintype --plugin {quote(name)} …`, or in {VARIABLE}"
-    return f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), which is not loaded; {way}"
+    return UserError(f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), which is not loaded", way)

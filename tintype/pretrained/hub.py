@@ -183,7 +183,8 @@ class Checkpoint:
         if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
             raise UserError(
                 f"{self.words}: its tokenizer has {len(ids)} tokens with ids to {max(ids, default=0)}, but its text "
-                f"network a table of {vocabulary}, so texts would be misread; {_TOKENIZER_ADVICE}"
+                f"network a table of {vocabulary}, so texts would be misread",
+                _TOKENIZER_ADVICE,
             )
         self._hold_files(*_TOKENIZER_FILES)
         return tokenizer
@@ -240,7 +241,9 @@ class Checkpoint:
 
     def check_folder(self) -> None:
         if self.folder is not None and not self.folder.is_dir():
-            raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
+            raise UserError(
+                f"there is no folder {self.folder}", "name a folder with a model, or a repository of the hub"
+            )
 
     def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
         """Load the weights into a network; refuse a checkpoint that lacks some, and one that has changed on the hub.
@@ -254,8 +257,8 @@ class Checkpoint:
         missing = loading["missing_keys"]
         if lacking := [name for name in sorted(missing) if not set(unused) & set(name.split("."))]:
             raise UserError(
-                f"{self.words} lacks weights of its network, which would be left random: {', '.join(lacking[:3])}; is "
-                "it the whole checkpoint?"
+                f"{self.words} lacks weights of its network, which would be left random: {', '.join(lacking[:3])}",
+                "is it the whole checkpoint?",
             )
         if files := self._weight_files():
             self._hold_files(*files)
@@ -290,8 +293,8 @@ class Checkpoint:
         folder = self.folder / self.subfolder
         if not any(folder.glob("*.safetensors")):
             raise UserError(
-                f"{folder} has no .safetensors file, and other formats are not read, since they can run code; "
-                "load the model once with transformers and write it with save_pretrained"
+                f"{folder} has no .safetensors file, and other formats are not read, since they can run code",
+                "load the model once with transformers and write it with save_pretrained",
             )
         _check_json(folder, "model.safetensors.index.json")
 
@@ -301,7 +304,7 @@ class Checkpoint:
         folder = self.folder / self.subfolder
         if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
             wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
-            raise UserError(f"{folder} has no tokenizer for texts (one of {wanted}); {_TOKENIZER_ADVICE}")
+            raise UserError(f"{folder} has no tokenizer for texts (one of {wanted})", _TOKENIZER_ADVICE)
         _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 
@@ -344,7 +347,7 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
                 "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
                 "(`hf auth login`), or give the path of a local copy as its source"
             )
-        raise UserError(f"cannot load {checkpoint.words}: {first}\n{remedy}") from error
+        raise UserError(f"cannot load {checkpoint.words}: {first}", f"\n{remedy}") from error
 
 
 def why_unreachable() -> str:

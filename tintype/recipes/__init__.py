@@ -26,27 +26,28 @@ def find(kind: str, name: str) -> Document:
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_file(path)
     if path.is_dir():
-        raise UserError(_folder_words(kind, path))
+        raise _folder_given(kind, path)
     if kind == "plans" and name in names("studies"):
         raise UserError(
-            f"'{name}' is a study and no recipe: `tintype ablate {quote(name)} --out DIR` runs it, and with --dry-run "
-            "shows its arms and what they cost"
+            f"'{name}' is a study and no recipe",
+            f"`tintype ablate {quote(name)} --out DIR` runs it, and with `--dry-run` shows its arms and what they cost",
         )
     if kind == "studies" and name in names("plans"):
-        raise UserError(f"'{name}' is a recipe and no study: `tintype train {quote(name)} --out DIR` trains it")
+        raise UserError(f"'{name}' is a recipe and no study", f"`tintype train {quote(name)} --out DIR` trains it")
     singular = {"plans": "recipe", "studies": "study", "protocols": "protocol", "data": "preset"}[kind]
-    raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")
+    raise UserError(f"unknown {singular} '{name}'", f"{nearest(name, names(kind))} (or give the path of a .yaml file)")
 
 
-def _folder_words(kind: str, folder: Path) -> str:
-    """Return what to give in place of a folder."""
+def _folder_given(kind: str, folder: Path) -> UserError:
+    """Return the error that says what to give in place of a folder."""
     if (folder / "study.yaml").is_file():
         again = f"`tintype ablate {quote(str(folder))} --out DIR` runs it again"
-        return f"{folder} is the folder of a study; its baseline's plan is {folder / 'baseline.yaml'}, and {again}"
+        baseline = folder / "baseline.yaml"
+        return UserError(f"{folder} is the folder of a study", f"its baseline's plan is {baseline}, and {again}")
     if (folder / "plan.yaml").is_file():
-        return f"{folder} is the folder of a run; its plan is {folder / 'plan.yaml'}"
+        return UserError(f"{folder} is the folder of a run", f"its plan is {folder / 'plan.yaml'}")
     what = "a study (no study.yaml)" if kind == "studies" else "a run (no plan.yaml)"
-    return f"{folder} is a folder and not that of {what}; give a name, or the path of a .yaml file"
+    return UserError(f"{folder} is a folder and not that of {what}", "give a name, or the path of a .yaml file")
 
 
 def describe(kind: str, name: str) -> str:

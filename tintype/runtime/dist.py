@@ -24,6 +24,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.runtime import activity
 from tintype.runtime.identity import shown
+from tintype.wording import again
 
 T = TypeVar("T")
 
@@ -103,14 +104,14 @@ class World:
         if self.size == 1:
             yield
             return
-        found = ""
+        found: tuple[str, str] | None = None
         try:
             yield
         except UserError as error:
-            found = str(error) or "failed"
-        errors = list(filter(None, self.all_gather(found)))
+            found = error.parts
+        errors = [parts for parts in self.all_gather(found) if parts is not None]
         if errors:
-            raise UserError(errors[0])
+            raise UserError(*errors[0])
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the JSON values of all ranks, in their order."""
@@ -318,8 +319,8 @@ def _meet() -> None:
         if local:  # the first one says it
             raise SystemExit(2)
         raise UserError(
-            f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs; "
-            f"start it with --nproc-per-node {gpus}"
+            f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs",
+            f"start it with `--nproc-per-node {gpus:d}`",
         )
     if gpus:
         torch.cuda.set_device(local)
@@ -337,13 +338,13 @@ def _part() -> None:
 def alone(what: str) -> None:
     """Refuse `torchrun` for a command that starts its own processes, or has no use for several."""
     if _number("WORLD_SIZE", 1) > 1 and launched():
-        raise UserError(f"`{what}` runs as one process; start it without torchrun")
+        raise UserError(f"`{what}` runs as one process", "start it without torchrun")
 
 
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
     """Ranks load a run one by one: one that is still trained could give them different weights."""
     if len(set(steps)) > 1:
-        raise UserError(f"{run} was saved at step {max(steps)} while it was loaded; run the same command again")
+        raise UserError(f"{run} was saved at step {max(steps)} while it was loaded", f"{again()} again")
 
 
 def _number(name: str, usual: int = 0) -> int:

@@ -241,8 +241,8 @@ def unsealed(path: Path) -> UserError:
     if folder.parent.name == "runs" and (folder.parents[1] / "study.yaml").is_file():
         folder = folder.parents[1]
     return UserError(
-        f"{path} has no seal: an earlier version of tintype wrote it, and nothing shows that it belongs here. If it "
-        f"does, seal the files as they are now: python -m tools.migrate {quote(str(folder))}"
+        f"{path} has no seal: an earlier version of tintype wrote it, and nothing shows that it belongs here",
+        f"if it does, seal the files as they are now: `python -m tools.migrate {quote(str(folder))}`",
     )
 
 
@@ -290,9 +290,7 @@ def _check_format(path: Path, found: object, wanted: int, remake: str, older: bo
     """Refuse a file of a later format, and where `older` one of an earlier format."""
     if isinstance(found, int) and (found > wanted or (found < wanted and older)):
         way_out = "install a newer version" if found > wanted else remake
-        raise UserError(
-            f"{path} was written in format {found}; this version of tintype reads format {wanted}; {way_out}"
-        )
+        raise UserError(f"{path} was written in format {found}; this version of tintype reads format {wanted}", way_out)
 
 
 def parse_object(content: str | bytes) -> dict[str, Json]:
@@ -342,7 +340,7 @@ def damage_in(path: Path) -> str:
 
 
 def damaged(path: Path, reason: str, remake: str) -> DamagedFileError:
-    error = DamagedFileError(f"{path} is damaged ({reason}); {remake}")
+    error = DamagedFileError(f"{path} is damaged ({reason})", remake)
     error.reason = reason
     return error
 

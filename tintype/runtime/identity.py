@@ -38,7 +38,7 @@ def check_pin(setting: str, pin: Pin, what: str, identity: str, remedy: str) -> 
 
 def another(where: object, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> UserError:
     """Return the error: what differs, where it was recorded, and what to do."""
-    return UserError(f"{where} records another {what} ({in_words(changes)}); {remedy}")
+    return UserError(f"{where} records another {what} ({in_words(changes)})", remedy)
 
 
 def in_words(changes: Mapping[str, tuple[object, object]]) -> str:

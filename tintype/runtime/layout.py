@@ -59,8 +59,8 @@ def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
     """Return the layout of weights that are sharded over this number of ranks."""
     if world.size % shards:
         raise UserError(
-            f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks; valid: "
-            + ", ".join(str(count) for count in range(1, world.size + 1) if world.size % count == 0)
+            f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks",
+            "valid: " + ", ".join(str(count) for count in range(1, world.size + 1) if world.size % count == 0),
         )
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -75,8 +75,9 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
     if micro % world.size:
         raise UserError(
             f"train.batch {batch} in train.accumulate {accumulate} micro-batches gives {micro} samples at a time, "
-            f"which {world.size} ranks cannot share evenly; take a batch that is a multiple of "
-            f"{accumulate * world.size}, or another number of micro-batches or ranks"
+            f"which {world.size} ranks cannot share evenly",
+            "take a batch that is a multiple of "
+            f"{accumulate * world.size}, or another number of micro-batches or ranks",
         )
     return micro // world.size
 
@@ -99,8 +100,9 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
         if parameter.ndim > 1 and len(parameter) < layout.shards:
             raise UserError(
                 f"run.distribution.shards: {layout.shards} ranks cannot share the {len(parameter)} rows of "
-                f"denoiser.{name}; set it to {len(parameter)} or less, a divisor of the {layout.world.size} ranks, and "
-                "there will be replicas of the weights (HSDP)"
+                f"denoiser.{name}",
+                f"set it to {len(parameter)} or less, a divisor of the {layout.world.size} ranks, and "
+                "there will be replicas of the weights (HSDP)",
             )
     policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = layout.mesh if layout.replicas > 1 else layout.mesh["shards"]

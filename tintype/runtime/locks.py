@@ -20,6 +20,7 @@ from typing import TextIO, TypeVar
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import remove_unfinished
 from tintype.runtime.notes import note_once
+from tintype.wording import option
 
 T = TypeVar("T")
 
@@ -28,10 +29,11 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system that has no locks."""
 _WAIT_S = 120.0
 _LOOK_S = 0.1
+ANOTHER_OUT = f"choose another {option('out')}"
 
 
 @contextmanager
-def locked(folder: Path, otherwise: str = "choose another --out", passed: Collection[int] = ()) -> Iterator[None]:
+def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] = ()) -> Iterator[None]:
     """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
 
     The file names that process, for messages. What killed processes left half written in the folder is removed. A lock
@@ -44,7 +46,7 @@ def locked(folder: Path, otherwise: str = "choose another --out", passed: Collec
         lock = (folder / _LOCK).open("a+")
     with lock:
         if not _take(lock):
-            raise UserError(f"another process{_holder(folder)} works in {folder}; wait for it or {otherwise}")
+            raise UserError(f"another process{_holder(folder)} works in {folder}", f"wait for it or {otherwise}")
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -191,4 +193,6 @@ def _held_by(folder: Path) -> int | None:
 def refuse_foreign(folder: Path, mark: str) -> None:
     """A folder without its mark must be empty, but for what an earlier try may have left."""
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
-        raise UserError(f"{folder} holds other files and no {mark}; choose an empty or new folder for --out")
+        raise UserError(
+            f"{folder} holds other files and no {mark}", f"choose an empty or new folder for {option('out')}"
+        )

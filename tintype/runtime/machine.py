@@ -18,6 +18,7 @@ import tintype
 from tintype.errors import UserError
 from tintype.runtime.dist import current
 from tintype.runtime.parent import command_with_parent
+from tintype.wording import setting
 
 
 @contextmanager
@@ -58,13 +59,15 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cpu")
     if name.startswith("cuda:") and current().size > 1:
-        raise UserError(f"run.device is {name}, but torchrun started several ranks, each with its own GPU; use auto")
+        raise UserError(f"run.device is {name}, but torchrun started several ranks, each with its own GPU", "use auto")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"run.device: '{name}' is no device; valid: auto, cpu, cuda, cuda:N") from None
+        raise UserError(f"run.device: '{name}' is no device", "valid: auto, cpu, cuda, cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"run.device is {name}, but no CUDA device is available here; use --set run.device=cpu")
+        raise UserError(
+            f"run.device is {name}, but no CUDA device is available here", f"use {setting('run.device', 'cpu')}"
+        )
     return device
 
 

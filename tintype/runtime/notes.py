@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from tintype.wording import Language, rendered
 
 LOGGER = logging.getLogger("tintype")
+_language: ContextVar[Language] = ContextVar("language", default="command")
 _noted: set[str] = set()
 
 
+@contextmanager
+def notes_in(language: Language) -> Iterator[None]:
+    """Show options in notes in the words of this language."""
+    token = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(token)
+
+
 def note(text: str) -> None:
-    LOGGER.warning(text)
+    """Log a note, which may name options as data."""
+    LOGGER.warning(rendered(text, _language.get()))
 
 
 def note_once(subject: str, text: str) -> None:

@@ -128,7 +128,8 @@ def _check_room(content: Content, size: int) -> None:
     if size > free:
         raise UserError(
             f"the {content.words} need {gigabytes(size)} of memory, and {gigabytes(free)} are free, beside "
-            f"{gigabytes(_RESERVE_BYTES)} that are left to all else; {content.otherwise}"
+            f"{gigabytes(_RESERVE_BYTES)} that are left to all else",
+            content.otherwise,
         )
 
 

@@ -101,7 +101,7 @@ def sample_latents(
         branches = TextBranches(parts, draws, tokens, caption, null, captions, state)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         if bias is not None and state.class_width:
-            raise UserError("guidance.unbias knows no mean velocity of a class token (reg); sample without unbias")
+            raise UserError("guidance.unbias knows no mean velocity of a class token (reg)", "sample without unbias")
         guided = settings.guidance.build(branches, bias)
         guided = guided if on_estimate is None else _watched(guided, parts, state, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))
@@ -179,7 +179,9 @@ class TextBranches:
 
     def earlier(self, guide: Guide) -> VelocityFn:
         if guide not in self.parts.guides:
-            raise UserError("autoguidance needs the folder of a run, with its earlier weights; choose another guidance")
+            raise UserError(
+                "autoguidance needs the folder of a run, with its earlier weights", "choose another guidance"
+            )
         model = self.parts.guides[guide]
         text = model.denoiser.read_text(model.text.encode(self.captions))
         return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, text, model=model)

@@ -32,6 +32,7 @@ from tintype.train.guide import with_guides
 from tintype.train.load import load_run
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
+from tintype.wording import option
 
 OnImages: TypeAlias = Callable[[float, int], None]
 """Receives the number of images that are done, and of all."""
@@ -121,7 +122,7 @@ def images_of(
     height, width = sides(size_px)
     if height % unit or width % unit:
         shown = f"{size_px}" if isinstance(size_px, int) else f"{width}x{height}"
-        raise UserError(f"--size {shown}: this model makes sizes that are multiples of {unit}")
+        raise UserError(f"{option('size', shown)}: this model makes sizes that are multiples of {unit}")
     if height == width:
         size_px = height
     return Images(run, [prompt for prompt in prompts for _ in range(count)], settings, seed, size_px)
@@ -150,13 +151,13 @@ def sample_run(
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
-        raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
+        raise UserError("no prompt", f"give prompts after the run's folder, or {option('prompt-file', 'FILE')}")
     loaded = load_for_sampling(run, device, ema_length)
     plan, average = loaded.parts.plan, loaded.average
     agree_on_plan(plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
     refuse_other_steps(current().all_gather(loaded.step), run)
     wanted = images_of(loaded, prompts, settings, count, seed, size_px)
-    with as_user_error(OSError, f"cannot write to {out}", "choose another --out"):
+    with as_user_error(OSError, f"cannot write to {out}", f"choose another {option('out')}"):
         out.mkdir(parents=True, exist_ok=True)
     ending = f"-ema-{average.length!r}.png" if average else ".png"
     made = [(prompt, wanted.about(index)) for index, prompt in enumerate(wanted.prompts)]
@@ -184,7 +185,10 @@ _SIZE = re.compile(r"([1-9][0-9]*)(?:[x×]([1-9][0-9]*))?")
 def read_size(text: str) -> Size:
     """Return the size that `--size` gives: the side of squares, or WIDTHxHEIGHT."""
     if (found := _SIZE.fullmatch(text.strip())) is None:
-        raise UserError(f"--size {text}: give the side of squares in pixels (512), or WIDTHxHEIGHT (832x1248)")
+        raise UserError(
+            f"{option('size', text)} is not a size",
+            "give the side of squares in pixels (512), or WIDTHxHEIGHT (832x1248)",
+        )
     first, second = found.groups()
     return int(first) if second is None else (int(second), int(first))
 

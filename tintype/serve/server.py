@@ -33,6 +33,7 @@ from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.names import RunNames
 from tintype.serve.playground import LIMITS, Playground, Request
 from tintype.study.picked import keep_image
+from tintype.wording import option
 
 PORT = 8420
 _FIRST_PAINT_S = 0.5
@@ -69,7 +70,7 @@ class LiveServer(ThreadingHTTPServer):
         self, root: Path, host: str = "127.0.0.1", port: int = PORT, *, token: bool = False, device: str | None = None
     ) -> None:
         if not root.is_dir():
-            raise UserError(f"{root} is no folder; give the folder of runs and studies")
+            raise UserError(f"{root} is no folder", "give the folder of runs and studies")
         self.root = root.resolve()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
@@ -78,7 +79,8 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"cannot listen on {host}, port {port} ({error}); choose another --port or --host"
+                f"cannot listen on {host}, port {port} ({error})",
+                f"choose another {option('port')} or {option('host')}",
             ) from None
         needed = token or not is_local(host)
         self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
@@ -389,7 +391,7 @@ class Handler(BaseHTTPRequestHandler):
             raise UserError("index: an integer is needed")
         made = self.server.playground.made(str(content.get("client")), str(content.get("id")), index)
         if not is_run(made.folder):
-            raise UserError("a folder of diffusers has no report; send an image of a run")
+            raise UserError("a folder of diffusers has no report", "send an image of a run")
         if not self.server.links.stay_inside(made.folder):
             raise _NOT_FOUND
         study = self._study_of(made.folder)

@@ -40,9 +40,9 @@ class AnalysisSettings(Settings):
         margins = {**whole, **{f"margins: {metric}:": text for metric, text in self.margins.items()}}
         for key, text in margins.items():
             try:
-                parse_effect(text, key)
+                parse_effect(text, f"{key} {text}")
             except UserError as error:
-                raise ValueError(str(error)) from None
+                raise ValueError(error.marked) from None
         return self
 
     def margin_words(self, metric: str, own: str | None = None) -> str:

@@ -24,6 +24,7 @@ from tintype.study.runner import Task, tasks_of
 from tintype.study.runs import metric_infos, standing_runs
 from tintype.study.study import Study
 from tintype.study.tune import trials_left, tuned, tuning_of
+from tintype.wording import option
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -33,7 +34,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a duration as `45m`, `1h30m` or `90s`."""
     found = _DURATION.findall(text)
     if not found or _DURATION.sub("", text).strip():
-        raise UserError(f"'{text}' is no duration; give a number with s, m, h or d, as 45m or 1h30m")
+        raise UserError(f"'{text}' is no duration", "give a number with s, m, h or d, as 45m or 1h30m")
     return sum(float(count) * _UNITS_S[unit] for count, unit in found)
 
 
@@ -243,7 +244,9 @@ def _seconds_like(study: Study, like: Path) -> RunSeconds:
     """Return the seconds of a past study; refuse one of another baseline."""
     results = read_results_file(like / "results.json" if like.is_dir() else like)
     if not has_baseline(results, study.arms[0].plans[0]):
-        raise UserError(f"--like {like}: its baseline is not that of this study, so its runs may take another time")
+        raise UserError(
+            f"{option('like', like)}: its baseline is not that of this study, so its runs may take another time"
+        )
     return run_seconds({arm.label: arm.runs for arm in results.arms})
 
 

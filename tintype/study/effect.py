@@ -20,15 +20,21 @@ class Effect:
         return self.size * abs(baseline) if self.relative else self.size
 
 
-def parse_effect(text: str, place: str) -> Effect:
-    """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
+def parse_effect(text: str, where: str) -> Effect:
+    """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit.
+
+    `where` names its place in messages, with the text.
+    """
     percent = text.strip().endswith("%")
     try:
         size = float(text.strip().removesuffix("%"))
     except ValueError:
         raise UserError(
-            f"{place} {text}: write it as 5% of the baseline's mean, or as a difference like 0.02"
+            f"{where} is not the size of a change",
+            "write it as 5% of the baseline's mean, or as a difference like 0.02",
         ) from None
     if not math.isfinite(size) or size <= 0:
-        raise UserError(f"{place} {text}: give a size above zero; whether it is better or worse does not matter")
+        raise UserError(
+            f"{where} is not above zero", "give a size above zero; whether it is better or worse does not matter"
+        )
     return Effect(size / 100 if percent else size, percent)

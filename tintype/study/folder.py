@@ -52,6 +52,7 @@ from tintype.study.study import Study, load_study, override_study, read_settings
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.study.version import VERSION, check_version, read_version, this_version
 from tintype.tokenizers.part import Compression, Known
+from tintype.wording import option, setting
 
 STUDY, RESULTS = "study.yaml", "results.json"
 _BASELINE = "baseline.yaml"
@@ -63,7 +64,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         if out.is_dir():
             refuse_foreign(out, STUDY)
         elif out.exists():
-            raise UserError(f"cannot write to {out}: it is a file; choose another --out")
+            raise UserError(f"cannot write to {out}: it is a file", f"choose another {option('out')}")
         return
     try:
         check_own_plugins(out)
@@ -74,7 +75,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         there = {folder.name for folder in (out / "runs").glob("*")}
         if there and not there & known:
             raise  # the names of the runs do not show that it is this study
-        note(f"{error}: its runs are of this study, and its files are written again")
+        note(f"{error.marked}: its runs are of this study, and its files are written again")
 
 
 def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
@@ -120,7 +121,9 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
     changed = [name for name in mine if name in stored and mine[name] != stored[name]]
     if changed or not set(mine.values()) & set(stored.values()):
         where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
-        raise UserError(f"{out} holds a study of another baseline{where} ('{there.name}'); choose another --out")
+        raise UserError(
+            f"{out} holds a study of another baseline{where} ('{there.name}')", f"choose another {option('out')}"
+        )
 
 
 def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
@@ -129,8 +132,9 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
     if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
             f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
-            "error is shared among the looks that were planned. Keep them, choose another --out, or hold its verdicts "
-            "against fresh seeds with `tintype replicate`"
+            "error is shared among the looks that were planned",
+            f"keep them, choose another {option('out')}, or hold its verdicts against fresh seeds with "
+            "`tintype replicate`",
         )
 
 
@@ -140,7 +144,8 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
     if isinstance(study.settings.seeds, SeedPlan) and added:
         raise UserError(
             f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
-            "error among the arms that it had. Leave the new arms out, or choose another --out"
+            "error among the arms that it had",
+            f"leave the new arms out, or choose another {option('out')}",
         )
 
 
@@ -151,7 +156,8 @@ def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[t
         if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
             raise UserError(
                 f"compare: {out} was looked at before {key.arm} was declared, and pairs that are chosen with the "
-                "results at hand prove nothing. Leave the pair out, or ask anew with other seeds in another --out"
+                "results at hand prove nothing",
+                f"leave the pair out, or ask anew with other seeds in another {option('out')}",
             )
 
 
@@ -162,7 +168,8 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
     if changed:
         raise UserError(
             f"arms: {out} was looked at with other settings of {', '.join(changed)}, and the study's error counts "
-            "what was tried by its name. Give the arm with the new settings another name, or choose another --out"
+            "what was tried by its name",
+            f"give the arm with the new settings another name, or choose another {option('out')}",
         )
 
 
@@ -181,7 +188,8 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
         was = ", ".join(f"{name} was {old[name]}" for name in changed)
         raise UserError(
             f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
-            "results at hand proves nothing. Put it back, or ask anew with other seeds in another --out"
+            "results at hand proves nothing",
+            f"put it back, or ask anew with other seeds in another {option('out')}",
         )
 
 
@@ -297,12 +305,12 @@ def stored_protocol(out: Path) -> Protocol:
 def _read_settings(out: Path, assignments: Sequence[str] = ()) -> tuple[str, StudySettings, Document]:
     document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
-        raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote; take another --out")
+        raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote", f"take another {option('out')}")
     name = document.data.pop("name")
     if fixed := {"recipe", "resolutions"} & set(map(section, assignments)):
         raise UserError(
-            f"{min(fixed)}: the baseline of a stored study is stored with it ({_baseline_file(out, '')}); change "
-            'it with --set "set=[key.path=value]", or write a study file of your own'
+            f"{min(fixed)}: the baseline of a stored study is stored with it ({_baseline_file(out, '')})",
+            f"change it with {setting('set', '[key.path=value]')}, or write a study file of your own",
         )
     override_study(document, assignments)
     settings = read_settings(document, out)
@@ -366,7 +374,7 @@ def note_command(argv: Sequence[str], out: Path, note: Callable[[str], None]) ->
     try:
         known = read_commands(out)
     except DamagedFileError as error:
-        note(f"{error}: it is written again from the last report")
+        note(f"{error.marked}: it is written again from the last report")
         known = reported_commands(out)
         write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
     if argv and argv not in [command.argv for command in known]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -79,6 +78,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.session import training_device
 from tintype.train.start import find_parent
 from tintype.train.trackers import check_trackers
+from tintype.wording import option, setting
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,16 @@ def run_study(
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
-            "--budget decides between looks whether the next one fits, and this study has one look; plan several, for "
-            "example --set 'seeds={first: 4, most: 16}', and leave control_seeds out"
+            f"{option('budget')} decides between looks whether the next one fits, and this study has one look",
+            f"plan several, for example {setting('seeds', '{first: 4, most: 16}')}, and leave control_seeds out",
         )
     with locked(out):
         _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
         _prepare(study, out, progress, argv)
         if like is not None and not copy_shapes(like, out, {shape_of(arm.plans[0]) for arm in study.arms}):
-            progress.note(f"--like {like}: it has measured no plan of this study that is not measured here already")
+            progress.note(
+                f"{option('like', like)}: it has measured no plan of this study that is not measured here already"
+            )
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
@@ -273,10 +275,10 @@ def work_on_study(
     """
     if not (out / STUDY).is_file():
         raise UserError(
-            f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR --prepare` makes one to work on"
+            f"{out} holds no study (no {STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
         )
     if not 0 < expiry_s <= MOST_EXPIRY_S:
-        raise UserError(f"--expiry is {expiry_s:g} s; give more than 0 s and at most {MOST_EXPIRY_S:g} s")
+        raise UserError(f"{option('expiry')} is {expiry_s:g} s", f"give more than 0 s and at most {MOST_EXPIRY_S:g} s")
     check_own_plugins(out)
     check_version(out)
     study = untuned_study(out)
@@ -326,7 +328,7 @@ def _choose_task(study: Study, out: Path, run: str) -> Task:
             f"  {task.plan.hash}  ({task.arm}, seed {task.plan.seed})" for task in found.values() or tasks
         )
         words = "is the beginning of several runs" if found else "is no run of this study; it has"
-        raise UserError(f"--run {run}: {words}:\n{listed}")
+        raise UserError(f"{option('run', run)}: {words}:\n{listed}")
     return next(iter(found.values()))
 
 
@@ -344,7 +346,7 @@ def _check_devices(tasks: Sequence[Task]) -> None:
             try:
                 training_device(task.plan)
             except UserError as error:
-                raise UserError(f"arm '{task.arm}': {error}") from None
+                raise error.at(f"arm '{task.arm}'") from None
 
 
 def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
@@ -409,7 +411,8 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
     if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
         raise UserError(
             f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or image sizes, "
-            "and a folder holds the latents of one; leave it out: by default each has a folder of its own"
+            "and a folder holds the latents of one",
+            "leave it out: by default each has a folder of its own",
         )
 
 
@@ -436,7 +439,7 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
         steps = ", ".join(f"{step:,}" for step in sorted({step for found in lost.values() for step in found}))
         progress.note(
             f"score_at: {len(runs)} runs passed the steps {steps} without keeping their weights and have no scores "
-            f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another --out trains them again"
+            f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another {option('out')} trains them again"
         )
 
 
@@ -453,7 +456,7 @@ def _trained(task: Task) -> bool:
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
     """Compare the runs of a study again, and write its report; from results.json where the runs are not there."""
     if not (out / STUDY).is_file():
-        raise UserError(f"{out} holds no study (no {STUDY}); `tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} holds no study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
         return _report_stored(out, progress, without_data)
     study = stored_study(out)
@@ -484,7 +487,7 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
     except UserError as error:
         if isinstance(error, DamagedFileError):
             raise
-        progress.note(f"the verdicts stay as {RESULTS} has them, because they cannot be computed again: {error}")
+        progress.note(f"the verdicts stay as {RESULTS} has them, because they cannot be computed again: {error.marked}")
         return stored
 
 
@@ -535,16 +538,17 @@ def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) ->
     """Return the runs that hold each verdict of a study against `count` fresh seeds. Nothing is written."""
     for file in (STUDY, RESULTS):
         if not (out / file).is_file():
-            raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
+            raise UserError(f"{out} has no {file}", "give the folder of a study that `tintype ablate` has reported")
     check_own_plugins(out)
     results = _recomputed(out, progress)
     claims, before = _claims_to_hold(out, results), read_replication(out)
     if before is not None and (len(before.seeds) != count or before.source):
         source = f" of {before.source}" if before.source else ""
-        keep = "keep it" if source else f"keep it (--seeds {len(before.seeds)})"
+        keep = "keep it" if source else f"keep it ({option('seeds', len(before.seeds))})"
         raise UserError(
             f"{out} was replicated on {len(before.seeds)} fresh seeds{source}. Adding seeds after reading them would "
-            f"give chance another chance: {keep}, or move {out / FOLDER} away"
+            "give chance another chance",
+            f"{keep}, or move {out / FOLDER} away",
         )
     read = _seeds_read(results, before)
     seeds = fresh_seeds(used_seeds(stored_study(out), results, [*seeds_in(out), *read]), count)
@@ -579,14 +583,15 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
     """Return the runs of a finished study that hold each verdict of a study. Nothing is written."""
     for file in (STUDY, RESULTS):
         if not (out / file).is_file():
-            raise UserError(f"{out} has no {file}; give the folder of a study that `tintype ablate` has reported")
+            raise UserError(f"{out} has no {file}", "give the folder of a study that `tintype ablate` has reported")
     check_own_plugins(out)
     results, other = _recomputed(out, progress), read_stored(path)
     claims, before = _claims_to_hold(out, results), read_replication(out)
     if before is not None:
         raise UserError(
             f"{out} was replicated already, on {len(before.seeds)} fresh seeds. A second replication after the first "
-            f"was read would give chance another chance: keep it, or move {out / FOLDER} away"
+            "was read would give chance another chance",
+            f"keep it, or move {out / FOLDER} away",
         )
     study = stored_study(out)
     used = used_seeds(study, results, [*seeds_in(out), *_seeds_read(results, before)])
@@ -660,7 +665,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
     """
     study = stored_study(out)
     if any(one.name == arm.label for one in study.arms):
-        raise UserError(f"--arm {arm.label}: {out} has an arm of this name; take another name")
+        raise UserError(f"{option('arm', arm.label)}: {out} has an arm of this name", "take another name")
     of_baseline = [one for one in study.arms if one.role == "baseline"]
     baselines = {one.resolution: one.plans[0].model_copy(update={"seed": 0}) for one in of_baseline}
     settings = study.settings.model_copy(
@@ -673,7 +678,9 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
             "score_at": (),
         }
     )
-    found = resolve(study.name, settings, baselines, lambda path: f"--arm {arm.label}", known_tokenizers(out / RESULTS))
+    found = resolve(
+        study.name, settings, baselines, lambda path: option("arm", arm.label), known_tokenizers(out / RESULTS)
+    )
     own = next(one for one in found.arms if one.name == arm.label)
     return replace(found, arms=(*(one for one in found.arms if one is not own), own))
 
@@ -699,7 +706,9 @@ def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
     chosen = _choose_arm(study, folder, arm)
     seeds = [plan.seed for plan in chosen.plans]
     if seed is not None and seed not in seeds:
-        raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {listed_seeds(seeds)}")
+        raise UserError(
+            f"{option('arm-seed', seed)}: arm '{chosen.label}' of {folder} has the seeds {listed_seeds(seeds)}"
+        )
     plan = chosen.plans[0 if seed is None else seeds.index(seed)]
     return task_of(study, chosen.label, plan, folder)
 
@@ -708,19 +717,24 @@ def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
     if name is None:
         if len(study.arms) == 1:
             return study.arms[0]
-        raise UserError(f"{folder} is a study; choose a run with --arm and --arm-seed:\n{list_arms(study.arms)}")
+        raise UserError(
+            f"{folder} is a study",
+            f"choose a run with {option('arm')} and {option('arm-seed')}:\n{list_arms(study.arms)}",
+        )
     found = [arm for arm in study.arms if name in (arm.label, arm.name)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"--arm {name}: {folder} has it at several resolutions; choose one:\n{list_arms(found)}")
+        raise UserError(
+            f"{option('arm', name)}: {folder} has it at several resolutions", f"choose one:\n{list_arms(found)}"
+        )
     near = closest(name, [arm.label for arm in study.arms])
-    words = f"has no such arm; did you mean '{near}'?" if near is not None else "has no such arm, but these:"
-    raise UserError(f"--arm {name}: {folder} {words}\n{list_arms(study.arms)}")
+    words = f"did you mean '{near}'?" if near is not None else "it has these:"
+    raise UserError(f"{option('arm', name)}: {folder} has no such arm", f"{words}\n{list_arms(study.arms)}")
 
 
 def list_arms(arms: Sequence[ArmPlan]) -> str:
     """Return a line for each arm: the option that chooses it, and its seeds."""
     return "\n".join(
-        f"  --arm {shlex.quote(arm.label)}  (seeds {listed_seeds([plan.seed for plan in arm.plans])})" for arm in arms
+        f"  {option('arm', arm.label)}  (seeds {listed_seeds([plan.seed for plan in arm.plans])})" for arm in arms
     )

@@ -142,12 +142,12 @@ def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
     stored: list[StoredStudy] = []
     for one in map(read_stored, paths):
         if any(one.folder.resolve() == other.folder.resolve() for other in stored):
-            raise UserError(f"{one.folder} is given twice; give each study once")
+            raise UserError(f"{one.folder} is given twice", "give each study once")
         stored.append(one)
     names = [one.name for one in stored]
     stored = [replace(one, title=str(one.folder)) if names.count(one.name) > 1 else one for one in stored]
     if len(stored) < 2:
-        raise UserError("pool reads two studies or more of one comparison; give their folders")
+        raise UserError("pool reads two studies or more of one comparison", "give their folders")
     first, *others = stored
     left = [why for other in others if (why := _why_left(first, other))]
     kept = [first, *(other for other in others if not _why_left(first, other))]
@@ -157,13 +157,13 @@ def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
     if arms:
         known = [arm for arm in found if {arm.arm, *arm.names.values()} & set(arms)]
         if missing := [name for name in arms if not any(name in (arm.arm, *arm.names.values()) for arm in known)]:
-            raise UserError(f"--arm {missing[0]}: no arm of this name is in two of the studies; {_listed(found)}")
+            raise UserError(f"no arm '{missing[0]}' is in two of the studies", _listed(found))
         found = known
     if not found:
         why = f" ({'; '.join(left)})" if left else ""
         raise UserError(
-            f"no two of these studies have an arm and a baseline with the same plans but for the seed{why}. Give "
-            "studies of one comparison, by one protocol"
+            f"no two of these studies have an arm and a baseline with the same plans but for the seed{why}",
+            "give studies of one comparison, by one protocol",
         )
     return Pooled([one.name for one in kept], found, left)
 
@@ -175,7 +175,7 @@ def _listed(found: Sequence[PooledArm]) -> str:
 def _why_left(first: StoredStudy, other: StoredStudy) -> str:
     """Return why a study cannot be read with the first one; empty where it can."""
     if not first.protocol:
-        raise UserError(f"{why_apart(first, '', first.numerics)}; leave {first.folder} out")
+        raise UserError(f"{why_apart(first, '', first.numerics)}", f"leave {first.folder} out")
     if reason := why_apart(other, first.protocol, first.numerics):
         return reason
     networks = other_networks(identities(first.runs), identities(other.runs))

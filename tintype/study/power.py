@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from statistics import fmean
 
 from pydantic import ValidationError
@@ -44,6 +43,7 @@ from tintype.study.stats.estimate import (
 from tintype.study.stats.family import FIRST_SHARE, Counts, confidence_of, counts_of, planned_shares
 from tintype.study.stats.spread import Variance, planned_error, variance
 from tintype.study.study import Study
+from tintype.wording import option, rendered
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
@@ -209,13 +209,13 @@ def plan_power(
     of the past study, where there is only one. With `bank` the baseline's runs of the past studies serve the new one,
     as `analysis.bank` lets them.
     """
-    wanted = parse_effect(effect, "--effect")
+    wanted = parse_effect(effect, option("effect", effect))
     files = _files(paths)
     past_arms, past_control, pairs = _past_design(files)
     arms, control = past_arms if arms is None else arms, past_control if control is None else control
-    for option, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
+    for of, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
         if given < least:
-            raise UserError(f"--{option} {given}: give {least} or more")
+            raise UserError(f"{option(of, given)} is too small", f"give {least} or more")
     useful: list[StudyResults] = []
     skipped: list[str] = []
     for path in files:
@@ -226,8 +226,8 @@ def plan_power(
                 useful.append(one.model_copy(update={"name": arm_label(one.name, one.resolution.name)}))
     if not useful:
         raise UserError(
-            f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)}); "
-            "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
+            f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)})",
+            "give a study with at least two seeds and one arm, or run one with `tintype ablate`",
         )
     _check_names(useful, metric, without)
     plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped, pairs if between is None else between)
@@ -252,8 +252,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         found = [one for one in (path, path / "results.json") if one.is_file()] or sorted(path.glob("*/results.json"))
         if not found:
             raise UserError(
-                f"{path}: no studies found. Give a results.json, a study's folder, or a folder of studies; "
-                "`tintype ablate STUDY --out DIR` makes one"
+                f"{path}: no studies found",
+                "give a results.json, a study's folder, or a folder of studies; "
+                "`tintype ablate STUDY --out DIR` makes one",
             )
         for file in found:
             distinct.setdefault(file.resolve(), file)
@@ -289,11 +290,11 @@ def _arms(results: StudyResults, without: Sequence[str]) -> list[Arm]:
 def _check_names(studies: Sequence[StudyResults], metric: str | None, without: Sequence[str]) -> None:
     metrics = dict.fromkeys(one.name for study in studies for one in study.metrics)
     if metric is not None and metric not in metrics:
-        raise UserError(f"unknown metric '{metric}'; {nearest(metric, metrics)}")
+        raise UserError(f"unknown metric '{metric}'", nearest(metric, metrics))
     arms = dict.fromkeys(arm.name for study in studies for arm in study.arms if arm.role == "arm")
     for name in without:
         if name not in arms:
-            raise UserError(f"unknown arm '{name}'; {nearest(name, arms)}")
+            raise UserError(f"unknown arm '{name}'", nearest(name, arms))
 
 
 def _identity(results: StudyResults) -> str:
@@ -470,7 +471,7 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
         yield (
             f"'{arm}' has more than {_UNLIKE:g} times the seed spread of every other arm on {', '.join(metrics)}, and "
             "so dominates the pooled spread there. An arm that changes a metric a lot often does; to plan for a small "
-            f"change, leave it out with --without {quote(arm)}."
+            f"change, leave it out with {rendered(option('without', arm))}."
         )
 
 

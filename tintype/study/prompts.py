@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from tintype.evaluation.prompts import is_caption
 from tintype.study.results import Arm, MetricInfo, StudyResults
+from tintype.wording import rendered, setting
 
 
 class _Condition(BaseModel):
@@ -65,7 +66,7 @@ def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: 
         f"Scored on {kind_words(sampled.prompts)} only, though {', '.join(dict.fromkeys(arms))} "
         f"{'reads' if len(set(arms)) == 1 else 'read'} other captions than the baseline: a loss may come from prompts "
         "unlike their captions. Score short prompts too: "
-        '--set "evaluation.also=[{name: short, prompts: short}]"'
+        f"{rendered(setting('evaluation.also', '[{name: short, prompts: short}]'))}"
     )
 
 

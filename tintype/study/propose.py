@@ -51,6 +51,7 @@ from tintype.study.stats.family import UNSTABLE
 from tintype.study.study import ArmPlan, Study
 from tintype.study.supervisor import Jobs, most_of
 from tintype.study.verdicts import Collapse, cells_of, match, tested_row, without_bias, without_seeds
+from tintype.wording import option
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
@@ -70,13 +71,16 @@ def parse_arm(text: str) -> ArmSettings:
     parts = [part.strip() for part in rest.split(" + ")]
     if not sign or not _NAME.fullmatch(name) or not all(parts):
         raise UserError(
-            f"--arm {text}: give a name and what it changes, as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
-            "'both=repa + train.clip_norm=2.0'"
+            f"{option('arm', text)} is not an arm",
+            "give a name and what it changes, as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
+            "'both=repa + train.clip_norm=2.0'",
         )
     changes = split_changes(parts)
     if any(part.partition("=")[0].strip() == "seed" for part in changes["set"]):
-        raise UserError(f"--arm {text}: another seed is no change, and what it gains is luck; propose a setting")
-    return parse(ArmSettings, Document(f"--arm {name}", {"name": name, **changes}))
+        raise UserError(
+            f"{option('arm', text)}: another seed is no change, and what it gains is luck", "propose a setting"
+        )
+    return parse(ArmSettings, Document(option("arm", name), {"name": name, **changes}))
 
 
 @dataclass(frozen=True)
@@ -248,18 +252,19 @@ class _Chain:
     def open(cls, out: Path, looks: SeedPlan | None) -> _Chain:
         ledger, study = _ledger_of(out), stored_study(out)
         if len(study.by_resolution()) > 1:
-            raise UserError(f"{out} is a study of several resolutions; propose to a study of one")
+            raise UserError(f"{out} is a study of several resolutions", "propose to a study of one")
         planned = _first_line(out, study, looks)
         begun = ledger.begun or planned
         if begun.baseline != planned.baseline or (begun.metric, begun.others) != (planned.metric, planned.others):
             raise UserError(
                 f"{out}: its proposals were compared with another baseline or in other metrics "
-                f"({', '.join((begun.metric, *begun.others))}); put these back, or propose to another study"
+                f"({', '.join((begun.metric, *begun.others))})",
+                "put these back, or propose to another study",
             )
         if looks is not None and [len(one.arm) for one in begun.looks] != list(looks.counts):
             counts = ", ".join(str(len(one.arm)) for one in begun.looks)
             raise UserError(
-                f"--looks: the proposals to {out} have looks at {counts} seeds, fixed with the first of them"
+                f"{option('looks')}: the proposals to {out} have looks at {counts} seeds, fixed with the first of them"
             )
         return cls(out, study, ledger, begun)
 
@@ -269,10 +274,14 @@ class _Chain:
         plan = _plan_hash(_arm_of(study, arm).plans[0])
         for one in self.study.arms:
             if one.role == "arm" and _plan_hash(one.plans[0]) == plan:
-                raise UserError(f"--arm {arm.label}: it is the arm '{one.name}' of {self.out}, which its report judges")
+                raise UserError(
+                    f"{option('arm', arm.label)}: it is the arm '{one.name}' of {self.out}, which its report judges"
+                )
         found, named = self.ledger.by_plan(plan), self.ledger.by_name(arm.label)
         if named is not None and named != found:
-            raise UserError(f"--arm {arm.label}: proposal {named.number} with another plan has this name; take another")
+            raise UserError(
+                f"{option('arm', arm.label)}: proposal {named.number} with another plan has this name", "take another"
+            )
         return found
 
     def study_of(self, arm: ArmSettings) -> Study:
@@ -280,7 +289,7 @@ class _Chain:
         study = study_with_arm(self.out, arm, self._all_seeds, self.begun.control)
         own = _arm_of(study, arm)
         if reason := incomparable(study).get(own_key(own.name, "arm", "", self.begun.metric)):
-            raise UserError(f"--arm {arm.label}: it cannot be compared in {self.begun.metric} ({reason})")
+            raise UserError(f"{option('arm', arm.label)}: it cannot be compared in {self.begun.metric} ({reason})")
         parents, wanted = {one.name: one for one in study.arms}, [own]
         while wanted[-1].parent:
             wanted.append(parents[wanted[-1].parent])
@@ -389,8 +398,8 @@ class _Work:
             if run.state in ("done", "diverged") and lost:
                 what = "diverged" if run.state == "diverged" else f"has no finite {lost[0]}"
                 raise UserError(
-                    f"the baseline's run with seed {run.seed} {what}, so no proposal can be compared with it; begin "
-                    "a study with a baseline that trains"
+                    f"the baseline's run with seed {run.seed} {what}, so no proposal can be compared with it",
+                    "begin a study with a baseline that trains",
                 )
 
     def _close(self, entered: Charged, found: Judgement, seeds: int) -> Proposal:
@@ -454,7 +463,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
     ]
     if len(done) < 2:
         raise UserError(
-            f"{out} has {len(done)} finished runs of its baseline; run the study first, with two seeds or more"
+            f"{out} has {len(done)} finished runs of its baseline", "run the study first, with two seeds or more"
         )
     plan = looks or (settings.seeds if isinstance(settings.seeds, SeedPlan) else LOOKS)
     replication = read_replication(out)
@@ -473,7 +482,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
 def _ledger_of(out: Path) -> Ledger:
     """Return the ledger of a study; refuse one that is gone though proposals were made."""
     if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study (no study.yaml); `tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} holds no study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
     made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
     return read_ledger(out, vouched=made)
 

@@ -52,6 +52,7 @@ from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE, MOST_SEEDS
 from tintype.study.stored import StoredStudy, identities, other_networks, runs_like, why_apart
 from tintype.study.study import Study, reseeded
+from tintype.wording import option
 
 FOLDER = "replication"
 """Folder in a study's own that has the fresh runs."""
@@ -170,22 +171,22 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
     runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
-        raise UserError(f"--from {other.folder}: {reason}; it replicates nothing here")
+        raise UserError(f"{option('from', other.folder)}: {reason}; it replicates nothing here")
     if networks := other_networks(identities(mine.runs), identities(other.runs)):
         raise UserError(
-            f"--from {other.folder}: {', '.join(networks)} had other weights there; it replicates nothing here"
+            f"{option('from', other.folder)}: {', '.join(networks)} had other weights there; it replicates nothing here"
         )
     if missing := sum(run.state == "missing" for arm in other.results.arms for run in arm.runs):
         raise UserError(
-            f"--from {other.folder}: {missing} of its runs are missing. Finish it first: a study that is read before "
-            "its end can be stopped where it looks well"
+            f"{option('from', other.folder)}: {missing} of its runs are missing",
+            "finish it first: a study that is read before its end can be stopped where it looks well",
         )
     found = runs_like(study, other, {info.name: info for info in mine.results.metrics})
     baselines = {arm.resolution: arm.label for arm in study.arms if arm.role == "baseline"}
     if not any(label in found for label in baselines.values()):
         raise UserError(
-            f"--from {other.folder}: it has no run of this study's baseline (the plans differ in more than the seed), "
-            "so it replicates nothing here"
+            f"{option('from', other.folder)}: it has no run of this study's baseline (the plans differ in more than "
+            "the seed), so it replicates nothing here"
         )
     fresh = {label: [run for run in runs if run.seed not in used] for label, runs in found.items()}
     kept, without = dict[str, list[Run]](), list[str]()
@@ -199,7 +200,9 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
     if not kept:
         arms = "none of the arms that have a verdict here" if not found.keys() - set(baselines.values()) else ""
         why = f"it has {arms}" if arms else "its arms have fewer than two seeds that this study never used"
-        raise UserError(f"--from {other.folder}: {why}, so it replicates nothing. `tintype replicate` runs fresh seeds")
+        raise UserError(
+            f"{option('from', other.folder)}: {why}, so it replicates nothing", "`tintype replicate` runs fresh seeds"
+        )
     kept |= {label: fresh[label] for label in baselines.values() if label in fresh}
     whole = reseeded(study, sorted({run.seed for runs in kept.values() for run in runs}))
     hashes = {run.hash for runs in kept.values() for run in runs}

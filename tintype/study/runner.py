@@ -109,8 +109,8 @@ class Task:
         """Return the run's folder, or raise UserError where the study has not begun it."""
         if not (self.folder / "plan.yaml").is_file():
             raise UserError(
-                f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist; run the "
-                "study with `tintype ablate`"
+                f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist",
+                "run the study with `tintype ablate`",
             )
         return self.folder
 

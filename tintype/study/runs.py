@@ -164,8 +164,8 @@ def read_run(
     result = read_result(stored)
     if result.protocol_hash != protocol.hash:
         raise UserError(
-            f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}; "
-            "remove the file to have the run scored again"
+            f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}",
+            "remove the file to have the run scored again",
         )
     try:
         run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
@@ -268,16 +268,17 @@ def check_identities(runs: Runs) -> None:
             if identity != first:
                 raise UserError(
                     f"{part} was {first[:12]} for {by} and {identity[:12]} for {who}: its weights or its preprocessing "
-                    f"changed in between. {remedy}, then run the study again"
+                    "changed in between",
+                    f"{remedy}, then run the study again",
                 )
 
 
 def identities_of(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
     """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
     for name, encoder in run.encoders.items():
-        remedy = f"Remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
+        remedy = f"remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
         yield f"the encoder '{name}'", "", encoder.identity + encoder.text, remedy
-    remedy = f"Put the first weights back, remove {run.folder}"
+    remedy = f"put the first weights back, remove {run.folder}"
     if run.tokenizer is not None:  # one that is trained with the run has another normalisation
         settings = json.dumps([run.tokenizer.settings, run.tokenizer.tuned], sort_keys=True)
         yield f"the tokenizer '{run.tokenizer.kind}'", settings, run.tokenizer.identity, remedy

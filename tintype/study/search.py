@@ -210,7 +210,8 @@ def suggest(
         if dict(trial.params) != dict(values):
             raise UserError(
                 f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the sweep has "
-                "tried; resume it with the version that it was begun with (the study's tuning.jsonl names it)"
+                "tried",
+                "resume it with the version that it was begun with (the study's tuning.jsonl names it)",
             )
         pruned = optuna.trial.TrialState.PRUNED
         study.tell(trial, score) if score is not None else study.tell(trial, state=pruned)

@@ -98,7 +98,9 @@ def combined(factors: Sequence[ArmSettings]) -> ArmSettings:
     keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
     for (key, factor), (other, another) in product(keys, keys):
         if factor is not another and f"{other}.".startswith(f"{key}."):
-            raise UserError(f"the factors '{factor.label}' and '{another.label}' both set {key}; leave one of them out")
+            raise UserError(
+                f"the factors '{factor.label}' and '{another.label}' both set {key}", "leave one of them out"
+            )
     return ArmSettings(
         name=" + ".join(factor.label for factor in factors),
         set=tuple(assignment for factor in factors for assignment in factor.set),
@@ -349,6 +351,6 @@ class StudySettings(Settings):
                 )
                 problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
             elif name not in known:
-                raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
+                raise UserError(f"primary: unknown metric '{name}'", nearest(name, known))
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))

@@ -202,7 +202,7 @@ def _in_results(file: Path) -> _Known:
     try:
         arms = results.read_results_file(file).arms
     except UserError as error:
-        note_once(str(file), f"{error}: nothing is taken from it")
+        note_once(str(file), f"{error.marked}: nothing is taken from it")
         return {}
     alone = [arm.alone for arm in arms if arm.alone is not None]
     return {(one.shape, one.device): _FACTS.validate_python(one.model_dump(exclude={"shape"})) for one in alone}

@@ -189,7 +189,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def compare_runs(names: Sequence[str]) -> SideBySide:
     """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
-        raise UserError(f"give two or more runs to compare; given: {' '.join(names) or 'none'}")
+        raise UserError(f"nothing to compare; given: {' '.join(names) or 'none'}", "give two or more runs")
     return side_by_side([read_run_data(name) for name in names])
 
 
@@ -221,22 +221,22 @@ def read_run_data(name: str) -> RunData:
 def _folder_of(name: str) -> Path:
     path = Path(name)
     if (path / _STUDY).is_file():
-        raise UserError(f"{path} is a study; name one of its runs:\n{_runs_of(path)}")
+        raise UserError(f"{path} is a study", f"name one of its runs:\n{_runs_of(path)}")
     if path.is_dir():
         return path
     if path.exists():
-        raise UserError(f"{path} is a file; give the folder of a run")
+        raise UserError(f"{path} is a file", "give the folder of a run")
     for index in [place for place, letter in enumerate(name) if letter == ":"]:
         study, chosen = Path(name[:index]), name[index + 1 :]
         if (study / _STUDY).is_file():
             return _run_of_study(study, chosen)
-    raise UserError(f"{path} does not exist; give the folder of a run, or STUDY:ARM:SEED for a run of a study")
+    raise UserError(f"{path} does not exist", "give the folder of a run, or STUDY:ARM:SEED for a run of a study")
 
 
 def _run_of_study(study: Path, chosen: str) -> Path:
     """Return the folder of ARM or ARM:SEED. An arm may have colons in its name."""
     if not (study / "runs").is_dir():
-        raise UserError(f"{study} has no runs, only their results; compare runs where the study was run")
+        raise UserError(f"{study} has no runs, only their results", "compare runs where the study was run")
     labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
     arm, _, seed = chosen.rpartition(":")
     if chosen not in labels and seed.isdigit():
@@ -275,7 +275,7 @@ def _refuse_twins(runs: Sequence[RunData]) -> None:
     for run in runs:
         place = run.folder.resolve()
         if place in seen:
-            raise UserError(f"{run.name} is the same run as {seen[place]}; give two or more different ones")
+            raise UserError(f"{run.name} is the same run as {seen[place]}", "give two or more different ones")
         seen[place] = run.name
 
 

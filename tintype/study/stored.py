@@ -64,7 +64,7 @@ def read_stored(path: Path) -> StoredStudy:
     file = path if path.is_file() else path / RESULTS
     if not file.is_file():
         raise UserError(
-            f"{path} has no {RESULTS}; give the folder of a study that was run and reported, or its {RESULTS}"
+            f"{path} has no {RESULTS}", f"give the folder of a study that was run and reported, or its {RESULTS}"
         )
     return StoredStudy(file.parent, read_results_file(file))
 
@@ -119,7 +119,8 @@ def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, l
         if run.seed != seed:
             raise UserError(
                 f"{other.folder / RESULTS}: the run {run.hash} has the seed {run.seed}, and its hash is of the seed "
-                f"{seed}: the file was changed by hand. Take one that tintype wrote"
+                f"{seed}: the file was changed by hand",
+                "take one that tintype wrote",
             )
         values = {name: value for name, value in run.metrics.items() if name in alike}
         found.setdefault(label, []).append(run.model_copy(update={"metrics": values}))

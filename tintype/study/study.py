@@ -43,6 +43,7 @@ from tintype.train.guide import guide_problem
 from tintype.train.session import check_columns
 from tintype.train.start import unfit_settings
 from tintype.vision.part import forget_encoders
+from tintype.wording import option
 
 _SUBJECT, _EVALUATION = "the study", "evaluation"
 
@@ -222,8 +223,9 @@ def _refuse_stored_copy(document: Document) -> None:
     if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
         raise UserError(
             f"{document.place(('name',))}: tintype wrote this file into the folder of a study, and the study's "
-            "baseline is there too (baseline.yaml). Give that folder to run the study again. To begin a study of your "
-            f"own, take the line `name` out: its baseline is then the recipe '{document.data['recipe']}' as it is today"
+            "baseline is there too (baseline.yaml)",
+            "give that folder to run the study again. To begin a study of your own, take the line `name` out: its "
+            f"baseline is then the recipe '{document.data['recipe']}' as it is today",
         )
 
 
@@ -262,11 +264,11 @@ def resolve(
     for (first, plan), (second, other) in pairwise(ordered):
         if token_count(plan) == token_count(other):
             raise UserError(
-                f"the resolutions '{first}' and '{second}' both have {token_count(plan)} tokens; "
-                "change data.size_px or model.patch in one of them"
+                f"the resolutions '{first}' and '{second}' both have {token_count(plan)} tokens",
+                "change data.size_px or model.patch in one of them",
             )
     if len({plan.data.kind for plan in baselines.values()}) > 1:
-        raise UserError("the resolutions have data of several kinds, which are scored differently; give all one kind")
+        raise UserError("the resolutions have data of several kinds, which are scored differently", "give all one kind")
     settings, fitted = settings.on(ordered[0][1].data)
     arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place, known)]
     _refuse_twins(arms)
@@ -319,7 +321,8 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
                 try:
                     check_columns(plan, open_source(plan.data, "train", torch.device("cpu")))
                 except UserError as error:
-                    found.append(Problem(f"arm '{arm.label}': {error}. Choose other arms with --arm, or add captions"))
+                    others = f"Choose other arms with {option('arm')}, or add captions"
+                    found.append(Problem(f"arm '{arm.label}': {error.marked}. {others}"))
     return list(dict.fromkeys(found))
 
 
@@ -348,7 +351,8 @@ def _before_errors(words: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{words}{error}") from None
+        problem, fix = error.parts
+        raise UserError(f"{words}{problem}", fix) from None
 
 
 def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place, known: Known) -> list[ArmPlan]:
@@ -410,15 +414,16 @@ def _arm_candidate(
     if found.parent:
         raise UserError(
             f"it starts from the arm '{found.parent}', and with tune the run to start from is known only after the "
-            "tuning; take tune out, or make the arm a study of its own that starts from a trained run"
+            "tuning",
+            "take tune out, or make the arm a study of its own that starts from a trained run",
         )
     resolved = settings_by_key(found.plans[0])
     for key, value in values.items():
         if resolved.get(key) != value:
             what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
             raise UserError(
-                f"it {what}, and tune is to choose it among {words_of(settings.tune[key])} for each arm alike; leave "
-                f"it out of the arm, or take {key} out of tune"
+                f"it {what}, and tune is to choose it among {words_of(settings.tune[key])} for each arm alike",
+                f"leave it out of the arm, or take {key} out of tune",
             )
     return Candidate(values, found.plans)
 
@@ -469,7 +474,7 @@ def _find_parent(arm: str, name: str, known: Mapping[str, ArmPlan]) -> ArmPlan:
     possible = [one for one, found in known.items() if found.role != "control"]
     if name not in possible:
         hint = "the control has other seeds" if name in known else nearest(name, possible)
-        raise UserError(f"arm '{arm}' cannot start from the arm '{name}'; {hint}")
+        raise UserError(f"arm '{arm}' cannot start from the arm '{name}'", hint)
     return known[name]
 
 
@@ -490,7 +495,7 @@ def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
     for arm in arms:
         twin = first_with.setdefault(arm.plans[0].hash, arm.label)
         if twin != arm.label:
-            raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan; take one of them out")
+            raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan", "take one of them out")
 
 
 def _refuse_late_scores(study: Study) -> None:
@@ -498,8 +503,8 @@ def _refuse_late_scores(study: Study) -> None:
         last = arm.plans[0].train.steps
         if late := [one for one in study.settings.score_at if isinstance(one, int) and one > last]:
             raise UserError(
-                f"score_at: step {late[0]:,} comes after the last step of arm '{arm.label}', {last:,}; give earlier "
-                "steps, or shares of training, which are of each arm's own steps"
+                f"score_at: step {late[0]:,} comes after the last step of arm '{arm.label}', {last:,}",
+                "give earlier steps, or shares of training, which are of each arm's own steps",
             )
 
 
@@ -519,7 +524,7 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
     known = dict.fromkeys(arm.name for arm in study.arms)
     for name in names:
         if name not in known:
-            raise UserError(f"unknown arm '{name}'; {nearest(name, known)}")
+            raise UserError(f"unknown arm '{name}'", nearest(name, known))
     wanted = set(names)
     while missing := {arm.parent for arm in study.arms if arm.name in wanted and arm.parent} - wanted:
         wanted |= missing
@@ -546,9 +551,10 @@ def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         shown = "; ".join(f"{key}: {old.get(key)} for the baseline, {new.get(key)} for the arm" for key in keys)
         raise UserError(
-            f"it would be scored against other held-out images than the baseline ({shown}); set "
+            f"it would be scored against other held-out images than the baseline ({shown})",
+            "set "
             f"data.{'evaluate_style' if baseline.data.of_scenes else 'evaluate_path'} in the baseline, or put other "
-            "training data into a mixture, with the baseline's data as the source that is evaluated"
+            "training data into a mixture, with the baseline's data as the source that is evaluated",
         )
 
 

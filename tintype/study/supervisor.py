@@ -51,6 +51,7 @@ from tintype.study.worker import (
     progress_of,
     timed_from,
 )
+from tintype.wording import option
 
 _POLL_S, _READ_S, _FILL_S = 0.2, 0.5, 1.0
 """Seconds between looks at the processes, at the claims, and at what fits."""
@@ -90,7 +91,7 @@ def parse_jobs(text: str | None) -> Jobs:
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--jobs {text}: give a number of at least 1, or auto")
+        raise UserError(f"{option('jobs', text)} is not a number of runs", "give one of at least 1, or auto")
     return int(text)
 
 

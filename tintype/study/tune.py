@@ -25,6 +25,7 @@ from tintype.study.runner import FAILURES, Task, task_of
 from tintype.study.runs import read_run
 from tintype.study.search import optuna_package, range_edges, suggest
 from tintype.study.study import Candidate, Study, with_choices
+from tintype.wording import option
 
 _TRIALS = "tuning.jsonl"
 """File in a study's folder: the values that a sampler has proposed, oldest first."""
@@ -95,7 +96,8 @@ def _score(point: results.TuningPoint) -> float | None:
 
 def _read_trials(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the values that were proposed for each arm, by its label, oldest first."""
-    remake = "put it back from a copy, or begin the study again in another --out: the sampler learns from its trials"
+    begun_anew = f"begin the study again in another {option('out')}"
+    remake = f"put it back from a copy, or {begun_anew}: the sampler learns from its trials"
     found: dict[str, list[dict[str, Any]]] = {}
     for line in read_lines(out / _TRIALS, remake):
         found.setdefault(line["arm"], []).append(line["values"])

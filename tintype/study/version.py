@@ -11,6 +11,7 @@ from tintype.errors import UserError
 from tintype.runtime.files import read_checked
 from tintype.runtime.machine import code_commit
 from tintype.study.study import remake_study
+from tintype.wording import option
 
 VERSION = "version.json"
 """The file in a study's folder that has it."""
@@ -35,7 +36,8 @@ def check_version(out: Path) -> None:
         raise UserError(
             f"{out} was begun by tintype {begun.get('tintype')}{commit}, whose training computes other numbers (its "
             f"NUMERICS is {begun.get('numerics')}, here it is {tintype.NUMERICS}): its runs and new ones could not be "
-            "compared. Work on it with that version, or begin it anew in another --out"
+            "compared",
+            f"work on it with that version, or begin it anew in another {option('out')}",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tintype.config.strict import Document, assignments_in, nearest, parse, problem_words, read_yaml
+from tintype.config.strict import Document, assignments_in, labelled, nearest, parse, problem_words, read_yaml
 from tintype.errors import UserError
 from tintype.plan import Change, Plan, diff, flat, settings_by_key
 from tintype.settings import Settings
@@ -31,11 +31,11 @@ class Application:
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(
-                f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}. One of your own needs its plugin"
+                f"unknown technique '{name}'", f"{nearest(name, TECHNIQUES)}. One of your own needs its plugin"
             )
         document = Document(f"technique {spec}", {})
         for assignment in assignments_in(rest):
-            document.override(assignment, option=f"technique {name}:")
+            document.override(assignment, prefix=f"technique {name}:")
         given = tuple(assignment.partition("=")[0].strip() for assignment in assignments_in(rest))
         options = parse(TECHNIQUES[name].options, document)
         found = {key: value.resolved(known) for key, value in options if isinstance(value, TokenizerPart)}
@@ -43,12 +43,12 @@ class Application:
 
 
 def apply_techniques(
-    plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), option: str = "--set "
+    plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), prefix: str | None = None
 ) -> Plan:
     """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
 
-    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `option`
-    stands before them in messages.
+    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `prefix`
+    stands before them in messages; by default they are settings that the user gave.
     """
     applied: list[Technique] = []
     for one in techniques:
@@ -60,12 +60,12 @@ def apply_techniques(
         changed = plan.model_copy(update=_changes(plan, application))
         check_arm(f"technique '{technique.name}'", plan, changed, technique.seams)
         for assignment in given:
-            _refuse_overwritten(assignment, option, technique, plan, changed)
+            _refuse_overwritten(assignment, prefix, technique, plan, changed)
         plan = changed
     return _checked(plan, applied)
 
 
-def _refuse_overwritten(assignment: str, option: str, technique: Technique, before: Plan, after: Plan) -> None:
+def _refuse_overwritten(assignment: str, prefix: str | None, technique: Technique, before: Plan, after: Plan) -> None:
     """Refuse a technique that sets a key which the user set otherwise, unless it moves the value within its section."""
     key, _, value = assignment.partition("=")
     old, new = settings_by_key(before), settings_by_key(after)
@@ -77,8 +77,8 @@ def _refuse_overwritten(assignment: str, option: str, technique: Technique, befo
         if not any(new[k] == old[name] for k in moved):
             shown = f"{old[name]} → {new[name]}" if name in new else f"{old[name]} is gone"
             raise UserError(
-                f"{option}{assignment}: the technique '{technique.name}' overwrites {name} ({shown}); leave one of "
-                f"them out, or set it by an option of {technique.name}"
+                f"{labelled(prefix, assignment)}: the technique '{technique.name}' overwrites {name} ({shown})",
+                f"leave one of them out, or set it by an option of {technique.name}",
             )
 
 
@@ -100,7 +100,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
         what = f"both add the same kind of part to the plan's '{first.seam}'"
     else:
         return
-    raise UserError(f"'{first.name}' and '{second.name}' {what}; apply one of them")
+    raise UserError(f"'{first.name}' and '{second.name}' {what}", "apply one of them")
 
 
 def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:

@@ -36,7 +36,7 @@ def apply(plan: Plan, options: Options) -> Changes:
         there, scored = dict(plan.data.sources), plan.data.evaluate
     for name in options.add:
         if name in there:
-            raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
+            raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name", "take another")
     own = there[scored].data
     added = {
         name: _source(one, source_like(own, one.data, f"technique 'mixture': add.{name}.data"))

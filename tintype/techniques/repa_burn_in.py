@@ -36,7 +36,8 @@ class StoppedRepaOptions(RepaOptions):
         if end < 1:
             raise UserError(
                 f"technique '{technique}': share {self.share:g} of {steps} steps (train.steps) is less than one step, "
-                "so nothing would be aligned; raise share, or train longer"
+                "so nothing would be aligned",
+                "raise share, or train longer",
             )
         if end >= steps:
             raise UserError(

@@ -34,13 +34,13 @@ def apply(plan: Plan, options: Options) -> Changes:
     ends = options.until or tuple((index + 1) / (len(sizes) + 1) for index in range(len(sizes)))
     if len(ends) != len(sizes):
         raise UserError(
-            f"technique 'resolution-stages': {len(sizes)} sizes and {len(ends)} ends (until); the last stage, of "
-            "data.size_px, needs none, the others one each"
+            f"technique 'resolution-stages': {len(sizes)} sizes and {len(ends)} ends (until)",
+            "the last stage, of data.size_px, needs none, the others one each",
         )
     if options.batches is not None and len(options.batches) != len(sizes):
         raise UserError(
-            f"technique 'resolution-stages': {len(sizes)} sizes and {len(options.batches)} batches; the last stage, of "
-            "data.size_px, has train.batch, the others need one each"
+            f"technique 'resolution-stages': {len(sizes)} sizes and {len(options.batches)} batches",
+            "the last stage, of data.size_px, has train.batch, the others need one each",
         )
     steps = [step_of(end, plan.train.steps) for end in ends]
     stages = tuple(

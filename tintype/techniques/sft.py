@@ -48,7 +48,9 @@ def _start(options: Options) -> StartPart:
     if not options.from_.startswith(ARM):
         return RunStart(folder=options.from_, weights=options.weights, sha256=options.sha256)
     if options.sha256 is not None:
-        raise UserError("technique 'sft': sha256 is for a folder; the weights of an arm are those of its plan")
+        raise UserError(
+            "technique 'sft': sha256 is for a folder; the weights of an arm are those of its plan", "leave it out"
+        )
     return ArmStart(name=options.from_.removeprefix(ARM), weights=options.weights)
 
 

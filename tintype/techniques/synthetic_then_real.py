@@ -55,18 +55,18 @@ def apply(plan: Plan, options: Options) -> Changes:
     own = first = second = plan.data
     where = "technique 'synthetic-then-real'"
     if isinstance(own, MixtureSettings):
-        raise UserError(f"{where}: the plan's data is a mixture already; give its sources schedules instead")
+        raise UserError(f"{where}: the plan's data is a mixture already", "give its sources schedules instead")
     if options.store is not None and isinstance(own, StoreSettings):
         second = instead(own, {}, options.store, f"{where}: store")
     elif not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
-        raise UserError(f"{where}: say what comes first, for example first.kind=scenes")
+        raise UserError(f"{where}: nothing says what comes first", "set it, for example first.kind=scenes")
     else:
         first = source_like(own, options.first, f"{where}: first")
         second = source_like(own, options.second, f"{where}: second")
     if first == second:
         raise UserError(
-            f"{where}: the first source is the plan's own data, and so is the second; give one of them other settings, "
-            "for example first.style=render where the plan has data.style=photo"
+            f"{where}: the first source is the plan's own data, and so is the second",
+            "give one of them other settings, for example first.style=render where the plan has data.style=photo",
         )
     start = max(1, round(options.at * plan.train.steps))
     end = max(start + 1, round((options.at + options.over) * plan.train.steps))

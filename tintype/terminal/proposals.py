@@ -55,7 +55,9 @@ def _looks(text: str | None) -> SeedPlan | None:
         counts = tuple(int(one) for one in text.split(","))
         return SeedPlan(first=counts[0], most=counts[-1], looks=counts)
     except ValueError:
-        raise UserError(f"--looks {text}: give growing numbers of seeds from 2 on, as 4,8,16") from None
+        raise UserError(
+            f"--looks {text} is not a plan of looks", "give growing numbers of seeds from 2 on, as 4,8,16"
+        ) from None
 
 
 def show_proposal(found: Proposal, console: Console) -> None:

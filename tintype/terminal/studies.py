@@ -72,6 +72,7 @@ from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import VERDICT_STYLE, number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
+from tintype.wording import rendered
 
 
 def run_with_progress(
@@ -166,7 +167,7 @@ def launch_workers(crew: Crew, launcher: Launcher, console: Console) -> None:
 
 def _check_folder(out: Path) -> None:
     if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study; `tintype ablate STUDY --out DIR --prepare` makes one to work on")
+        raise UserError(f"{out} holds no study", "`tintype ablate STUDY --out DIR --prepare` makes one to work on")
 
 
 def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
@@ -231,7 +232,7 @@ class ShownProgress(StudyProgress):
             say(self._console, f"{message.state}: {arm}, seed {seed}: {_last_line(message)}", "red")
 
     def note(self, text: str) -> None:
-        say(progress_console, f"note: {text}")
+        say(progress_console, f"note: {rendered(text)}")
 
 
 def show_arms(study: Study, console: Console) -> None:

@@ -32,6 +32,7 @@ from tintype.settings import ExportForm, Obstacle, Plain
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
 from tintype.text.part import TextPart
+from tintype.wording import setting
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
 """Texts that show case, marks, special tokens and truncation."""
@@ -70,7 +71,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
             yield Obstacle(
                 f"text.skip_layers is {self.skip_layers}: the pipelines read the last layer after its norm "
                 "(`last_hidden_state`) and no other",
-                "--set text.skip_layers=0",
+                setting("text.skip_layers", 0),
             )
 
     @property
@@ -180,7 +181,8 @@ class FrozenTextEncoder:
         if not self.tokenizer.is_fast:
             raise UserError(
                 f"{self._words}: its tokenizer does not say which letters a token stands for, so captions cannot be "
-                "cut by tokens; leave captions.max_tokens out, and use captions.max_words or text.max_tokens"
+                "cut by tokens",
+                "leave captions.max_tokens out, and use captions.max_words or text.max_tokens",
             )
         read = self.tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
         text = text[: max((end for _, end in read["offset_mapping"]), default=0)]
@@ -221,15 +223,16 @@ class FrozenTextEncoder:
         if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
             raise UserError(
                 f"{self._words} gives token states of width {token_TC.shape[1]}, which its config says is {self.dim}, "
-                f"in {self.settings.compute}; all must be finite. Are its weights whole? Else try text.compute=fp32"
+                f"in {self.settings.compute}; all must be finite",
+                "check that its weights are whole, or try text.compute=fp32",
             )
 
     def _check_length(self, config: Untyped) -> None:
         most, depth = getattr(config, "max_position_embeddings", None), getattr(config, "num_hidden_layers", None)
         if isinstance(most, int) and self.settings.max_tokens > most:
             raise UserError(
-                f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads {most} tokens at most; use "
-                f"--set text.max_tokens={most:d}"
+                f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads {most} tokens at most",
+                f"use {setting('text.max_tokens', most)}",
             )
         if isinstance(depth, int) and self.settings.skip_layers >= depth:
             raise UserError(
@@ -242,7 +245,8 @@ class FrozenTextEncoder:
         if not isinstance(value, int) or value < 1:
             raise UserError(
                 f"{self._words}: the config of a '{getattr(config, 'model_type', '?')}' says {value!r} for '{key}', "
-                "so it cannot be used as a text encoder; name an encoder of texts (BERT, T5, a language model, …)"
+                "so it cannot be used as a text encoder",
+                "name an encoder of texts (BERT, T5, a language model, …)",
             )
         return value
 

@@ -9,6 +9,7 @@ import torch
 
 from tintype.seams import TextEncoder
 from tintype.settings import ExportForm, Obstacle, Part
+from tintype.wording import technique
 
 
 class TextPart(Part):
@@ -22,7 +23,7 @@ class TextPart(Part):
         yield Obstacle(
             f"text: the encoder '{self.kind}' is trained with the run and is no class of transformers, so that it "
             "could be loaded only by running code of the folder; a frozen one can be loaded",
-            "--technique text-encoder:to=minilm",
+            technique("text-encoder:to=minilm"),
         )
 
     def limits(self) -> list[str]:

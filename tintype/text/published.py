@@ -119,6 +119,6 @@ class TransformersSettings(FrozenTextPart):
         tower = model.get_encoder() if model.config.is_encoder_decoder else model
         if tower is None or not callable(getattr(tower, "get_input_embeddings", None)):
             raise UserError(
-                f"{self.checkpoint.words}: transformers finds no encoder of texts in it; name another model"
+                f"{self.checkpoint.words}: transformers finds no encoder of texts in it", "name another model"
             )
         return tower

@@ -29,6 +29,7 @@ from tintype.data.store.layout import Split, is_store, open_store
 from tintype.errors import UserError
 from tintype.runtime.transfer import send
 from tintype.settings import LARGEST_PX, Settings
+from tintype.wording import setting
 
 SCENES = "scenes"
 _MOST_BYTES = 16 << 30
@@ -144,8 +145,8 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
         total += len(one.content)
         if total > _MOST_BYTES:
             raise UserError(
-                f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory as files; "
-                f"use the first so many: --set limit={len(found) // 2:d}"
+                f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory as files",
+                f"use the first so many: {setting('limit', len(found) // 2)}",
             )
     return found
 

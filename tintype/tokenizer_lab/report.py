@@ -47,6 +47,7 @@ from tintype.vision.encoders import EncoderChoice
 from tintype.vision.features import feature_matrix
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.scene_encoder import SceneEncoderSettings
+from tintype.wording import setting
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
 """Latents with a mean further from 0, or a deviation further from 1 (as a ratio), are pointed out."""
@@ -129,12 +130,12 @@ def read_tokenizer(spec: str) -> TokenizerPart:
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(
-            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained tokenizer; "
-            f"{nearest(kind, kinds)}"
+            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained tokenizer",
+            nearest(kind, kinds),
         )
     document = Document(f"tokenizer {spec}", {"kind": kind})
     for assignment in assignments_in(rest):
-        document.override(assignment, option=f"tokenizer {kind}:")
+        document.override(assignment, prefix=f"tokenizer {kind}:")
     return parse(kinds[kind], document).resolved()
 
 
@@ -144,7 +145,7 @@ def tokenizer_names(specs: list[str]) -> list[str]:
     names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"the tokenizer '{name}' is given twice; give each once")
+            raise UserError(f"the tokenizer '{name}' is given twice", "give each once")
     return names
 
 
@@ -157,8 +158,8 @@ def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
     if size_px % tokenizer.stride_px:
         fitting = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
         raise UserError(
-            f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px; "
-            f"use --set size_px={fitting:d}, or another multiple that suits all of them"
+            f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px",
+            f"use {setting('size_px', fitting)}, or another multiple that suits all of them",
         )
 
 

@@ -27,8 +27,8 @@ def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
     plan = parts.plan
     if plan.tuning is None:
         raise UserError(
-            f"{run} did not tune its tokenizer ('{plan.tokenizer.kind}'), so there is nothing to save: use the one "
-            "that its plan names. The technique repa-e tunes it"
+            f"{run} did not tune its tokenizer ('{plan.tokenizer.kind}'), so there is nothing to save",
+            "use the one that its plan names. The technique repa-e tunes it",
         )
     network, statistics = plan.tuning.tuned(parts.tokenizer)
     about = {

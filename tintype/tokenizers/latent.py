@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from shlex import quote
 from typing import Annotated
 
 import torch
@@ -26,6 +25,7 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.identity import check_pin
 from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_floats
+from tintype.wording import setting
 
 Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
 """One for all channels, or one for each; not strict, so that a plan's file may list them."""
@@ -122,8 +122,8 @@ class LatentPart(PretrainedPart, TokenizerPart):
         for name, ours, theirs in (("channels", self.channels, channels), ("stride_px", self.stride_px, stride_px)):
             if ours != theirs:
                 raise UserError(
-                    f"tokenizer.{name} is {ours}, but the autoencoder in {self.checkpoint.words} has {theirs}; "
-                    f"use --set {quote(f'tokenizer.{name}={theirs}')}, or other weights"
+                    f"tokenizer.{name} is {ours}, but the autoencoder in {self.checkpoint.words} has {theirs}",
+                    f"use {setting(f'tokenizer.{name}', theirs)}, or other weights",
                 )
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
@@ -264,7 +264,8 @@ def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
     if height % stride_px or width % stride_px:
         raise UserError(
             f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of {stride_px} × "
-            f"{stride_px} px; choose sizes that are multiples of {stride_px}"
+            f"{stride_px} px",
+            f"choose sizes that are multiples of {stride_px}",
         )
     return height, width
 

@@ -152,13 +152,13 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
             check_same(file, "origin of its latents", _read_header(file), made_of, _remedy(folder))
         elif ROWS_NAME in names:
             raise UserError(
-                f"{folder} has files but no {HEADER_NAME}, so it is not known what its latents were made of; "
-                f"{_remedy(folder)}"
+                f"{folder} has files but no {HEADER_NAME}, so it is not known what its latents were made of",
+                _remedy(folder),
             )
         elif names:
             raise UserError(
-                f"{folder} is no cache of latents: it has files but no {HEADER_NAME}; set run.latents_folder to a new "
-                "folder, or leave it out"
+                f"{folder} is no cache of latents: it has files but no {HEADER_NAME}",
+                "set run.latents_folder to a new folder, or leave it out",
             )
         else:
             write_header(file, FORMAT, made_of)
@@ -169,7 +169,8 @@ def _read_header(file: Path) -> dict[str, object]:
         header = json.loads(file.read_text(encoding="utf-8"))
         if header["format"] != FORMAT:
             raise UserError(
-                f"{file} is of format {header['format']}; this version of tintype has {FORMAT}; {_remedy(file.parent)}"
+                f"{file} is of format {header['format']}; this version of tintype has {FORMAT}",
+                _remedy(file.parent),
             )
         return dict(header["made_of"])
 

@@ -53,7 +53,8 @@ class DiffusersPart(LatentPart):
         if not scale:
             raise UserError(
                 f"{self.checkpoint.words}: its config.json has no scaling_factor, so it is not known how its latents "
-                "are brought to mean 0 and deviation 1; set tokenizer.shift and tokenizer.scale"
+                "are brought to mean 0 and deviation 1",
+                "set tokenizer.shift and tokenizer.scale",
             )
         return Normalisation(filled(shift or 0.0, self.channels), filled(scale, self.channels))
 

@@ -51,22 +51,23 @@ class TrainedFiles:
         if not path.is_file():
             state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
             raise UserError(
-                f"{folder.absolute()} holds no trained {self.kind} ({self.record} is not there: {state}); train one "
-                f"with: {self.command}"
+                f"{folder.absolute()} holds no trained {self.kind} ({self.record} is not there: {state})",
+                f"train one with `{self.command}`",
             )
         try:
             return form.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise UserError(
                 f"{path} is damaged, or not the record of a {self.kind} in the format {self.format} that this version "
-                f"of tintype reads: {first_problem(error)}; put a good copy back, or train anew"
+                f"of tintype reads: {first_problem(error)}",
+                "put a good copy back, or train anew",
             ) from None
 
     def fill(self, folder: Path, network: nn.Module, recorded: str, pinned: str | None) -> None:
         """Load the weights into a network; refuse weights that are not those of the record."""
         path = folder / self.weights
         if not path.is_file():
-            raise UserError(f"{path} is not there, but {self.record} names it; put it back, or train anew")
+            raise UserError(f"{path} is not there, but {self.record} names it", "put it back, or train anew")
         content = path.read_bytes()
         found = hashlib.sha256(content).hexdigest()
         check_same(folder / self.record, f"SHA-256 of {path}", recorded, found, "put the file back, or train anew")
@@ -133,8 +134,8 @@ class FolderPart(TokenizerPart):
         if (self.channels or found.channels, self.stride_px or found.stride_px) != (found.channels, found.stride_px):
             raise UserError(
                 f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
-                f"{self.kind} in {self.folder} has {found.channels} and {found.stride_px}; leave both out, or name the "
-                "right folder"
+                f"{self.kind} in {self.folder} has {found.channels} and {found.stride_px}",
+                "leave both out, or name the right folder",
             )
 
 

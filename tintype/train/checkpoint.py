@@ -41,6 +41,7 @@ from tintype.runtime.layout import is_sharded
 from tintype.runtime.leases import LostLeaseError
 from tintype.train.shards import read_shards, whole_place, write_shards
 from tintype.train.state import TrainState
+from tintype.wording import again
 
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
@@ -91,8 +92,8 @@ def commit(
                 kept = steps(folder)
                 intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
                 raise UserError(
-                    f"cannot write the {what} of step {step} to {folder}: {error}; {intact}. "
-                    "Make room or fix the permissions, then run the same command again to resume"
+                    f"cannot write the {what} of step {step} to {folder}: {error}; {intact}",
+                    f"make room or fix the permissions, then {again()} again to resume",
                 ) from error
 
     try:

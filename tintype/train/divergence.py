@@ -20,11 +20,12 @@ from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult
+from tintype.wording import option
 
 NON_FINITE, SPIKE = "non-finite-step", "skipped-spike"
 SKIPS = (NON_FINITE, SPIKE)
 """The events of skipped steps."""
-_REMEDY = "Lower optimizer.lr or lengthen train.warmup_steps, with another --out"
+_FIX = f"lower optimizer.lr or lengthen train.warmup_steps, with another {option('out')}"
 
 
 def count_step(folder: RunFolder, parts: Session, state: TrainState, result: StepResult) -> None:
@@ -48,8 +49,8 @@ def count_step(folder: RunFolder, parts: Session, state: TrainState, result: Ste
     )
     if found := _too_many(parts.plan.train, state, result.step):
         raise DivergedError(
-            f"the run diverged: {found} (to step {result.step}); none of these reached the weights. {_REMEDY}; "
-            f"{folder.events_file} has the details"
+            f"the run diverged: {found} (to step {result.step}); none of these reached the weights",
+            f"{_FIX}; {folder.events_file} has the details",
         )
 
 
@@ -69,7 +70,7 @@ def check_weights(parts: Session, state: TrainState) -> None:
     """Raise DivergedError where a parameter is not finite or too large. Every rank must call it."""
     named = dict(parts.modules.named_parameters())
     if found := too_large(named, parts.plan.train.most_weight_rms, parts.layout):
-        raise DivergedError(f"the run diverged at step {state.step}: {found}. {_REMEDY}")
+        raise DivergedError(f"the run diverged at step {state.step}: {found}", _FIX)
 
 
 def too_large(named: Mapping[str, Tensor], most_rms: float | None, layout: Layout = ONE) -> str:

@@ -38,6 +38,7 @@ from tintype.runtime.locks import locked, refuse_foreign
 from tintype.runtime.machine import code_commit, environment
 from tintype.train import checkpoint
 from tintype.train.session import Session
+from tintype.wording import again, option
 
 RECORDS = (
     "loaded.json",
@@ -123,8 +124,8 @@ class RunFolder:
             remake = f"{self._command} trains it again from its last checkpoint"
             reason = files.without_seal(files.read_sealed(self.diverged_file, remake)).strip()
             raise DivergedError(
-                f"{self.path} is a diverged run ({reason}). To use its last checkpoint all the same, remove "
-                f"{self.diverged_file}"
+                f"{self.path} is a diverged run ({reason})",
+                f"to use its last checkpoint all the same, remove {self.diverged_file}",
             )
 
     def _make(self, plan: Plan) -> None:
@@ -248,7 +249,7 @@ class RunFolder:
         """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with others."""
         before: dict[str, str] = self.read_record("loaded.json") if step else {}
         for name, identity in loaded.items() if step else ():
-            self.check_identity(name, identity, "put the first one back, or begin anew with another --out")
+            self.check_identity(name, identity, f"put the first one back, or begin anew with another {option('out')}")
         known = {name: identity for name, identity in loaded.items() if identity}
         if known:
             self.write_record("loaded.json", {**known, **before})
@@ -325,7 +326,7 @@ class RunFolder:
             changes = short_diff(there, plan)
             if there.seed != plan.seed:
                 changes["seed"] = (there.seed, plan.seed)
-            raise another(self.path, "plan", changes, "choose another --out")
+            raise another(self.path, "plan", changes, f"choose another {option('out')}")
         return ""
 
     def log_metrics(self, line: dict[str, Any]) -> None:
@@ -376,7 +377,7 @@ def _moved(file: Path) -> str | None:
 
 
 def _append(path: Path, line: dict[str, Any], fence: Fence) -> None:
-    remedy = "make room, then run the same command again to resume"
+    remedy = f"make room, then {again()} again to resume"
     with as_user_error(OSError, f"cannot write to {path}", remedy):
         files.append_line(path, line, fence)
 
@@ -400,7 +401,7 @@ def refuse_training(folder: Path) -> None:
     if about := read_about(folder):
         weights = ",weights=average" if about["weights"] == "average" else ""
         raise UserError(
-            f"{folder} is an exported model without the state of its training and cannot be resumed. Start a new run "
-            f"from its weights: tintype train {quote(str(folder / 'plan.yaml'))} "
-            f"--technique {quote(f'sft:from={folder}{weights}')} --out DIR"
+            f"{folder} is an exported model without the state of its training and cannot be resumed",
+            f"start a new run from its weights: `tintype train {quote(str(folder / 'plan.yaml'))} "
+            f"--technique {quote(f'sft:from={folder}{weights}')} --out DIR`",
         )

@@ -23,6 +23,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.load import weights_in
 from tintype.train.parts import Model, build_twin
 from tintype.train.reconstruct import Reconstruction, read_snapshots, reconstruction
+from tintype.wording import option, technique
 
 _ROUNDING = 1e-9
 """Steps by which a share of the training may be off: 0.07 of 100 steps is a little more than 7."""
@@ -62,7 +63,8 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
     if at >= step:
         raise UserError(
             f"autoguidance leads away from earlier weights, and those of step {at:,} are not earlier than the ones to "
-            f"sample from, of step {step:,}; choose an earlier step (guidance.step, --guide-step)"
+            f"sample from, of step {step:,}",
+            f"choose an earlier step (guidance.step, {option('guide-step')})",
         )
     twin = build_twin(parts)
     weights = _weights(run, parts.plan, at, guide.length)
@@ -91,12 +93,13 @@ def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str
         try:
             tensors, _ = checkpoint.read(checkpoint.folder_of(folder.checkpoints, step))
         except checkpoint.DamagedError as error:
-            raise UserError(f"the checkpoint of step {step} in {run} is damaged ({error}); choose another") from None
+            raise UserError(f"the checkpoint of step {step} in {run} is damaged ({error})", "choose another") from None
         return weights_in(tensors, plan.ema)
     raise UserError(
         f"autoguidance: {run} has no {'weights' if length is None else f'average of length {length:g}'} of step "
-        f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(checkpoints)}. "
-        "Choose one of them (guidance.step, --guide-step); training with --technique power-ema takes snapshots"
+        f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(checkpoints)}",
+        f"choose one of them (guidance.step, {option('guide-step')}); training with {technique('power-ema')} takes "
+        "snapshots",
     )
 
 

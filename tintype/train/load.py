@@ -71,15 +71,15 @@ def load_run(
     stored_as = about if kept_step is None else _KEPT_AS
     if found := weight_misfits(tensors, parts.modules, plan, own_average, stored_as):
         raise UserError(
-            f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
-            "after the training? Put the first one back"
+            f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}",
+            "was the plan changed after the training? Put the first one back",
         )
     weights = weights_in(tensors, own_average)
     if average is not None:
         weights |= _all_parameters(parts, average)
     trained = {name: weights[name] for name, _ in parts.modules.named_parameters()}
     if found := too_large(trained, plan.train.most_weight_rms):
-        raise DivergedError(f"{path} has diverged: {found}; train it with a lower optimizer.lr")
+        raise DivergedError(f"{path} has diverged: {found}", "train it with a lower optimizer.lr")
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
@@ -112,15 +112,17 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
             return checkpoint.read(checkpoint.folder_of(folder, step), state)
         except checkpoint.DamagedError as error:
             if read_about(path):
-                raise UserError(f"the weights in {path} are damaged: {error}. Export or download them again") from None
+                raise UserError(
+                    f"the weights in {path} are damaged: {error}", "export or download them again"
+                ) from None
             found.append(f"{checkpoint.folder_of(folder, step)} is damaged ({error})")
             if not current().leads:
                 continue
             note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the one before")
     command = f"`tintype train RECIPE --out {quote(str(path))}` trains it"
     if found:
-        raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}; {command} again")
-    raise UserError(f"{path} has no whole checkpoint yet; {command}")
+        raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}", f"{command} again")
+    raise UserError(f"{path} has no whole checkpoint yet", command)
 
 
 def _kept(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, int]]:

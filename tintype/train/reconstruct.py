@@ -37,6 +37,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.parts import LOSSES
 from tintype.train.saving import Saver
 from tintype.train.state import TrainState
+from tintype.wording import again, technique
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_RESIDUAL = 0.15
@@ -87,8 +88,8 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
     try:
         yield
     except checkpoint.DamagedError as error:
-        without = "remove it and run the same command again to do without it, less exactly"
-        raise UserError(f"the snapshot {path} is damaged ({error}); {without}") from None
+        without = f"remove it and {again()} again to do without it, less exactly"
+        raise UserError(f"the snapshot {path} is damaged ({error})", without) from None
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
         tracked = ", ".join(f"{one:g}" for one in sorted({one for _, one, _ in found.terms}))
         raise UserError(
             f"the {count} snapshots of {run} (lengths {tracked}) cannot represent an average of length {length:g}: "
-            f"{found.residual:.0%} of its profile would be missed, and at most {MOST_RESIDUAL:.0%} may be. "
-            "Choose a length nearer to these, or train with more snapshots"
+            f"{found.residual:.0%} of its profile would be missed, and at most {MOST_RESIDUAL:.0%} may be",
+            "choose a length nearer to these, or train with more snapshots",
         )
     return found
 
@@ -172,8 +173,8 @@ def _snapshots(run: Path) -> list[Snapshot]:
     if due:
         raise UserError(f"{run} has no snapshot of its weight averages yet; the first is written at step {due[0]}")
     raise UserError(
-        f"{run} has no snapshots of weight averages, so no other length can be had: "
-        "train with --technique power-ema for that"
+        f"{run} has no snapshots of weight averages, so no other length can be had",
+        f"train with {technique('power-ema')} for that",
     )
 
 

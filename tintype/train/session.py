@@ -140,7 +140,7 @@ def training_device(plan: Plan) -> torch.device:
     """Return the device that a plan is trained on; refuse one that is not here or cannot compute as the plan says."""
     device = choose_device(plan.run.device)
     if lacking := lacks_fp8(plan.precision, device):
-        raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or precision.matmul=plain")
+        raise UserError(f"precision.matmul is fp8, but {lacking}", "use such a GPU, or precision.matmul=plain")
     return device
 
 

@@ -28,6 +28,7 @@ from tintype.train.divergence import NON_FINITE, too_large
 from tintype.train.folder import RunFolder
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence
+from tintype.wording import option
 
 SETTINGS_NAME = "training.yaml"
 _KEPT = 2
@@ -38,7 +39,7 @@ def claim_folder(folder: RunFolder, settings: Settings, free: Collection[str]) -
     path = folder.path / SETTINGS_NAME
     if path.exists():
         there = parse(type(settings), read_file(path)).model_dump(exclude=set(free))
-        check_same(path, "training", there, settings.model_dump(exclude=set(free)), "choose another --out")
+        check_same(path, "training", there, settings.model_dump(exclude=set(free)), f"choose another {option('out')}")
     else:
         refuse_foreign(folder.path, SETTINGS_NAME)
     folder.checkpoints.mkdir(exist_ok=True)
@@ -97,7 +98,8 @@ class SimpleTraining:
             self.folder.log_event(NON_FINITE, result.step, loss=str(loss), grad_norm=str(grad_norm))
             raise DivergedError(
                 f"step {result.step} is not finite (loss {loss:g}, gradient norm {grad_norm:g}) and did not reach the "
-                f"weights; {self.remedy}, with another --out than {self.folder.path}"
+                "weights",
+                f"{self.remedy}, with another {option('out')} than {self.folder.path}",
             )
 
     def finish_step(self) -> None:
@@ -105,7 +107,7 @@ class SimpleTraining:
 
     def log(self, window: Sequence[SimpleStep], saving: bool) -> dict[str, float]:
         if found := too_large(dict(self.state.modules.named_parameters()), None):
-            raise DivergedError(f"the training diverged at step {self.state.step}: {found}; {self.remedy}")
+            raise DivergedError(f"the training diverged at step {self.state.step}: {found}", self.remedy)
         now_s = time.perf_counter()
         line = {"step": self.state.step, **{name: float(value) for name, value in window[-1].losses.items()}}
         line["images_per_s"] = len(window) * self.batch / (now_s - self.began_s)

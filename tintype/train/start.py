@@ -27,6 +27,7 @@ from tintype.train.folder import RunFolder, read_about
 from tintype.train.load import weight_misfits, weights_in
 from tintype.train.session import Session
 from tintype.train.state import StateMismatchError, TrainState, new_state
+from tintype.wording import option
 
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
@@ -101,28 +102,31 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
     """The run that a plan starts from, or a `UserError` that says why it cannot be. Its tensors are not looked at."""
     path = start.parent(run)
     if path.resolve() == run.resolve():
-        raise UserError(f"start: {path} is the run itself; start from another run, or choose another --out")
+        raise UserError(
+            f"start: {path} is the run itself", f"start from another run, or choose another {option('out')}"
+        )
     if not path.is_dir():
-        raise UserError(f"start: there is no run in {path}; give the folder of a run that was trained")
+        raise UserError(f"start: there is no run in {path}", "give the folder of a run that was trained")
     found = plan_from_folder(path)
     if RunFolder(path).diverged_file.exists():
-        raise UserError(f"start: the run in {path} diverged ({RunFolder(path).diverged_file} says why); take another")
+        raise UserError(f"start: the run in {path} diverged ({RunFolder(path).diverged_file} says why)", "take another")
     steps = checkpoint.steps(RunFolder(path).checkpoints)
     if not steps:
         raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
     if start.parent_plan is not None and (found.hash, steps[-1]) != (start.parent_plan, found.train.steps):
         raise UserError(
             f"start: the run in {path} is at step {steps[-1]} of {found.train.steps} of the plan {found.hash}, and its "
-            f"last weights with the plan {start.parent_plan} are needed; train it to its end first"
+            f"last weights with the plan {start.parent_plan} are needed",
+            "train it to its end first",
         )
     about = read_about(path)
     if about and about["weights"] != start.weights and {about["weights"], start.weights} <= {"raw", "average"}:
         raise UserError(
-            f"start.weights is {start.weights}, but the exported model in {path} has the {about['weights']} weights; "
-            f"take weights={about['weights']}"
+            f"start.weights is {start.weights}, but the exported model in {path} has the {about['weights']} weights",
+            f"take weights={about['weights']}",
         )
     if start.weights == "average" and found.ema is None:
-        raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights; take raw")
+        raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights", "take raw")
     if reasons := unfit_settings(plan, found):
         raise UserError(f"start: the weights of the run in {path} do not fit this plan: {reasons}")
     return Parent(path, found, steps[-1])

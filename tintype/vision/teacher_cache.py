@@ -125,7 +125,8 @@ class TeacherCache:
         if not row_MLD.isfinite().all():
             raise UserError(
                 f"the teacher {self.teacher.words} gave tokens up to {float(token_MLD.abs().max()):g}, which fp16 "
-                "cannot hold, and so no cache; set its cache to none"
+                "cannot hold, and so no cache",
+                "set its cache to none",
             )
         return pad(row_MLD, (0, 0, 0, self.rows.shape[1] - row_MLD.shape[1]))
 

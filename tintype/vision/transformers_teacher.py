@@ -41,7 +41,7 @@ _SPECIAL = frozenset({0, 1, 2})
 _NO_STRUCTURE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config that do not change what the network computes."""
 _ADVICE = (
-    "A teacher is a plain vision transformer (DINOv2, DINOv3, ViT, SigLIP, CLIP, I-JEPA, …), or teacher=vgg16, or "
+    "a teacher is a plain vision transformer (DINOv2, DINOv3, ViT, SigLIP, CLIP, I-JEPA, …), or teacher=vgg16, or "
     "teacher=scenes"
 )
 
@@ -112,7 +112,8 @@ class HubTeacherPart(TeacherPart):
         if not isinstance(side, int):
             raise UserError(
                 f"{self._checkpoint.words} is a '{config.model_type}' and cannot be a teacher: its config has no "
-                f"single '{key}'. {_ADVICE}"
+                f"single '{key}'",
+                _ADVICE,
             )
         return side
 
@@ -166,7 +167,7 @@ class TransformersTeacher(Teacher):
             found = self.attention(torch.zeros(1, 3, _PROBE_PX, _PROBE_PX, dtype=torch.uint8), layers)
         except Exception as error:  # networks raise what they like where they have no maps
             reason = str(error).strip() or type(error).__name__
-            raise UserError(f"{self.words} gives no attention maps ({reason}). {_ADVICE}") from error
+            raise UserError(f"{self.words} gives no attention maps ({reason})", _ADVICE) from error
         if found.shape[1] < layers:
             raise UserError(
                 f"{self.words} has {found.shape[1]} layers, and the attention of the last {layers} is asked for"
@@ -201,5 +202,6 @@ class TransformersTeacher(Teacher):
         return UserError(
             f"{self.words} cannot be the teacher of a grid of {rows} × {columns} tokens: {what}, where "
             f"{rows * columns} tokens of the width {self.width} are needed, after a class token and registers if it "
-            f"has them. {_ADVICE}"
+            "has them",
+            _ADVICE,
         )

@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("frozen networks", ("pretrained",)),
     ("pieces of pages", ("page",)),
     ("settings and seams", ("seams", "settings", "schedule", "config", "recipes")),
-    ("the ground", ("errors", "rng", "runtime", "plugins")),
+    ("the ground", ("wording", "errors", "rng", "runtime", "plugins")),
 )
 """Every room, the top floor first. A room uses those below it, and those to its left on the same floor."""
 WAY: tuple[tuple[str, str, str], ...] = (

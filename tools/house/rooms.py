@@ -12,6 +12,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "tintype"
 ORDER = (
+    "wording",
     "errors",
     "rng",
     "runtime",
@@ -51,7 +52,7 @@ ORDER = (
     "cli",
     "__main__",
 )
-LOOSE = frozenset({"errors", "rng", "seams", "settings", "schedule", "plan", "__init__", "__main__"})
+LOOSE = frozenset({"wording", "errors", "rng", "seams", "settings", "schedule", "plan", "__init__", "__main__"})
 """The only files beside the folders: what everything rests on, and the program."""
 
 

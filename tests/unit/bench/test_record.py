@@ -93,7 +93,7 @@ def test_a_file_without_figures_is_refused(content: str | None, message: str, tm
     file = tmp_path / "h200.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(UserError, match=f"--against: .*h200.json .*{message}.*`tintype bench … --out FILE` writes"):
+    with pytest.raises(UserError, match=f"--against .*h200.json .*{message}.*`tintype bench … --out FILE` writes"):
         read_record(file)
 
 

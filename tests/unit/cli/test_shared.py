@@ -58,11 +58,11 @@ def test_a_run_is_chosen_by_arm_and_seed(study: tuple[Path, Study]) -> None:
         assert choose_run(out, arm, seed).plan == plan
         assert choose_run(out, arm, seed).folder == out / "runs" / plan.hash
     assert choose_run(out, "ema", None).plan.seed == 3, "the first one"
-    with pytest.raises(UserError, match=r"--arm baseline  \(seeds 3, 4\)\n  --arm ema .*\n  --arm 'short \[s\]'  "):
+    with pytest.raises(UserError, match=r'--arm baseline  \(seeds 3, 4\)\n  --arm ema .*\n  --arm "short \[s\]"  '):
         choose_run(out, None, None)
     with pytest.raises(UserError, match=r"--arm emma: .* has no such arm; did you mean 'ema'"):
         choose_run(out, "emma", None)
-    with pytest.raises(UserError, match=r"has no such arm, but these:\n  --arm baseline ") as unknown:
+    with pytest.raises(UserError, match=r"has no such arm; it has these:\n  --arm baseline ") as unknown:
         choose_run(out, "qqq", None)
     assert str(unknown.value).count("ema") == 1, "the arms are listed once"
     with pytest.raises(UserError, match=r"--arm-seed 5: arm 'ema' of .* has the seeds 3, 4"):
@@ -114,7 +114,7 @@ def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> Non
 def test_plans_of_arms_are_compared(study: tuple[Path, Study]) -> None:
     out, _ = study
     assert ask("plan", "diff", out, "--arm", "ema") == "ema: off -> on\n"
-    with pytest.raises(UserError, match=r"choose the arm to compare with the baseline:\n  --arm ema  \(seeds 3, 4\)\n"):
+    with pytest.raises(UserError, match=r"choose the one to compare with the baseline:\n  --arm ema  \(seeds 3, 4\)\n"):
         ask("plan", "diff", out)
     assert ask("plan", "diff", out, "--arm", "ema", "--all").startswith("ema: off -> on\nema.decay: None -> 0.999\n")
     assert ask("plan", "diff", out, out, "--arm", "ema").startswith("no difference")

@@ -300,9 +300,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             imported(path, tmp_path / "out", ImportOptions(**options))
     for values in (["long"], ["=a"], ["a="]):
         with pytest.raises(UserError, match="write it as --caption long=text"):
-            read_pairs("--caption", values, "long=text")
+            read_pairs("caption", values, "long=text")
     with pytest.raises(UserError, match="long is given twice"):
-        read_pairs("--caption", ["long=a", "long=b"], "long=text")
+        read_pairs("caption", ["long=a", "long=b"], "long=text")
 
 
 def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:

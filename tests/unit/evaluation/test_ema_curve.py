@@ -152,7 +152,7 @@ def test_a_bad_length_is_found_before_the_first_is_scored(run: Path, monkeypatch
 
 def test_words_that_are_no_lengths_or_metrics_are_refused() -> None:
     assert read_lengths("0.05,0.1,0.050") == [0.05, 0.1]
-    with pytest.raises(UserError, match=r"--lengths 0\.05,long: write it as"):
+    with pytest.raises(UserError, match=r"--lengths 0\.05,long is not a list of numbers; write it as"):
         read_lengths("0.05,long")
     assert check_metric(PROTOCOL, None) == "scene_accuracy"
     with pytest.raises(UserError, match=r"--metric fd_scene: .* did you mean 'fd_scenes'"):

@@ -277,7 +277,7 @@ def test_too_few_images_and_unequal_pairs_are_refused_before_anything_is_encoded
     one, five = few_images(tmp_path / "one", 1), few_images(tmp_path / "five", 5)
     with pytest.raises(UserError, match=r"one has 1 image, too few: fd needs 2, .*; give more images$"):
         score(one, sets / "b")
-    with pytest.raises(UserError, match=r"five has 5 images, too few: fd_inf needs 8, .*--set 'metrics=\[fd,"):
+    with pytest.raises(UserError, match=r'five has 5 images, too few: fd_inf needs 8, .*--set "metrics=\[fd,'):
         score(five, sets / "b")
     assert not any(words == f"reading {sets / 'b'}" for words in doing), "the reference may be large"
     with pytest.raises(UserError, match="five has 5 images, too few: fd_inf needs 8"):

@@ -49,7 +49,7 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
         (["--to", "safetensors", "--push", "a/b", "--yes"], "--push is for a folder with a card"),
         (["--to", "diffusers", "--private"], "--private is for --push"),
         (["--to", "diffusers", "--push", "nowhere", "--yes"], "OWNER/NAME"),
-        (["--to", "diffusers", "--license", "My Own"], "--license My Own"),
+        (["--to", "diffusers", "--license", "My Own"], '--license "My Own"'),
         (["--to", "diffusers"], "is not a run"),
     ],
 )
@@ -60,7 +60,7 @@ def test_wrong_options_are_named(tmp_path: Path, words: list[str], message: str)
 
 
 def test_a_single_file_is_named_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a single file is named NAME\.safetensors"):
+    with pytest.raises(UserError, match=r"name a single file NAME\.safetensors"):
         export_file(tmp_path / "run", tmp_path / "out")
 
 

@@ -105,7 +105,7 @@ def test_a_storage_that_refuses_is_one_message(hub: FakeHub, folder: Path) -> No
 @pytest.mark.parametrize(
     ("where", "status", "words"),
     [
-        ("whoami", 401, "does not accept the token; log in with `hf auth login`"),
+        ("whoami", 401, "does not accept the token .*; log in with `hf auth login`"),
         ("repos/create", 403, f"is '{ACCOUNT}' yours"),
         ("commit/main", 404, "no such repository"),
         ("commit/main", 409, "somebody else changed"),
@@ -137,7 +137,7 @@ def test_a_hub_that_is_not_there(hub: FakeHub, folder: Path, monkeypatch: pytest
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
-        with pytest.raises(UserError, match="cannot be reached or broke off; check the connection"):
+        with pytest.raises(UserError, match=r"cannot be reached or broke off .*; check the connection"):
             send(folder)
 
 

@@ -106,7 +106,7 @@ def test_a_sketch_is_shown_without_verdicts(tmp_path: Path) -> None:
     [
         ([], "no arm is called 'baseline'; name it by --baseline. The arms are: adamw, muon, <wide>"),
         (["--baseline", "adam"], "no arm is called 'adam', for --baseline; did you mean 'adamw'?"),
-        (["--baseline", "adamw", "--margin", "x"], "--margin x: write it as 5%"),
+        (["--baseline", "adamw", "--margin", "x"], "--margin x is not the size of a change; write it as 5%"),
         (["--baseline", "adamw", "--arm-column", "x"], "has no column 'x'; name it by --arm-column"),
     ],
 )

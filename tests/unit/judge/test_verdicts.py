@@ -131,18 +131,22 @@ def test_equal_runs_have_no_spread() -> None:
 @pytest.mark.parametrize(
     ("values", "options", "words"),
     [
-        ({}, {}, "give values by arm"),
+        ({}, {}, "no values; give them by arm"),
         ({"baseline": [1.0, 2.0]}, {"direction": "lower"}, "is the only arm"),
         ({"base": [1.0], "muon": [2.0]}, {"direction": "lower"}, "no arm is called 'baseline'"),
         ({"adamw": [1.0], "muon": [2.0]}, {"baseline": "adam", "direction": "lower"}, "did you mean 'adamw'?"),
-        ({"baseline": [1.0], "muon": [2.0]}, {}, "say whether lower or higher is better in 'value'"),
+        ({"baseline": [1.0], "muon": [2.0]}, {}, "is lower or higher better in 'value'?"),
         ({"baseline": [1.0], "muon": [2.0]}, {"direction": "up"}, "direction 'up'"),
         ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "kind": "x"}, "kind 'x'"),
         ({"baseline": [1.0], "muon": ["x"]}, {"direction": "lower"}, "arm 'muon', seed 0: 'x' is not a number"),
         ({"baseline": [1.0], "muon": 3}, {"direction": "lower"}, "arm 'muon': 3 is neither a list"),
         ({"baseline": [1.0], "muon": []}, {"direction": "lower"}, "arm 'muon' has no runs"),
-        ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "margin": "x"}, "`margin` x: write it as 5%"),
-        ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "primary": "z"}, "`primary` z: no such metric"),
+        (
+            {"baseline": [1.0], "muon": [2.0]},
+            {"direction": "lower", "margin": "x"},
+            'margin="x" is not the size of a change; write it as 5%',
+        ),
+        ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "primary": "z"}, 'primary="z": no such metric'),
     ],
 )
 def test_mistakes_say_what_to_do(values: dict[str, object], options: dict[str, object], words: str) -> None:

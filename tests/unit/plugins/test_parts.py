@@ -243,7 +243,7 @@ def test_its_launcher_is_chosen_by_name(tmp_path: Path) -> None:
     (said,) = choose_launcher("script:big").launch(Crew(tmp_path, 2))
     script = (tmp_path / "launch" / "start.sh").read_text()
     assert said.endswith("start.sh for big") and script.count(f"--plugin {EVERY_PART} work {tmp_path}") == 2
-    with pytest.raises(UserError, match="valid are slurm, ray and ssh:HOST,HOST, script"):
+    with pytest.raises(UserError, match="valid: slurm, ray and ssh:HOST,HOST, script"):
         choose_launcher("pbs")
 
 

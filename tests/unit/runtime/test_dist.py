@@ -184,7 +184,7 @@ def test_commands_of_one_process_refuse_several(command: str, monkeypatch: pytes
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"})
-    with pytest.raises(UserError, match=r"started 3 processes .* has 2 GPUs; start it with --nproc-per-node 2"):
+    with pytest.raises(UserError, match=r"started 3 processes .* has 2 GPUs; start it with `--nproc-per-node 2`"):
         world._meet()
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "2")
     with pytest.raises(SystemExit):  # it is told once

@@ -203,7 +203,7 @@ def test_a_first_line_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
 def test_lines_without_checksums_are_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"step": 1}\n{"step": 2}\n')
-    with pytest.raises(UserError, match=rf"log.jsonl has no seal.*: python -m tools.migrate {tmp_path}"):
+    with pytest.raises(UserError, match=rf"log.jsonl has no seal.*: `python -m tools.migrate {tmp_path}`"):
         files.read_lines(log)
     log.write_text("")
     files.append_line(log, {"step": 1})
@@ -274,11 +274,11 @@ def test_a_file_of_a_run_without_a_seal_is_refused_with_the_command_that_seals_i
     files.append_line(tmp_path / "metrics.jsonl", {"step": 1})
     for name in ("environment.json", "metrics.jsonl"):
         (run / name).write_bytes((tmp_path / name).read_bytes())
-    with pytest.raises(UserError, match=rf"environment.json has no seal.*python -m tools.migrate {run}$"):
+    with pytest.raises(UserError, match=rf"environment.json has no seal.*python -m tools.migrate {run}`$"):
         files.read_checked(run / "environment.json", "")
     (tmp_path / "study" / "study.yaml").touch()
     for read in (files.read_lines, files.salvage_lines):
-        with pytest.raises(UserError, match=rf"metrics.jsonl has no seal.*tools.migrate {tmp_path / 'study'}$"):
+        with pytest.raises(UserError, match=rf"metrics.jsonl has no seal.*tools.migrate {tmp_path / 'study'}`$"):
             read(run / "metrics.jsonl")
     (run / "plan.yaml").write_text("seed: 0\n")
     with pytest.raises(UserError, match=r"plan.yaml has no seal"):

@@ -122,5 +122,5 @@ def test_ssh_starts_workers_that_stay(folder: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["nowhere", "ssh:", "ssh:-oProxyCommand=x", "ssh:a b", "slurm:x", "ray:x"])
 def test_other_places_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"valid are slurm, ray and ssh:HOST,HOST"):
+    with pytest.raises(UserError, match=r"valid: slurm, ray and ssh:HOST,HOST"):
         choose_launcher(name)

@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_or_refused(folder: Path, tmp_path: Path) 
         pool_studies([folder / "first", other])
     with pytest.raises(UserError, match="two studies or more"):
         pool_studies([folder / "first"])
-    with pytest.raises(UserError, match="--arm nothing"):
+    with pytest.raises(UserError, match="no arm 'nothing' is in two"):
         pool_studies([folder / "first", folder / "second"], ["nothing"])
 
 

@@ -313,7 +313,7 @@ def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out(tmp_path: Pat
     arm = results.arms[2].model_copy(update={"name": "muon 3e-4", "runs": wide})
     folder = stored(results.model_copy(update={"arms": [*results.arms[:2], arm, results.arms[3]]}), tmp_path)
     plan = plan_power([folder], "5%", 3, "recall", 3)
-    assert "--without 'muon 3e-4'" in shown(plan), "as a shell takes it"
+    assert '--without "muon 3e-4"' in shown(plan), "as a shell takes it"
     less = plan_power([folder], "5%", 3, "recall", 3, without=["muon 3e-4"])
     assert row(less, "recall").deviation < row(plan, "recall").deviation / 3
     assert "Left out of the spread: muon 3e-4" in shown(less)
@@ -375,8 +375,8 @@ def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
         ("-5%", 3, None, 3, "give a size above zero"),
         ("nan", 3, None, 3, "give a size above zero"),
         ("five", 3, None, 3, "write it as 5%"),
-        ("5%", 1, None, 3, "--seeds 1: give 2 or more"),
-        ("5%", 3, None, 0, "--arms 0: give 1 or more"),
+        ("5%", 1, None, 3, "--seeds 1 is too small; give 2 or more"),
+        ("5%", 3, None, 0, "--arms 0 is too small; give 1 or more"),
         ("5%", 3, "recal", 3, "unknown metric 'recal'; did you mean 'recall'"),
     ],
 )

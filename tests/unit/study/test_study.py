@@ -119,7 +119,11 @@ def test_the_study_of_optimizers_has_both_at_three_rates_and_each_rounding(name:
         ("arms:", "primary: [fd_scenes, fd_scenes]\narms:", "line 6: primary: fd_scenes is given twice; name each"),
         ("arms:", "tune:\n  data.count: [1, 2]\narms:", "study.yaml, line 7: tune: data.count: seed, data, run are"),
         ("arms:", "evaluation:\n  metrics: [fdd]\narms:", "study.yaml, line 7: evaluation: metrics: unknown metric"),
-        ("arms:", "analysis:\n  margins: {kid: x}\narms:", "line 7: analysis: margins: kid: x: write it as 5%"),
+        (
+            "arms:",
+            "analysis:\n  margins: {kid: x}\narms:",
+            "line 7: analysis: margins: kid: x is not the size of a change; write it as 5%",
+        ),
         ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown kind 'dino'; did you mean"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
         ("arms:", "analysis: {margn: 3%}\narms:", "analysis.margn: unknown key; did you mean 'margin'"),
@@ -206,7 +210,7 @@ def test_errors_name_the_line_of_the_study_and_the_arm(old: str, new: str, messa
 
 
 def test_errors_name_the_override_of_a_study(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^--set set=\[train.steps=soon\]: set train.steps=soon: train.steps: must "):
+    with pytest.raises(UserError, match=r'^--set "set=\[train.steps=soon\]": set train.steps=soon: train.steps: must '):
         load_study("pocket", ["set=[train.steps=soon]"])
     with pytest.raises(UserError, match=r"^--set evaluation.count=x: evaluation.count: must be a whole number"):
         load_study("pocket", ["evaluation.count=x"])

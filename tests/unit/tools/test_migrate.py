@@ -57,7 +57,7 @@ def test_an_old_run_is_refused_with_the_command_that_seals_it(old: Path) -> None
         lambda: read_result(result),
     ]
     for use in uses:
-        with pytest.raises(UserError, match=rf"has no seal: .*python -m tools.migrate {old}$"):
+        with pytest.raises(UserError, match=rf"has no seal: .*python -m tools.migrate {old}`$"):
             use()
     assert contents(old) == before
 
@@ -123,7 +123,7 @@ def test_a_study_without_seals_is_sealed(tmp_path: Path) -> None:
     for name in ("study.yaml", "baseline.yaml"):
         shutil.copy(source / name, study)
     without_seals(study)
-    with pytest.raises(UserError, match=rf"study.yaml has no seal: .*tools.migrate {study}$"):
+    with pytest.raises(UserError, match=rf"study.yaml has no seal: .*tools.migrate {study}`$"):
         stored_study(study)
     assert len(migrate(study)) == 2
     assert stored_study(study).name == stored_study(source).name

@@ -296,7 +296,7 @@ def test_a_network_whose_tokens_are_not_the_grid_is_refused(
     make: Callable[[], Any], message: str, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "folder", random(make()), PROCESSOR)
-    with pytest.raises(UserError, match=rf"/folder .*{message}.*A teacher is a plain vision transformer"):
+    with pytest.raises(UserError, match=rf"/folder .*{message}.*a teacher is a plain vision transformer"):
         TransformersTeacherSettings(source=str(folder)).build((8, 6), CPU)
 
 

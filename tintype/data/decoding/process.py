@@ -2,11 +2,12 @@
 
 Messages are bytes; nothing is unpickled. A question is `QUESTION` (height and width, and whether the image is stretched
 to them or covers them) with the image's name, and the content. An answer is `ANSWER` (whether an error follows;
-nanoseconds of the CPU), and the pixels or the text of the error.
+nanoseconds of the CPU), and the pixels or the parts of the error as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import struct
 import sys
@@ -37,7 +38,7 @@ def serve(connection: Connection) -> None:
             fitted = stretched if stretch else covering
             answer, failed = fitted(decode(one), height, width).flatten().numpy().data, False
         except UserError as error:
-            answer, failed = memoryview(str(error).encode()), True
+            answer, failed = memoryview(json.dumps(error.parts).encode()), True
         connection.send_bytes(ANSWER.pack(failed, time.process_time_ns() - began_ns))
         connection.send_bytes(answer)
 

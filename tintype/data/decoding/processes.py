@@ -10,6 +10,7 @@ C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from torch import Tensor
 from tintype.data.decoding.process import ANSWER, QUESTION
 from tintype.data.image_file import Encoded
 from tintype.errors import UserError
+from tintype.wording import again
 
 _TRIES = 2
 
@@ -51,7 +53,7 @@ class _Decoder:
         self._connection.send_bytes(one.content)
         failed, cpu_ns = ANSWER.unpack(self._connection.recv_bytes())
         if failed:
-            raise UserError(self._connection.recv_bytes().decode())
+            raise UserError(*json.loads(self._connection.recv_bytes()))
         self._connection.recv_bytes_into(out_CHW.view(-1).numpy())
         return float(cpu_ns) / 1e9
 
@@ -96,7 +98,8 @@ class Decoders:
                 return
         raise UserError(
             f"{one.name}: the process that decoded it ended {_TRIES} times, with exit code {code} (-9: killed, mostly "
-            "for want of memory); what it said stands above. Run the same command again to resume"
+            "for want of memory); what it said stands above",
+            f"{again()} again to resume",
         )
 
     def end(self) -> None:
@@ -111,8 +114,8 @@ class Decoders:
         except OSError as error:
             self._free.put(None)  # or the next would wait for it for ever
             raise UserError(
-                f"a process that decodes images cannot be started: {error.strerror or error}; allow more processes, "
-                "memory or open files, then run the same command again to resume"
+                f"a process that decodes images cannot be started: {error.strerror or error}",
+                f"allow more processes, memory or open files, then {again()} again to resume",
             ) from error
         with self._lock:
             self.running.append(decoder)

@@ -55,13 +55,13 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     if reading is not None and reading.format is not None:
         return _open_as(path, reading.format, reading)
     if not path.exists():
-        raise UserError(f"{path} does not exist; give {_KNOWN}")
+        raise UserError(f"{path} does not exist", f"give {_KNOWN}")
     openers: tuple[Open, ...] = (*_IMPORTERS, *(one.part for one in added("importers").values()))
     opened = [found for open_ in openers if (found := open_(path, reading or Reading())) is not None]
     if not opened:
-        raise UserError(f"{path} holds nothing that can be imported; give {_KNOWN}")
+        raise UserError(f"{path} holds nothing that can be imported", f"give {_KNOWN}")
     if len(opened) > 1:
-        raise UserError(f"{path} holds files of several kinds; give {_KNOWN}, with one kind in it")
+        raise UserError(f"{path} holds files of several kinds", f"give {_KNOWN}, with one kind in it")
     return opened[0]
 
 

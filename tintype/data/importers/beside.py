@@ -18,6 +18,7 @@ from tintype.data.importers.importer import FOLDER, MOST_TEXT_BYTES, Importer, I
 from tintype.data.store.attributes import add_kinds
 from tintype.errors import UserError
 from tintype.runtime.files import Json, parse_object
+from tintype.wording import option
 
 _PLAIN, _JSON = "txt", "json"
 
@@ -112,7 +113,8 @@ class SideImporter(Importer):
         image = next((one.members[one.image].name for one in self._samples if one.image), "dog.jpg")
         in_folders = any(sample.known.get(FOLDER) for sample in self._samples)
         others = [column for column in self.columns if column != FOLDER or in_folders]
-        way = f", or name another column ({', '.join(others)}): --caption long={others[0]}" if others else ""
+        column = option("caption", f"long={others[0]}") if others else ""
+        way = f", or name another column ({', '.join(others)}): {column}" if others else ""
         return f"no .txt beside the images; write the caption of {image} to {Path(image).with_suffix('.txt')}{way}"
 
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:

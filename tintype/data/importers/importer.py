@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tintype.data.image_file import LIMITS, Limits
+from tintype.wording import option
 
 FOLDER = "folder"
 """A column that many importers have: the first folder on the path of an image, or the name of its split."""
@@ -79,7 +80,9 @@ class Importer(ABC):
     def no_captions(self) -> str:
         """Return why `usual_captions` is empty, and what to do."""
         there = ", ".join(self.columns) or "no column of text"
-        return f"none of its columns is known for captions; say which: --caption long=COLUMN. It has {there}"
+        return (
+            f"none of its columns is known for captions; say which: {option('caption', 'long=COLUMN')}. It has {there}"
+        )
 
     @property
     def fingerprint(self) -> list[list[str | int]]:

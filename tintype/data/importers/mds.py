@@ -177,14 +177,14 @@ def _place(source: Path, index: Path, shard: _Shard) -> _Place:
     said = packed if packed and not (index.parent / plain.basename).is_file() else plain
     path = index.parent / said.basename
     if not path.is_file():
-        raise UserError(f"{path} is missing, and {_INDEX} names it; copy the shards again")
+        raise UserError(f"{path} is missing, and {_INDEX} names it", "copy the shards again")
     if path.stat().st_size != said.bytes:
         raise UserError(f"{path} has {path.stat().st_size:,} bytes, and {_INDEX} says {said.bytes:,}")
     codec = (shard.compression or "").partition(":")[0]
     if said is packed and codec != _CODEC:
-        raise UserError(f"{path} is compressed with {codec}; only {_CODEC} is read here: unpack the shards first")
+        raise UserError(f"{path} is compressed with {codec}; only {_CODEC} is read here", "unpack the shards first")
     if said is packed and not pyarrow.Codec.is_available(_CODEC):
-        raise UserError(f"{path} is compressed with {_CODEC}, which this build of pyarrow lacks; unpack it first")
+        raise UserError(f"{path} is compressed with {_CODEC}, which this build of pyarrow lacks", "unpack it first")
     return _Place(path, first_folder(index.parent / plain.basename, source), shard, said is packed)
 
 
@@ -193,7 +193,9 @@ def _open(place: _Place) -> io.BufferedIOBase:
     if not place.packed:
         return place.path.open("rb")
     if size > MOST_TABLE_BYTES:
-        raise UserError(f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked; unpack the shards first")
+        raise UserError(
+            f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked", "unpack the shards first"
+        )
     with (
         as_user_error((pyarrow.ArrowException, OSError), f"{place.path} cannot be unpacked"),
         pyarrow.input_stream(str(place.path), compression=_CODEC) as stream,

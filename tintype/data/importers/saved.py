@@ -79,7 +79,7 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
 def _data_files(folder: Path) -> list[Path]:
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise UserError(f"{folder} has a choice of its rows in a file of its own; save it after flatten_indices()")
+        raise UserError(f"{folder} has a choice of its rows in a file of its own", "save it after flatten_indices()")
     listed = state.get("_data_files")
     names = (
         [one.get("filename") if isinstance(one, dict) else None for one in listed] if isinstance(listed, list) else []
@@ -88,7 +88,7 @@ def _data_files(folder: Path) -> list[Path]:
     if not files or len(files) < len(names):
         raise UserError(f"{folder / _STATE} names no data files in its folder")
     if missing := next((file for file in files if not file.is_file()), None):
-        raise UserError(f"{missing} is missing, and {folder / _STATE} names it; copy the data set again")
+        raise UserError(f"{missing} is missing, and {folder / _STATE} names it", "copy the data set again")
     return files
 
 

@@ -29,7 +29,7 @@ def open_scenes(path: Path) -> ScenesImporter | None:
         return None
     document = Document(str(path), {})
     for assignment in assignments_in(rest):
-        document.override(assignment, option=f"{_NAME}:")
+        document.override(assignment, prefix=f"{_NAME}:")
     return ScenesImporter(parse(ScenesSettings, document))
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import Json, checksum_of, parse_object
 from tintype.runtime.identity import check_same
+from tintype.wording import again, option
 
 _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
@@ -59,7 +60,7 @@ class Journal:
 
     def add(self, entry: Entry) -> None:
         kept = f"{len(self.entries):,} answers are kept there"
-        remedy = f"{kept}; make room, then run the same command again to resume"
+        remedy = f"{kept}; make room, then {again()} again to resume"
         with as_user_error(OSError, f"cannot write to {self.path}", remedy):
             self.file.write(_line(entry.model_dump(exclude_defaults=True)))
             self.file.flush()
@@ -116,15 +117,15 @@ def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple
     try:
         header = _content(lines[0], earlier)
     except ValueError:
-        raise UserError(f"{path} is damaged in line 1; forget its answers with --anew") from None
-    way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with --anew"
+        raise UserError(f"{path} is damaged in line 1", f"forget its answers with {option('anew')}") from None
+    way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with {option('anew')}"
     check_same(path, "command", header, wanted | ({"format": _EARLIER_FORMAT} if earlier else {}), way_out)
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = Entry.model_validate(_content(line, earlier))
         except ValueError:
             raise UserError(
-                f"{path} is damaged in line {number}; remove this line, and its image is asked about again, or forget "
-                "all answers with --anew"
+                f"{path} is damaged in line {number}",
+                f"remove this line, and its image is asked about again, or forget all answers with {option('anew')}",
             ) from None
         yield entry.key, entry

@@ -21,6 +21,7 @@ from tintype.data.recaption.asking import Asking, Captioner, Pull, Question, Rep
 from tintype.errors import UserError
 from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.interrupt import Interrupt
+from tintype.wording import again, option
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Local(Captioner):
     def check(self) -> None:
         if self._processor.chat_template is None:
             raise UserError(
-                f"{self.checkpoint.words} has no chat template, so it cannot be asked; take a model "
-                "that is made to follow instructions"
+                f"{self.checkpoint.words} has no chat template, so it cannot be asked",
+                "take a model that is made to follow instructions",
             )
         assert self._model is not None
 
@@ -76,8 +77,8 @@ class Local(Captioner):
                 )
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{len(questions)} images at a time do not fit into the memory of {self.device}; run the same "
-                "command with a smaller --batch to resume"
+                f"{len(questions)} images at a time do not fit into the memory of {self.device}",
+                f"{again()} with a smaller {option('batch')} to resume",
             ) from None
         answers = written[:, length:].tolist()
         asked = inputs["attention_mask"].sum(1).tolist()
@@ -109,8 +110,9 @@ class Local(Captioner):
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
-                f"--model {self.checkpoint.source} is a repository of the hub, whose content may change; give the "
-                "--revision too (the hash of a commit), or the path of a folder; with --server, give its URL"
+                f"{option('model', self.checkpoint.source)} is a repository of the hub, whose content may change",
+                f"give the {option('revision')} too (the hash of a commit), or the path of a folder; with "
+                f"{option('server')}, give its URL",
             )
         if folder is None:
             commit = getattr(self.checkpoint.config(), "_commit_hash", None)

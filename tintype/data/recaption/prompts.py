@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError, as_user_error
+from tintype.wording import option
 
 _BUILT_IN = read_yaml(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"), "prompts.yaml").data
 PROMPTS: dict[str, str] = {name: prompt["words"] for name, prompt in _BUILT_IN.items()}
@@ -18,20 +19,20 @@ def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
     """Return the name and the words of a built-in prompt, or of one in a file."""
     if file is not None:
         if name is not None:
-            raise UserError("--prompt and --prompt-file both say what to ask; give one of them")
+            raise UserError(f"{option('prompt')} and {option('prompt-file')} both say what to ask", "give one of them")
         return str(file), _read(file)
     name = name or "long"
     if name not in PROMPTS:
-        raise UserError(f"--prompt {name}: there is no such prompt; {nearest(name, PROMPTS)}")
+        raise UserError(f"{option('prompt', name)}: there is no such prompt", nearest(name, PROMPTS))
     return name, PROMPTS[name]
 
 
 def _read(file: Path) -> str:
-    not_text = as_user_error(UnicodeDecodeError, f"--prompt-file {file} is not UTF-8 text")
-    with as_user_error(OSError, f"cannot read --prompt-file {file}"), not_text:
+    not_text = as_user_error(UnicodeDecodeError, f"{option('prompt-file', file)} is not UTF-8 text")
+    with as_user_error(OSError, f"cannot read {option('prompt-file', file)}"), not_text:
         text = file.read_text(encoding="utf-8").strip()
     if not text:
-        raise UserError(f"--prompt-file {file} is empty; write into it what the model is to be asked")
+        raise UserError(f"{option('prompt-file', file)} is empty", "write into it what the model is to be asked")
     if len(text) > _LONGEST:
-        raise UserError(f"--prompt-file {file} has {len(text):,} characters; the most is {_LONGEST:,}")
+        raise UserError(f"{option('prompt-file', file)} has {len(text):,} characters; the most is {_LONGEST:,}")
     return text

@@ -29,6 +29,7 @@ from tintype.data.recaption.journal import MOST_TOKENS
 from tintype.data.store.texts import shortened
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.interrupt import Interrupt
+from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
@@ -85,15 +86,20 @@ class Place:
 
 def read_place(url: str) -> Place:
     """Parse a URL. To `http://host:8000` the usual `/v1` is added; a path is taken as it is."""
-    with as_user_error(ValueError, f"--server {url}"):
+    with as_user_error(ValueError, option("server", url)):
         parts = urlsplit(url)
         port = parts.port
     if parts.username is not None or parts.password is not None:
-        raise UserError(f"--server: leave name and password out of the URL; put a key into ${KEY_VARIABLE}")
+        raise UserError(
+            f"{option('server')} has a name or a password in its URL",
+            f"leave them out, and put a key into ${KEY_VARIABLE}",
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise UserError(f"--server {url}: write it as http://HOST:PORT or https://HOST/v1")
+        raise UserError(
+            f"{option('server', url)} is not the URL of a server", "write it as http://HOST:PORT or https://HOST/v1"
+        )
     if not parts.path.isascii() or any(c <= " " for c in parts.path):
-        raise UserError(f"--server {url}: the path has characters that a URL cannot have")
+        raise UserError(f"{option('server', url)}: the path has characters that a URL cannot have")
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return Place(parts.scheme == "https", parts.hostname, port, path or "/v1")
 
@@ -103,7 +109,7 @@ def read_key(variable: str | None) -> str | None:
     found = os.environ.get(variable or KEY_VARIABLE, "").strip()
     if not found:
         if variable is not None:
-            raise UserError(f"--key-variable {variable}: the environment has no such variable, or it is empty")
+            raise UserError(f"{option('key-variable', variable)}: the environment has no such variable, or it is empty")
         return None
     if not found.isascii() or not found.isprintable() or " " in found:
         raise UserError(f"${variable or KEY_VARIABLE} is no key: it has spaces or characters that cannot be sent")
@@ -160,7 +166,7 @@ class Server(Captioner):
     def check(self) -> None:
         """Raise where nothing answers there."""
         examples = f"`vllm serve {self.model}`, `llama-server -hf {self.model}` or `ollama serve`"
-        remedy = f"start one, for example {examples}, or fix --server"
+        remedy = f"start one, for example {examples}, or fix {option('server')}"
         with as_user_error(_PassingError, f"no server answers at {self.place.url}", remedy):
             self._exchange("GET", "/models", None)
 
@@ -214,8 +220,8 @@ class Server(Captioner):
             gate.sleep(self.patience.wait_s(failures))
         if failure.busy:  # which is not the image's fault
             raise UserError(
-                f"the server at {self.place.url} is too busy ({failure}); lower --concurrency, or run the same command "
-                "later to resume"
+                f"the server at {self.place.url} is too busy ({failure})",
+                f"lower {option('concurrency')}, or {again()} later to resume",
             )
         return Reply(question, failure=f"the server failed {failures} times: {failure}")
 
@@ -248,7 +254,8 @@ class Server(Captioner):
             to = _printable(response.getheader("Location", "nowhere"))
             raise UserError(
                 f"{self.place.url} redirects to {to}, which is not followed: the images and the key are for the "
-                "server that you named. If that is right, give its URL as --server"
+                "server that you named",
+                f"if that is right, give its URL as {option('server')}",
             )
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
 
@@ -343,7 +350,7 @@ def _asked_wait_s(said: str | None, url: str) -> float | None:
         except (ValueError, TypeError, OverflowError):
             return None
     if not seconds <= _MOST_WAIT_S:  # "nan" is a float too
-        raise UserError(f"the server at {url} asks for a pause of {said[:40]} s; run the same command then to resume")
+        raise UserError(f"the server at {url} asks for a pause of {said[:40]} s", f"{again()} then to resume")
     return max(0.0, seconds)
 
 

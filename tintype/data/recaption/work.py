@@ -26,6 +26,7 @@ from tintype.errors import UserError
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
+from tintype.wording import again, option
 
 _MOST_FAILURES = 10
 """Failed images in a row after which the server counts as failed."""
@@ -118,7 +119,10 @@ def recaption(
     if _done_before(store, task, origin, work):
         return Outcome(Progress(task, 0, []), 0.0, store.about, {}, already_done=True)
     began = time.monotonic()
-    with locked(work, "take another --column"), open_journal(work / "journal.jsonl", settings, task.anew) as journal:
+    with (
+        locked(work, f"take another {option('column')}"),
+        open_journal(work / "journal.jsonl", settings, task.anew) as journal,
+    ):
         keys = store.texts("sha256")
         asked = _asked_rows(store, task)
         wanted: dict[str, int] = {}
@@ -148,9 +152,13 @@ def _check_task(store: Store, task: Task) -> None:
     check_column(store, task.column)
     empty = task.only_empty
     if empty is not None and empty not in store.captions:
-        raise UserError(f"--only-empty {empty}: {store.path} has no such captions; {nearest(empty, store.captions)}")
+        raise UserError(
+            f"{option('only-empty', empty)}: {store.path} has no such captions", nearest(empty, store.captions)
+        )
     if not _asked_rows(store, task):
-        raise UserError(f"{store.path} has no image that is to be asked about: see --split and --only-empty")
+        raise UserError(
+            f"{store.path} has no image that is to be asked about", f"see {option('split')} and {option('only-empty')}"
+        )
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
@@ -162,8 +170,8 @@ def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Pat
     if task.anew or any(made_by.get(key) != value for key, value in origin.items()):
         model, date = made_by.get("settings", {}).get("model", "?"), made_by.get("date", "?")
         raise UserError(
-            f"--column {task.column}: {store.path} has these captions already, written by {model} on {date}. Take "
-            "another name, or replace them with --overwrite"
+            f"{option('column', task.column)}: {store.path} has these captions already, written by {model} on {date}",
+            f"take another name, or replace them with {option('overwrite')}",
         )
     shutil.rmtree(work, ignore_errors=True)  # what a kill just before the end has left
     return True
@@ -238,7 +246,8 @@ def _fails(failed: list[Entry]) -> UserError:
     last = failed[-1]
     return UserError(
         f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} images in a row had no "
-        "answer. All answers so far are kept; look at the server, then run the same command to resume"
+        "answer. All answers so far are kept",
+        f"look at the server, then {again()} to resume",
     )
 
 

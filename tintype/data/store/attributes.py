@@ -16,6 +16,7 @@ from pyarrow import types
 
 from tintype.data.store.texts import LONGEST, is_utf8, shortened
 from tintype.errors import UserError
+from tintype.wording import option
 
 Kind = Literal["text", "int", "float", "bool"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -65,13 +66,15 @@ def check_names(names: Iterable[str], captions: Collection[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name) or not name.isprintable():
             raise UserError(
-                f"--attribute {name}: the name of an attribute has up to 64 letters and signs other than '[', ']' and "
-                "':', and neither begins nor ends with a space"
+                f"{option('attribute', name)} is not a valid name of an attribute",
+                "give up to 64 letters and signs other than '[', ']' and ':', with no space at the begin or end",
             )
         if name in RESERVED:
-            raise UserError(f"--attribute {name}: every store has a column of this name; take another")
+            raise UserError(f"{option('attribute', name)}: every store has a column of this name", "take another")
         if name in captions:
-            raise UserError(f"--attribute {name}: a kind of caption has this name; take another for one of them")
+            raise UserError(
+                f"{option('attribute', name)}: a kind of caption has this name", "take another for one of them"
+            )
 
 
 def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
@@ -82,8 +85,9 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
         return Settled(asked.column, kind)
     holds = f"holds {' and '.join(sorted(kinds))}" if kinds else "holds no value that would say what it is"
     raise UserError(
-        f"--attribute {name}={asked.column}: this column {holds}; say what is meant: "
-        f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with another value are set aside"
+        f"{option('attribute', f'{name}={asked.column}')}: this column {holds}",
+        "say what is meant: "
+        f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with another value are set aside",
     )
 
 

@@ -29,6 +29,7 @@ from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, A
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import sha256_of, write_bytes
 from tintype.runtime.locks import taking_turns
+from tintype.wording import again, option
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -37,17 +38,18 @@ def check_column(store: Store, name: str) -> None:
     """Refuse a name that cannot be that of new captions. It is a part of the names of files."""
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"--column {name}: the name of a caption has up to 64 letters, digits, '_', '-' and '.', and begins with a "
-            "letter or digit"
+            f"{option('column', name)} is not a valid name of a caption",
+            "give up to 64 letters, digits, '_', '-' and '.', with a letter or digit first",
         )
-    layout.refuse_built_in(name, "--column")
+    layout.refuse_built_in(name, "column")
     if name in store.about.imported:
         raise UserError(
-            f"--column {name}: {store.path} has captions of this name from its import, which are not written over; "
-            "take another name"
+            f"{option('column', name)}: {store.path} has captions of this name from its import, which are never "
+            "overwritten",
+            "take another name",
         )
     if name in store.attributes:
-        raise UserError(f"--column {name}: this is an attribute of {store.path}; take another name")
+        raise UserError(f"{option('column', name)}: this is an attribute of {store.path}", "take another name")
 
 
 def add_column(
@@ -108,7 +110,7 @@ def earlier_identities(store: Store) -> Iterator[str]:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Hold the lock of the store: of two columns that are ready at the same time, one waits for seconds."""
-    remedy = "the store is as it was; fix this, then run the same command again"
+    remedy = f"the store is as it was; fix this, then {again()} again"
     with as_user_error(OSError, f"cannot write to {path}", remedy), taking_turns(path / ".lock"):
         yield
 
@@ -144,7 +146,7 @@ def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
 def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     found = shard_of(path / Path(earlier["name"]).name).model_dump()
     if any(found[key] != value for key, value in earlier.items()):
-        raise UserError(f"{path / found['name']} is not the file that {ABOUT} says; import the store again")
+        raise UserError(f"{path / found['name']} is not the file that {ABOUT} says", "import the store again")
     return found
 
 
@@ -155,6 +157,6 @@ def _check_sizes(store: Store, on_records: Callable[[int], None]) -> None:
         with open_image(one.content, one.name) as image:
             if image.size != (widths[row], heights[row]):
                 raise UserError(
-                    f"{one.name} is damaged: its size is not the one that was stored; import the store again"
+                    f"{one.name} is damaged: its size is not the one that was stored", "import the store again"
                 )
         on_records(row + 1)

@@ -12,6 +12,7 @@ from tintype.data.fit import shrunk
 from tintype.data.image_file import LIMITS, BadImageError, Limits, open_image
 from tintype.data.image_sets import encode, pixels_of
 from tintype.data.importers.importer import Item
+from tintype.wording import option, rendered
 
 _ORIENTATION = 0x0112
 
@@ -67,10 +68,9 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
         content = encode(image_CHW, "JPEG", quality=sizing.quality, subsampling=0, optimize=True)
     height, width = image_CHW.shape[1:]
     if width * height > LIMITS.pixels or len(content) > LIMITS.bytes:
-        return Refused(
-            f"it has {width} × {height} pixels in {len(content):,} bytes; an image of a store has at most "
-            f"{LIMITS.pixels:,} pixels and {LIMITS.bytes:,} bytes: shrink it with --short-px"
-        )
+        found = f"it has {width} × {height} pixels in {len(content):,} bytes"
+        most = f"an image of a store has at most {LIMITS.pixels:,} pixels and {LIMITS.bytes:,} bytes"
+        return Refused(rendered(f"{found}; {most}: shrink it with {option('short-px')}"))
     pixels = hashlib.sha256(f"{width}x{height}".encode())
     pixels.update(image_CHW.contiguous().numpy().data)
     return Prepared(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())

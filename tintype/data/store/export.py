@@ -26,6 +26,7 @@ from tintype.errors import UserError
 from tintype.runtime.files import flush
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
+from tintype.wording import option
 
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
@@ -71,7 +72,7 @@ def export_store(
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already; choose an empty or new folder for --out")
+        raise UserError(f"{out} is there already", f"choose an empty or new folder for {option('out')}")
     work = out.with_name(f".{out.name}.exporting")
 
     def watched() -> Iterator[Row]:

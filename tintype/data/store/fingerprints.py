@@ -19,6 +19,7 @@ from tintype.data.image_sets import map_prefetched
 from tintype.data.store.layout import Store
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows
+from tintype.wording import option
 
 HASH_BITS = 64
 _SIDE_PX, _COLOUR_PX = 32, 8
@@ -54,7 +55,8 @@ def look_at(
 ) -> Looks | None:
     """Return the looks of rows, or None where it was stopped; what was done is cached."""
     stamp = _VERSION + bytes.fromhex(store.identity)
-    content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, "inspect a part: --where", stamp)
+    otherwise = f"inspect a part: {option('where')}"
+    content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, otherwise, stamp)
     kept = DiskRows(cache_folder() / "looks" / f"{store.identity}.rows", content)
     id_N = torch.from_numpy(rows)
     missing = id_N[~kept.has(id_N)].tolist()
@@ -83,7 +85,7 @@ def look(one: Encoded) -> NDArray[np.uint8]:
             image.draft("RGB", (2 * _SIDE_PX, 2 * _SIDE_PX))
             small = image.convert("RGB").resize((_SIDE_PX, _SIDE_PX), Image.Resampling.BOX)
     except BadImageError as error:
-        raise BadImageError(f"{error}; import the store again") from None
+        raise BadImageError(error.problem, "import the store again") from None
     row = np.zeros(_ROW_BYTES, dtype=np.uint8)
     row[:8] = np.frombuffer(perceptual_hash(np.asarray(small.convert("L"))).to_bytes(8, "little"), dtype=np.uint8)
     row[8:_MODE] = np.asarray(small.reduce(_SIDE_PX // _COLOUR_PX)).reshape(-1)

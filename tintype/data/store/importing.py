@@ -30,6 +30,7 @@ from tintype.data.store.writer import Writer, has_kept
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
+from tintype.wording import again, option
 
 _SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -93,13 +94,16 @@ def import_images(
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
     if options.split_column is not None:
-        _check_column("--split-column ", options.split_column, importer.columns, f"{source} has no text column")
+        given = option("split-column", options.split_column)
+        _check_column(given, options.split_column, importer.columns, f"{source} has no text column")
     total = importer.count if options.limit is None else min(options.limit, importer.count)
     request = _request(source, importer, captions, attributes, options)
     if is_store(out):
         return _already(out, request)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} holds other files and is no store; choose an empty or new folder for --out")
+        raise UserError(
+            f"{out} holds other files and is no store", f"choose an empty or new folder for {option('out')}"
+        )
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
         writer = Writer(work, request)
@@ -150,10 +154,10 @@ def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
     share = min(100, -(-bad * 100 // done // 10) * 10 or 10)  # round, and not exceeded so far
     reasons = "; ".join(writer.first_bad(_SHOWN_REASONS))
     raise UserError(
-        f"{bad:,} of the first {done:,} records are bad: more than --most-bad {100 * most_bad:.3g}% of all {total:,}. "
-        f"The first: {reasons}. {writer.quarantine} has all so far. No store was made. If they may be left out, run "
-        f"the same command with a larger share, such as --most-bad {share}%: it resumes. If the source is "
-        f"wrong, fix it, remove {writer.quarantine.parent}, and import again"
+        f"{bad:,} of the first {done:,} records are bad: more than {option('most-bad', f'{100 * most_bad:.3g}%')} of "
+        f"all {total:,}. The first: {reasons}. {writer.quarantine} has all so far. No store was made",
+        f"if they may be left out, {again()} with a larger share, such as {option('most-bad', f'{share}%')}: it "
+        f"resumes. If the source is wrong, fix it, remove {writer.quarantine.parent}, and import again",
     )
 
 
@@ -217,7 +221,8 @@ class _Sorter:
         if value.lower() not in names:
             raise UserError(
                 f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
-                f"({', '.join(_SPLIT_NAMES)} are known); say what it is: --split {value}=train or --split {value}=eval"
+                f"({', '.join(_SPLIT_NAMES)} are known)",
+                f"say what it is: {option('split', f'{value}=train')} or {option('split', f'{value}=eval')}",
             )
         return names[value.lower()]
 
@@ -232,8 +237,9 @@ def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Map
     if not captions:
         raise UserError(f"{source}: {importer.no_captions}")
     for name, column in captions.items():
-        refuse_built_in(name, "--caption", f"={column}")
-        _check_column(f"--caption {name}=", column, importer.columns, f"{source} has no text column")
+        refuse_built_in(name, "caption", f"={column}")
+        given = option("caption", f"{name}={column}")
+        _check_column(given, column, importer.columns, f"{source} has no text column")
     return captions
 
 
@@ -244,14 +250,14 @@ def _attributes(
     hint = ". After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
     for name, one in asked.items():
         problem = f"{source} has no column of texts, numbers or truths"
-        _check_column(f"--attribute {name}=", one.column, importer.kinds, problem, hint)
+        _check_column(option("attribute", f"{name}={one.column}"), one.column, importer.kinds, problem, hint)
     return {name: settle(name, one, importer.kinds[one.column]) for name, one in asked.items()}
 
 
-def _check_column(option: str, column: str, columns: Collection[str], problem: str, hint: str = "") -> None:
+def _check_column(given: str, column: str, columns: Collection[str], problem: str, hint: str = "") -> None:
     if column not in columns:
         has = f"it has {', '.join(columns)}" if len(columns) <= 12 else nearest(column, columns)
-        raise UserError(f"{option}{column}: {problem} '{column}'; {has}{hint}")
+        raise UserError(f"{given}: {problem} '{column}'", f"{has}{hint}")
 
 
 def _request(
@@ -285,26 +291,26 @@ def _already(out: Path, request: Mapping[str, Any]) -> Outcome:
     about = open_store(out).about
     if about.made_from != request:
         raise UserError(
-            f"{out} holds a store that was imported from another source or with other options ({ABOUT} says how); "
-            "choose another --out"
+            f"{out} holds a store that was imported from another source or with other options ({ABOUT} says how)",
+            f"choose another {option('out')}",
         )
     return Outcome(sum(about.counts.values()) + about.quarantined, about, already_done=True)
 
 
-def read_pairs(option: str, values: Sequence[str], example: str) -> dict[str, str]:
+def read_pairs(of: str, values: Sequence[str], example: str) -> dict[str, str]:
     """Parse the `NAME=VALUE` of an option that can be given several times."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, other = (part.strip() for part in value.partition("="))
         if not equals or not name or not other:
-            raise UserError(f"{option} {value}: write it as {option} {example}")
+            raise UserError(f"{option(of, value)} is not a pair", f"write it as {option(of, example)}")
         if name in found:
-            raise UserError(f"{option}: {name} is given twice; give it once")
+            raise UserError(f"{option(of)}: {name} is given twice", "give it once")
         found[name] = other
     return found
 
 
-def read_share(option: str, value: str) -> float:
+def read_share(of: str, value: str) -> float:
     """Return the share that `5%` or `0.05` says."""
     number = value.strip().removesuffix("%")
     try:
@@ -312,14 +318,16 @@ def read_share(option: str, value: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(f"{option} {value}: write a share of 0% to 100%, such as 5% or 0.05")
+        raise UserError(f"{option(of, value)} is not a share", "write one of 0% to 100%, such as 5% or 0.05")
     return share
 
 
 def read_splits(values: Sequence[str]) -> dict[str, Split]:
     found: dict[str, Split] = {}
-    for name, split in read_pairs("--split", values, "extra=train").items():
+    for name, split in read_pairs("split", values, "extra=train").items():
         if split not in SPLITS:
-            raise UserError(f"--split {name}={split}: there is no split '{split}'; valid: {', '.join(SPLITS)}")
+            raise UserError(
+                f"{option('split', f'{name}={split}')}: there is no split '{split}'", f"valid: {', '.join(SPLITS)}"
+            )
         found[name] = "train" if split == "train" else "eval"
     return found

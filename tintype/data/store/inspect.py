@@ -29,6 +29,7 @@ from tintype.data.store.where import word_counts
 from tintype.errors import UserError, as_user_error
 from tintype.page.svg import linear_ticks
 from tintype.runtime.files import write_text
+from tintype.wording import option
 
 _SHOWN_CAPTIONS, _SHOWN_NAMES = 5, 12
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
@@ -66,8 +67,8 @@ def inspect_store(
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
-            f"no record of {store.path} is left to look at: of {len(store):,} --where leaves out "
-            f"{selection.by_where:,} and --skip {selection.by_skip:,}"
+            f"no record of {store.path} is left to look at: of {len(store):,} {option('where')} leaves out "
+            f"{selection.by_where:,} and {option('skip')} {selection.by_skip:,}"
         )
     looks = look_at(store, rows, stopped, on_progress)
     if looks is None:
@@ -304,6 +305,6 @@ def _printable(text: str) -> str:
 def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
     lines = skip_lines(store, groups)
     head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]
-    with as_user_error(OSError, f"cannot write {path}", "choose another --write-skip"):
+    with as_user_error(OSError, f"cannot write {path}", f"choose another {option('write-skip')}"):
         write_text(path, "\n".join([*head, *lines]) + "\n")
     return len(lines)

@@ -33,6 +33,7 @@ from tintype.data.image_file import Encoded
 from tintype.data.store.attributes import ARROW_TYPES, RESERVED, Kind, Value
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import Json, checksum_of, read_object
+from tintype.wording import option
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -52,12 +53,12 @@ ROW_TEXTS = ("split", "sha256", "source")
 _TEXTS = ("source", "sha256", "pixels", "split")
 
 
-def refuse_built_in(caption: str, option: str, rest: str = "") -> None:
-    """Refuse a new kind of caption with the name of another column. `option` precedes its name in the message."""
+def refuse_built_in(caption: str, name: str, rest: str = "") -> None:
+    """Refuse a new kind of caption with the name of another column. `name` is that of the option."""
     if caption in RESERVED:
         raise UserError(
-            f"{option} {caption}{rest}: every store has a column '{caption}' of its own, which `where` reads; "
-            f"give the captions another name, for example {option} {caption}_text{rest}"
+            f"{option(name, caption + rest)}: every store has a column '{caption}' of its own, which `where` reads",
+            f"give the captions another name, for example {option(name, f'{caption}_text{rest}')}",
         )
 
 
@@ -219,7 +220,7 @@ class Store:
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
-            raise UserError(f"{name} is damaged: its bytes are not those that were stored; {_AGAIN}")
+            raise UserError(f"{name} is damaged: its bytes are not those that were stored", _AGAIN)
         return Encoded(name, content, Path(self._value("source", row)).stem)
 
     def all_encoded(self, split: Split | None = None) -> Iterator[Encoded]:
@@ -256,7 +257,7 @@ class Store:
                 {key: str(said[key]) for key in ("source", "reason")} for said in map(json.loads, content.splitlines())
             ]
         except (ValueError, RecursionError, KeyError, TypeError):
-            raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote; {_AGAIN}") from None
+            raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote", _AGAIN) from None
 
     def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
         """Read everything, and refuse a store that is not what was written."""
@@ -270,7 +271,8 @@ class Store:
         if (found := identity_of(self.table)) != self.identity:
             raise UserError(
                 f"{self.path} is damaged: its records give the identity {found[:12]}…, and {ABOUT} says "
-                f"{self.identity[:12]}…; {_AGAIN}"
+                f"{self.identity[:12]}…",
+                _AGAIN,
             )
 
     def _checked_file(self, name: str, sha256: str) -> bytes:
@@ -278,7 +280,7 @@ class Store:
         content = path.read_bytes() if path.is_file() else None
         if content is None or hashlib.sha256(content).hexdigest() != sha256:
             found = "is missing" if content is None else "is damaged: its content is not what was stored"
-            raise UserError(f"{path} {found}; {_AGAIN}")
+            raise UserError(f"{path} {found}", _AGAIN)
         return content
 
     def _value(self, column: str, row: int) -> Any:
@@ -302,11 +304,12 @@ def read_about(path: Path) -> AboutStore:
     if content.get("format") == EARLIER_FORMAT and _CHECKSUM not in content:
         raise UserError(
             f"{path} was imported by an earlier version of tintype, without checksums of captions, attributes and "
-            f"sizes; `tintype data upgrade {quote(str(path))}` checks all of it and adds them. Images and identity stay"
+            "sizes",
+            f"`tintype data upgrade {quote(str(path))}` checks all of it and adds them. Images and identity stay",
         )
     said = content.pop(_CHECKSUM, None)
     if said != checksum_of(content):
-        raise UserError(f"{path / ABOUT} is damaged: it does not match its checksum; {_AGAIN}")
+        raise UserError(f"{path / ABOUT} is damaged: it does not match its checksum", _AGAIN)
     try:
         return AboutStore.model_validate_json(json.dumps(content))
     except ValidationError as error:
@@ -319,7 +322,8 @@ def read_content(path: Path) -> dict[str, Json]:
     file = path / ABOUT
     if not file.is_file():
         raise UserError(
-            f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
+            f"{path} is no store (it has no {ABOUT})",
+            f"`tintype data import SOURCE --out {quote(str(path))}` makes one",
         )
     with as_user_error(ValueError, f"{file} is damaged", _AGAIN):
         return read_object(file)
@@ -337,7 +341,7 @@ def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBa
         )
         beside = _open_part(folder, part, batch.num_rows, added_schema(column.name), again)
         if not beside.column("sha256").equals(batch.column("sha256")):
-            raise UserError(f"{folder / part.name} has captions of other images than {shard.name}; {again}")
+            raise UserError(f"{folder / part.name} has captions of other images than {shard.name}", again)
         batch = batch.append_column(CAPTION + column.name, beside.column(1))
     return batch
 
@@ -349,7 +353,7 @@ def _open_part(
     check_part(path, part, again)
     batch = open_shard(path)
     if batch.schema != columns or batch.num_rows != rows:
-        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says; {again}")
+        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says", again)
     return batch
 
 
@@ -363,10 +367,10 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
     """Raise unless all bytes of the file but those of images are what they were. `again` says what to do."""
     if not path.is_file() or not part.bytes or path.stat().st_size != part.bytes:
         found = f"has {path.stat().st_size:,} bytes, not {part.bytes:,}" if path.is_file() else "is missing"
-        raise UserError(f"{path} {found}; {again}")
+        raise UserError(f"{path} {found}", again)
     skipped = (part.images_at, part.images_bytes) if isinstance(part, Shard) else (0, 0)
     if sum_of(path, *skipped) != part.sha256:
-        raise UserError(f"{path} is damaged: its captions or other columns are not those that were stored; {again}")
+        raise UserError(f"{path} is damaged: its captions or other columns are not those that were stored", again)
 
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:

@@ -9,6 +9,7 @@ from shlex import quote
 from tintype.data.store.inspect_result import Problem, Result, Severity
 from tintype.data.store.texts import has_html, shortened
 from tintype.data.store.where import written
+from tintype.wording import option, rendered
 
 LONG_WORDS = 256
 """No encoder reads more: CLIP reads about 55 words, T5 and Qwen as they are used for images 200 to 400."""
@@ -63,7 +64,8 @@ def _of_splits(result: Result) -> Iterator[Problem]:
     for split, what in (("train", "train on"), ("eval", "score with")):
         if not splits[split]:
             why = f"There is nothing to {what}."
-            do = "Import again with another --eval-share or --split-column, or change --where and --skip."
+            shares = f"{option('eval-share')} or {option('split-column')}"
+            do = rendered(f"Import again with another {shares}, or change {option('where')} and {option('skip')}.")
             yield _problem("alarm", 9, f"The split {split} is empty", why, do, 0)
     copies = same["exact"] + same["near"]
     if copies:
@@ -100,7 +102,8 @@ def _of_captions(result: Result) -> Iterator[Problem]:
         if total > 1 and about["distinct"] < total / 2:
             title = f"Few distinct captions {name}: {about['distinct']:,} on {total:,} records"
             why = "Many images share their words, so that words cannot tell them apart."
-            do = "Fine for class names; otherwise check that the right column was imported (--caption)."
+            column = rendered(option("caption"))
+            do = f"Fine for class names; otherwise check that the right column was imported ({column})."
             yield _problem("notice", 5, title, why, do, total - about["distinct"])
         elif often:
             records = sum(one["records"] for one in often)

@@ -88,7 +88,8 @@ def refuse_empty(store: Store, selection: Selection, split: Split) -> None:
     if before and not len(selection.rows(store, split)):
         raise UserError(
             f"none of the {before:,} {split} records of {store.path} is left: of all its {len(store):,} records "
-            f"data.where leaves out {selection.by_where:,} and data.skip {selection.by_skip:,}; ask for less"
+            f"data.where leaves out {selection.by_where:,} and data.skip {selection.by_skip:,}",
+            "ask for less",
         )
 
 

@@ -76,7 +76,11 @@ class StoreSource:
             self._rows = self._rows[ids_at(_EVAL_ORDER, 0, len(self._rows), len(self._rows))]
         self._rows = self._rows[: settings.limit]
         if split == "train" and not len(self._rows):
-            raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
+            raise UserError(
+                f"{self._store.path} has no training images",
+                "import it again with a smaller share of held-out images: "
+                "`tintype data import SOURCE --out DIR --eval-share SHARE`",
+            )
         width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
         self.buckets = settings.buckets
         self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
@@ -107,8 +111,8 @@ class StoreSource:
             raise TooSmallError(
                 f"{self._store.name(int(self._rows[first]))} has {int(width_N[first])} × {int(height_N[first])} "
                 f"pixels, and {len(small):,} of {len(self):,} images {how}; "
-                "they are never enlarged. Take a smaller size, or leave them out: "
-                f"data.where='min(width, height) >= {size_px}'"
+                "they are never enlarged",
+                f"take a smaller size, or leave them out: data.where='min(width, height) >= {size_px}'",
             )
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from shlex import quote
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -332,7 +333,11 @@ def _as_number(text: Node, number: Node) -> str:
     if text.type != "text" or number.type != "number" or not text.column.startswith(ATTRIBUTE):
         return ""
     name = text.column.removeprefix(ATTRIBUTE)
-    return f"; the attribute {name} was imported as text: import it with --attribute {name}=COLUMN:float"
+    return f"; the attribute {name} was imported as text: import it with {_import_as(f'{name}=COLUMN:float')}"
+
+
+def _import_as(attribute: str) -> str:
+    return f"`tintype data import SOURCE --out DIR --attribute {quote(attribute)}`"
 
 
 def _read(store: Store, kind: Type, column: str) -> Value:
@@ -340,8 +345,8 @@ def _read(store: Store, kind: Type, column: str) -> Value:
         return store.table[column].cast("float64") if kind == "number" else store.table[column]
     except ArrowInvalid:
         raise UserError(
-            f"{column} of {store.path} has whole numbers beyond ±2^53, which cannot be compared exactly here; "
-            "import it as text: --attribute NAME=COLUMN:text"
+            f"{column} of {store.path} has whole numbers beyond ±2^53, which cannot be compared exactly here",
+            f"import it as text: {_import_as('NAME=COLUMN:text')}",
         ) from None
 
 

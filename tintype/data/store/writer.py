@@ -20,6 +20,7 @@ from tintype.data.store.encode import Prepared
 from tintype.data.store.layout import AboutStore, Shard, Split
 from tintype.errors import UserError, as_user_error
 from tintype.runtime.files import checksum_of, flush, write_bytes
+from tintype.wording import again
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
@@ -150,8 +151,8 @@ class Writer:
 
     def _writing(self) -> AbstractContextManager[None]:
         kept = f"no store was made; {self._items_kept:,} items are kept there"
-        remedy = f"{kept}. Make room, then run the same command again to resume"
-        return as_user_error(OSError, f"cannot write to {self._work}", remedy)
+        fix = f"{kept}. Make room, then {again()} again to resume"
+        return as_user_error(OSError, f"cannot write to {self._work}", fix)
 
 
 def has_kept(work: Path) -> bool:
@@ -166,7 +167,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
             content = json.loads(file.read_text(encoding="utf-8"))
             said = content.pop(_CHECKSUM, None)
             if said is None and "quarantine_sha256" not in content:
-                raise UserError(f"{file} was written by an earlier version of tintype; {_again(work)}")
+                raise UserError(f"{file} was written by an earlier version of tintype", _again(work))
             if said != checksum_of(content):
                 raise ValueError("it does not match its checksum")
             found = Written.model_validate(content)
@@ -174,8 +175,8 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
             kept = found
         elif found.shards:
             raise UserError(
-                f"{work} holds an import that was begun from another source or with other options; run that command "
-                "again to resume it, or remove the folder"
+                f"{work} holds an import that was begun from another source or with other options",
+                "run that command again to resume it, or remove the folder",
             )
     _cut_quarantine(work / layout.QUARANTINE, kept)
     return kept
@@ -187,9 +188,9 @@ def _cut_quarantine(path: Path, kept: Written) -> None:
         file.seek(0)
         content = file.read(kept.quarantine_bytes)
         if hashlib.sha256(content).hexdigest() != kept.quarantine_sha256:
-            raise UserError(f"{path} is damaged: it is not what was written; {_again(path.parent)}")
+            raise UserError(f"{path} is damaged: it is not what was written", _again(path.parent))
         file.truncate(kept.quarantine_bytes)
 
 
 def _again(work: Path) -> str:
-    return f"remove the folder {work} and run the same command to import anew"
+    return f"remove the folder {work} and {again()} to import anew"

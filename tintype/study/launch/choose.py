@@ -11,6 +11,7 @@ from tintype.study.launch.launcher import Launcher
 from tintype.study.launch.ray import Ray
 from tintype.study.launch.slurm import Slurm
 from tintype.study.launch.ssh import Ssh
+from tintype.wording import option
 
 declare("launchers", ("slurm", "ray", "ssh"), None)
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
@@ -22,7 +23,9 @@ def choose_launcher(name: str, address: str = "") -> Launcher:
     if name == "ray":
         return Ray(address)
     if address:
-        raise UserError(f"--address {address} is that of a Ray cluster; leave it out with --on {name}")
+        raise UserError(
+            f"{option('address', address)} is that of a Ray cluster", f"leave it out with {option('on', name)}"
+        )
     if kind == "slurm" and not where:
         return Slurm()
     hosts = where.split(",")
@@ -32,4 +35,4 @@ def choose_launcher(name: str, address: str = "") -> Launcher:
         made: Launcher = added("launchers")[kind].part(where)
         return made
     others = "".join(f", {other}" for other in added("launchers"))
-    raise UserError(f"--on {name}: valid are slurm, ray and ssh:HOST,HOST{others}")
+    raise UserError(f"{option('on', name)} is unknown", f"valid: slurm, ray and ssh:HOST,HOST{others}")

@@ -18,6 +18,7 @@ from tintype.errors import UserError
 from tintype.runtime.parent import command_with_parent
 from tintype.runtime.signals import handle_signals
 from tintype.study.launch.launcher import Crew
+from tintype.wording import option
 
 STARTS_AGAIN = 20
 """How often Ray starts a worker again that was killed or lost. How often a run is tried is the study's to say."""
@@ -65,7 +66,7 @@ def _import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise UserError(f"--on ray needs ray ({error}): pip install 'tintype[ray]'") from None
+        raise UserError(f"{option('on', 'ray')} needs ray ({error})", "pip install 'tintype[ray]'") from None
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -74,7 +75,7 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address or None, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"--on ray: no cluster at {address or 'this machine'}: {' '.join(str(error).split())}"
+            f"{option('on', 'ray')}: no cluster at {address or 'this machine'}: {' '.join(str(error).split())}"
         ) from None
 
 

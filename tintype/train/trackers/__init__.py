@@ -43,6 +43,6 @@ def check_trackers(run: RunSettings) -> None:
     if missing:
         names = ", ".join(missing)
         raise UserError(
-            f"run.trackers: {names} {'is' if len(missing) == 1 else 'are'} not installed; "
-            f"pip install 'tintype[{','.join(missing)}]', or leave {'it' if len(missing) == 1 else 'them'} out"
+            f"run.trackers: {names} {'is' if len(missing) == 1 else 'are'} not installed",
+            f"pip install 'tintype[{','.join(missing)}]', or leave {'it' if len(missing) == 1 else 'them'} out",
         )

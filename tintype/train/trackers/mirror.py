@@ -185,7 +185,7 @@ def mirror_more(
     try:
         check_trackers(plan.run)
     except UserError as error:
-        note(str(error))
+        note(error.marked)
         yield Mirror((), on_failure)
         return
     mirror = _mirror(plan, path, label, group, on_failure, fence)

@@ -190,7 +190,7 @@ def test_a_record_with_another_value_is_set_aside(tmp_path: Path) -> None:
     [
         ("width", "style", "every store has a column of this name"),
         ("long", "style", "a kind of caption has this name"),
-        ("a:b", "style", "the name of an attribute has up to 64 letters"),
+        ("a:b", "style", "is not a valid name of an attribute; give up to 64 letters"),
         ("x", "styl", "has no column of texts, numbers or truths 'styl'"),
         ("x", "score:flaot", r"has no column .* 'score:flaot'.* NAME=COLUMN:float"),
         ("x", "mixed", r"this column holds int and text; say what is meant: x=mixed:text, x=mixed:int"),
@@ -272,7 +272,10 @@ def test_what_is_missing_is_neither_true_nor_false(store: Store, expression: str
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [
-        ("style > 5", "imported as text: import it with --attribute style=COLUMN:float"),
+        (
+            "style > 5",
+            "imported as text: import it with `tintype data import SOURCE --out DIR --attribute style=COLUMN:float`",
+        ),
         ("score == 'a'", "'==' cannot compare a number with a text"),
         ("nsfw > 3", "'>' cannot compare true or false with a number"),
         ("nsfw < true", "true and false are compared with == and !="),

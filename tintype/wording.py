@@ -1,0 +1,101 @@
+"""Options inside messages, as data: the command line shows `--arm muon`, Python shows `arm="muon"`.
+
+`option("arm", "muon")` returns text that carries the name and the value between marks. It fits into any f-string.
+`rendered` replaces the marks with the words of one language. No other code reads or writes a mark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+Language: TypeAlias = Literal["command", "python"]
+_OPEN, _VALUE, _CLOSE, _AGAIN = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+"""Noncharacters: Unicode reserves them for use inside a program, so text from outside does not have them."""
+MARKS = frozenset((_OPEN, _VALUE, _CLOSE, _AGAIN))
+_AGAIN_WORDS: dict[Language, str] = {"command": "run the same command", "python": "make the same call"}
+_ARGUMENTS = {"arm-seed": "seed", "plugin": "plugins", "set": "settings", "technique": "techniques"}
+"""Arguments of functions with another name than the option. All others have the same one, as `ema_length`."""
+_POSITIONAL = frozenset(("plugin", "set", "technique"))
+"""Options whose values a function takes by position: Python shows the value alone."""
+_SAFE = frozenset("@%+=:,./-_…")
+"""Characters beside letters and digits that no shell reads as more than text."""
+_IN_DOUBLE_QUOTES = frozenset('"$`\\!')
+"""Characters that a shell reads within double quotes."""
+
+
+class Option(NamedTuple):
+    """An option that a message names. `value` is None if the message names the option alone."""
+
+    name: str
+    value: str | None
+
+
+def option(name: str, value: object = None) -> str:
+    """Return an option as data, with its value if there is one: `--arm` or `--arm muon`."""
+    shown = "" if value is None else _VALUE + "".join(letter for letter in str(value) if letter not in MARKS)
+    return f"{_OPEN}{name}{shown}{_CLOSE}"
+
+
+def setting(key: str, value: object) -> str:
+    """Return a setting as data: `--set "seeds=[0,1]"` or `"seeds=[0,1]"`."""
+    return option("set", f"{key}={value}")
+
+
+def technique(words: str) -> str:
+    """Return a technique as data: `--technique muon:lr=1e-3` or `"muon:lr=1e-3"`."""
+    return option("technique", words)
+
+
+def again() -> str:
+    """Return "run the same command" or "make the same call"."""
+    return _AGAIN
+
+
+def rendered(text: str, language: Language = "command") -> str:
+    """Return a message in the words of a language, without marks."""
+    first, *others = text.replace(_AGAIN, _AGAIN_WORDS[language]).split(_OPEN)
+    shown = [first]
+    for other in others:
+        inside, _, after = other.partition(_CLOSE)
+        shown += _shown(_parsed(inside), language), after
+    return "".join(letter for letter in "".join(shown) if letter not in MARKS)
+
+
+def options_in(text: str) -> Iterator[Option]:
+    """Yield the options that a message names."""
+    for other in text.split(_OPEN)[1:]:
+        yield _parsed(other.partition(_CLOSE)[0])
+
+
+def _parsed(inside: str) -> Option:
+    name, has_value, value = inside.partition(_VALUE)
+    return Option(name, value if has_value else None)
+
+
+def _shown(one: Option, language: Language) -> str:
+    if language == "command":
+        return f"--{one.name}" if one.value is None else f"--{one.name} {_in_shell(one.value)}"
+    argument = _ARGUMENTS.get(one.name, one.name.replace("-", "_"))
+    if one.value is None:
+        return f"`{argument}`"
+    return _in_python(one.value) if one.name in _POSITIONAL else f"{argument}={_in_python(one.value)}"
+
+
+def _in_shell(value: str) -> str:
+    """Return the value in double quotes where a shell needs quotes, or in single ones if it would read it even so."""
+    if value and all(letter.isalnum() or letter in _SAFE for letter in value):
+        return value
+    return shlex.quote(value) if _IN_DOUBLE_QUOTES & set(value) else f'"{value}"'
+
+
+def _in_python(value: str) -> str:
+    """Return a number as it is, and anything else as a string."""
+    try:
+        is_number = math.isfinite(float(value))
+    except ValueError:
+        is_number = False
+    return value if is_number else json.dumps(value, ensure_ascii=False)
