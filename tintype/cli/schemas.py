@@ -22,6 +22,11 @@ class Failure(BaseModel):
     code: int
     """The exit code of the command."""
     message: str
+    """The problem and the fix in one text."""
+    problem: str
+    """The mistake and its place."""
+    fix: str
+    """Instruction for the user; empty if the problem contains it."""
 
 
 class ErrorDocument(BaseModel):
@@ -357,6 +362,6 @@ def document_type(command: str) -> TypeAdapter[Any]:
 def schema_of(command: str, known: list[str]) -> dict[str, Any]:
     """Return the JSON schema of a command's document. `known` are all commands."""
     if command not in known:
-        raise UserError(f"unknown command '{command}'; {nearest(command, known)}")
+        raise UserError(f"unknown command '{command}'", nearest(command, known))
     found = document_type(command).json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"tintype {command} --json", **found}

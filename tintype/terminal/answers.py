@@ -106,12 +106,14 @@ def _ended(error: BaseException, command: str, text: str) -> dict[str, object]:
     code = exit_code(error)
     if isinstance(error, SystemExit) and code < 128:
         return _usual(command, text)
+    if isinstance(error, UserError):
+        return _error(code, str(error), error.problem, error.fix)
     stopped = isinstance(error, SystemExit | Interrupted)
     return _error(code, last_words() or "interrupted" if stopped else str(error) or type(error).__name__)
 
 
-def _error(code: int, message: str) -> dict[str, object]:
-    return {"error": {"code": code, "message": message}}
+def _error(code: int, message: str, problem: str = "", fix: str = "") -> dict[str, object]:
+    return {"error": {"code": code, "message": message, "problem": problem or message, "fix": fix}}
 
 
 def _write(document: object, stream: TextIO) -> None:
