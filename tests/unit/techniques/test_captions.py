@@ -171,7 +171,7 @@ def test_a_column_that_the_data_lacks_is_refused_before_the_first_step(technique
 def test_a_mistake_in_captions_names_its_key() -> None:
     """The kind `column` has a key `column`."""
     for text, message in (
-        ("captions: {column: 3}", "captions.column: must be text; put it in quotes"),
+        ("captions: {column: 3}", "captions.column: must be text .found 3.; put it in quotes"),
         ("captions: {column: short, dropout: 2}", "captions.dropout: must be"),
         ("captions: {column: short, droput: 0}", "captions.droput: unknown key; did you mean 'dropout'"),
         ("captions: {kind: mix, column: short}", "captions.weights: this key is required"),
