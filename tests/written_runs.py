@@ -15,7 +15,8 @@ from tintype.metrics.misread import Misread
 from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
-from tintype.study.runner import FAILURES, Message, Task
+from tintype.study.runner import Message, Task
+from tintype.train.record import FAILURES
 
 METRIC = "validation_loss"
 _DEVIATIONS = (1.2, -0.4, -1.2, 0.4)

@@ -47,15 +47,14 @@ from tintype.runtime.locks import locked
 from tintype.study import results
 from tintype.study.replicate import FOLDER as REPLICATION
 from tintype.study.replicate import judge_interval
-from tintype.train.folder import ABOUT, DIVERGED, RECORDS
+from tintype.train.record import ABOUT, EVENTS, FAILURES, METRICS, RECORDS
 
 _STEPS = tuple(f"{place}/step-*" for place in ("checkpoints", "snapshots", "kept"))
 _IN_RUN = (
     *RECORDS,
-    "metrics.jsonl",
-    "events.jsonl",
-    DIVERGED,
-    "failed.txt",
+    METRICS,
+    EVENTS,
+    *FAILURES.values(),
     "trackers/*.json",
     *(f"{place}/{name}" for place in _STEPS for name in ("manifest.json", "records.json")),
     *(f"evaluation/*/{name}" for name in ("result.json", PER_IMAGE_FILE, MISREAD_FILE)),

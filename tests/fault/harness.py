@@ -23,8 +23,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 PLAN = tiny_plan("run.save=wait", techniques=["ema"])
 SNAPSHOT_PLAN = tiny_plan("run.save=wait", techniques=["power-ema:snapshots=3"])
@@ -123,9 +123,9 @@ def kill_at(work: Callable[[Plan, Path], None], plan: Plan, point: str, occurren
 
 def digest(folder: Path) -> str:
     """The checksums of the last checkpoint and of all snapshots, and the losses of all steps."""
-    checkpoints = RunFolder(folder).checkpoints
+    checkpoints = RunRecord(folder).checkpoints
     last = checkpoint.folder_of(checkpoints, checkpoint.steps(checkpoints)[-1])
-    lines = [(line["step"], line["loss"]) for line in RunFolder(folder).metrics()]
+    lines = [(line["step"], line["loss"]) for line in RunRecord(folder).lines]
     taken = checkpoint.steps(folder / "snapshots")
     snapshots = [(checkpoint.folder_of(folder / "snapshots", step) / "manifest.json").read_text() for step in taken]
     return json.dumps([json.loads((last / "manifest.json").read_text()), taken, snapshots, lines])
@@ -218,5 +218,5 @@ def leftovers_of(folder: Path) -> list[str]:
     """A save that is not all or nothing would leave a half checkpoint, to be found damaged at resume."""
     written = [*(folder / "checkpoints").iterdir(), *(folder / "snapshots").glob("*")]
     return [path.name for path in written if not path.name.startswith("step-")] + [
-        event["event"] for event in RunFolder(folder).events()
+        event["event"] for event in RunRecord(folder).events
     ]

@@ -23,8 +23,8 @@ from tintype.runtime.dist import ALONE, World, current
 from tintype.runtime.fence import Fence
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, saving
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.saving import Saver
 from tintype.train.start import identity
 from tintype.train.steps import Progress
@@ -148,7 +148,7 @@ def test_an_error_of_the_writer_ends_the_run_and_names_the_folder(tmp_path: Path
     fault.disarm()
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002"]
     train(plan("background"), tmp_path / "run", Interrupt())
-    assert [line["step"] for line in RunFolder(tmp_path / "run").metrics()] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in RunRecord(tmp_path / "run").lines] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_failed_snapshot_leaves_no_checkpoint_that_vouches_for_it(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from tintype.seams import Draws, LossInputs, LossTerm
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train import update as update_module
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import Session, Term, build_session
 from tintype.train.spikes import SpikeWindow
 from tintype.train.state import TrainState, new_state
@@ -202,12 +202,12 @@ def test_the_window_of_spikes_resumes_bit_exactly(
     spoil_step(monkeypatch)
     for stop in promise.choose(range(1, PLAN.train.steps), short=3):
         promise.count(resumed_equals_whole(PLAN, tmp_path, stop), f"skip_spikes, stopped at step {stop}")
-    events = RunFolder(tmp_path / "whole").events()
+    events = RunRecord(tmp_path / "whole").events
     assert [(event["event"], event["step"]) for event in events] == [("skipped-spike", SPOILT_STEP)]
     assert (events[0]["first_position"], events[0]["last_position"]) == (16, 19) and len(events[0]["ids"]) == 4
     assert float(events[0]["loss"]) > 1e12
     assert last(tmp_path / "whole")[1]["skips"] == 1
-    lines = RunFolder(tmp_path / "whole").metrics()
+    lines = RunRecord(tmp_path / "whole").lines
     assert lines[SPOILT_STEP - 1]["loss"] is None, "the mean is over the steps that were taken"
 
 

@@ -26,6 +26,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, folder
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 
@@ -69,7 +70,7 @@ def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_used(run: Path, f
     outcome = train(PLAN, run, Interrupt())
     assert outcome.finished and not outcome.already_done
     assert final_digest(run) == expected
-    assert [event["event"] for event in RunFolder(run).events()] == ["damaged-checkpoint"]
+    assert [event["event"] for event in RunRecord(run).events] == ["damaged-checkpoint"]
     assert list((run / "checkpoints").glob("damaged-0-*"))
 
 
@@ -131,7 +132,7 @@ def test_when_all_are_damaged_training_starts_again_and_logs_it(run: Path) -> No
         flip_bit(checkpoint.folder_of(run / "checkpoints", step) / "state.safetensors", 0.5)
     train(PLAN, run, Interrupt())
     assert final_digest(run) == expected
-    assert len(RunFolder(run).events()) == 2
+    assert len(RunRecord(run).events) == 2
 
 
 @pytest.mark.promise(6)
@@ -247,7 +248,7 @@ def test_a_full_disk_loses_nothing(promise: Promise, run: Path, tmp_path: Path) 
         promise.count(not leftovers(tried), f"{size}: left {leftovers(tried)}")
         promise.count(good(tried)[-1:] == [4], f"{size}: the checkpoint of step 4 is not whole")
         train(PLAN, tried, Interrupt())
-        same_lines = [line["step"] for line in RunFolder(tried).metrics()] == [1, 2, 3, 4, 5, 6]
+        same_lines = [line["step"] for line in RunRecord(tried).lines] == [1, 2, 3, 4, 5, 6]
         promise.count(final_digest(tried) == expected and same_lines, f"{size}: it ends otherwise")
 
 
@@ -273,7 +274,7 @@ def test_a_log_on_a_full_disk_is_named(run: Path, name: str) -> None:
     aside.replace(log)
     train(PLAN, run, Interrupt())
     assert final_digest(run) == expected
-    assert [line["step"] for line in RunFolder(run).metrics()] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in RunRecord(run).lines] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.promise(5, control="what is half written is not removed")
@@ -333,7 +334,7 @@ def test_a_run_stopped_five_times_has_one_line_for_each_step(promise: Promise, t
     found = kill_and_resume(tmp_path / "run", plan)
     for step in range(1, 15):
         promise.count(found.count(step) == 1, f"step {step}: {found.count(step)} lines")
-    promise.count(found == sorted(found) and len(RunFolder(tmp_path / "run").metrics()) == 14, "order")
+    promise.count(found == sorted(found) and len(RunRecord(tmp_path / "run").lines) == 14, "order")
 
 
 @pytest.mark.promise(16, control="the log is not cut back to the checkpoint")
@@ -395,7 +396,7 @@ def test_a_metrics_line_cut_short_is_dropped(run: Path) -> None:
     shutil.rmtree(newest(run))
     file.write_text(whole + '{"step": 7, "lo')
     train(PLAN, run, Interrupt())
-    assert [line["step"] for line in RunFolder(run).metrics()] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in RunRecord(run).lines] == [1, 2, 3, 4, 5, 6]
 
 
 def lose_lines(log: Path, damage: str) -> None:
@@ -414,11 +415,11 @@ def test_a_log_that_lost_lines_is_refused_until_training_has_logged_the_loss(run
     """Take a line, the end, or all of a finished run's log; reading refuses, training logs the loss once."""
     lose_lines(run / "metrics.jsonl", damage)
     with pytest.raises(UserError, match=r"metrics.jsonl is damaged .* lost.*`tintype train .*plan.yaml --out"):
-        RunFolder(run).metrics()
+        list(RunRecord(run).lines)
     for _ in range(2):
         assert train(PLAN, run, Interrupt()).already_done
-    assert len(RunFolder(run).metrics()) == kept
-    (event,) = RunFolder(run).events()
+    assert len(RunRecord(run).lines) == kept
+    (event,) = RunRecord(run).events
     assert (event["event"], event["file"]) == ("damaged-file", "metrics.jsonl")
 
 
@@ -431,10 +432,10 @@ def test_a_small_file_is_restored_from_a_checkpoint(run: Path, name: str, delete
     before = file.read_bytes()
     file.unlink() if deleted else flip_bit(file, 0.4)
     with pytest.raises(UserError, match=rf"{name} is damaged .*`tintype train .* restores it from a checkpoint"):
-        RunFolder(run).read_record(file)
+        RunRecord(run).read(name)
     assert train(PLAN, run, Interrupt()).already_done
     assert file.read_bytes() == before
-    assert [event["file"] for event in RunFolder(run).events()] == [name]
+    assert [event["file"] for event in RunRecord(run).events] == [name]
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +459,7 @@ def test_a_checkpoint_of_another_seed_or_step_is_set_aside(run: Path, other_seed
     assert checkpoint.newest_whole_step(run / "checkpoints") is None
     train(PLAN, run, Interrupt())
     assert final_digest(run) == expected
-    (event,) = RunFolder(run).events()
+    (event,) = RunRecord(run).events
     assert event["event"] == "damaged-checkpoint" and f"step-{step:09d}/manifest.json of the run" in event["reason"]
 
 
@@ -467,13 +468,14 @@ def test_a_checkpoint_of_another_seed_or_step_is_set_aside(run: Path, other_seed
 def test_a_small_file_of_another_seed_is_refused_and_made_good(run: Path, other_seed: Path, name: str) -> None:
     """Put a log or a small file of another seed into a run; reading refuses it, training sets it aside."""
     shutil.copyfile(other_seed / name, run / name)
-    folder = RunFolder(run)
+    before = RunRecord(run)
     with pytest.raises(UserError, match=rf"{name} is damaged \(its seal says .*`tintype train"):
-        folder.metrics() if name == "metrics.jsonl" else folder.read_record(name)
+        list(before.lines) if name == "metrics.jsonl" else before.read(name)
     train(PLAN, run, Interrupt())
-    (event,) = folder.events()
+    record = RunRecord(run)
+    (event,) = record.events
     assert event["event"] == "damaged-file" and event["file"] == name
-    assert folder.metrics() == [] if name == "metrics.jsonl" else folder.read_record(name)
+    assert record.lines == [] if name == "metrics.jsonl" else record.read(name)
 
 
 @pytest.mark.promise(4)
@@ -484,9 +486,9 @@ def test_damage_to_the_records_of_a_checkpoint_is_noticed_and_made_good(run: Pat
     before = file.read_bytes()
     flip_bit(file, share) if share is not None else file.unlink()
     with pytest.raises(UserError, match=r"records.json is damaged .*`tintype train .* writes it again"):
-        RunFolder(run).metrics()
+        list(RunRecord(run).lines)
     train(PLAN, run, Interrupt())
-    assert [(event["event"], event["file"]) for event in RunFolder(run).events()] == [
+    assert [(event["event"], event["file"]) for event in RunRecord(run).events] == [
         ("damaged-file", "checkpoints/step-000000006/records.json")
     ]
     found, expected = json.loads(file.read_text()), json.loads(before)
@@ -499,7 +501,7 @@ def test_a_run_is_read_and_resumed_under_another_name_and_with_other_housekeepin
     shutil.rmtree(newest(moved))
     other = Plan(**{**dict(PLAN), "run": PLAN.run.model_copy(update={"log_every_steps": 1, "save_every_steps": 3})})
     assert train(other, moved, Interrupt()).finished and final_digest(moved) == expected
-    assert not RunFolder(moved).events()
+    assert not RunRecord(moved).events
 
 
 def test_another_plan_may_be_tried_in_a_folder_where_none_was_trained(tmp_path: Path) -> None:
@@ -509,8 +511,8 @@ def test_another_plan_may_be_tried_in_a_folder_where_none_was_trained(tmp_path: 
         folder.log_event("warning", 0, text="of the first plan")
     other = Plan(**{**dict(PLAN), "seed": 1})
     with RunFolder(tmp_path).claim(other):
-        assert files.run_of(tmp_path) == other.hash and not RunFolder(tmp_path).events()
-        assert RunFolder(tmp_path).read_record("environment.json") == {}
+        assert files.run_of(tmp_path) == other.hash and not RunRecord(tmp_path).events
+        assert RunRecord(tmp_path).read("environment.json") == {}
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])

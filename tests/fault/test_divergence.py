@@ -25,6 +25,7 @@ from tintype.train import checkpoint, loop
 from tintype.train.divergence import count_step, too_large
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult
@@ -190,12 +191,11 @@ def test_a_study_calls_the_run_diverged_and_tries_it_again(diverged: Path, tmp_p
 
 def test_a_run_that_does_not_diverge_any_more_is_used_again(tmp_path: Path) -> None:
     train(tiny_plan(), tmp_path / "run", Interrupt())
-    folder = RunFolder(tmp_path / "run")
-    write_sealed(folder.diverged_file, "the first attempt diverged")
+    write_sealed(RunFolder(tmp_path / "run").diverged_file, "the first attempt diverged")
     with pytest.raises(DivergedError, match="the first attempt diverged"):
-        folder.refuse_diverged()
+        RunRecord(tmp_path / "run").refuse_diverged()
     assert train(tiny_plan(), tmp_path / "run", Interrupt()).already_done
-    folder.refuse_diverged()
+    RunRecord(tmp_path / "run").refuse_diverged()
 
 
 def test_no_run_starts_from_a_diverged_one(diverged: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from tests.fault.harness import digest
 from tests.offline import NAMES, with_technique
 from tests.tiny import tiny_plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 ON_GPU = (
@@ -77,6 +77,6 @@ def test_a_seed_is_one_run_with_each_technique_on_a_gpu(name: str, tmp_path: Pat
     plan = with_technique(name, plan=lambda *own: tiny_plan(*ON_GPU, *own))
     for again in ("a", "b"):
         train(plan, tmp_path / again, Interrupt())
-    met = [event["operation"] for event in RunFolder(tmp_path / "a").events() if event["event"] == "not-exact"]
+    met = [event["operation"] for event in RunRecord(tmp_path / "a").events if event["event"] == "not-exact"]
     assert not [operation for operation in met if "cuBLAS" in operation]
     assert digest(tmp_path / "a") == digest(tmp_path / "b") or met, name

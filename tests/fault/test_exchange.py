@@ -28,12 +28,13 @@ from tintype.sampling.sample import sample_run
 from tintype.serve.live import LiveRun, LiveStudy
 from tintype.study import lab
 from tintype.study.results import StudyResults, read_results_file
-from tintype.study.side_by_side import read_run_data
+from tintype.study.side_by_side import find_run
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.reconstruct import reconstruction
+from tintype.train.record import RunRecord
 
 STUDY = """
 question: Do files stay with their run?
@@ -211,7 +212,7 @@ def resume_done(out: Path, run: Path) -> object:
 def trained(out: Path, run: Path) -> tuple[str, list[Any]]:
     folder, plan = out / run, plan_of(out, run)
     assert train(plan, folder, Interrupt()).finished
-    lines = [(line["step"], line["loss"]) for line in RunFolder(folder).metrics()]
+    lines = [(line["step"], line["loss"]) for line in RunRecord(folder).lines]
     return weights_of(folder), [*lines, *sorted(path.name for path in folder.iterdir() if path.suffix == ".json")]
 
 
@@ -243,7 +244,7 @@ def serve(out: Path, run: Path) -> object:
 
 
 def compare(out: Path, run: Path) -> object:
-    found = read_run_data(str(out / run))
+    found = find_run(str(out / run))
     return found.plan.hash, found.lines, found.results, found.environment, found.state
 
 
@@ -268,7 +269,7 @@ def is_said(reader: str, run: Path, expected: object, found: Any, words: str) ->
     """Return whether a result that differs says so: by an event of the run, or by a note that names the damage."""
     if reader in ("report", "ablate"):
         return events_said(expected, found, words)  # type: ignore[arg-type]
-    kinds = {event["event"] for event in RunFolder(run).events()}
+    kinds = {event["event"] for event in RunRecord(run).events}
     if reader in ("resume", "train a run that is done"):
         return bool(kinds & {"damaged-file", "damaged-checkpoint"}) and found[0] == expected[0]  # type: ignore[index]
     return "is damaged" in words or "is not used" in words

@@ -21,8 +21,9 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Disk, Leases
 from tintype.runtime.room import has_room, is_full, size_of
 from tintype.study import worker as module
-from tintype.study.runner import FAILURES, NO_ROOM, Message, Task
+from tintype.study.runner import NO_ROOM, Message, Task
 from tintype.study.worker import Worker, deaths_in
+from tintype.train.record import FAILURES
 
 ROOT = Path(__file__).parents[2]
 FULL = OSError(errno.ENOSPC, "No space left on device", "somewhere")

@@ -32,8 +32,8 @@ from tintype.sampling import sample
 from tintype.sampling.generate import SamplerSettings
 from tintype.settings import WatchdogSettings
 from tintype.train import agreement, checkpoint, exact, session
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.update import update
 
 FLOOR_S = 2.0
@@ -132,7 +132,7 @@ def manifest(folder: Path) -> Any:
 
 
 def stuck_events(folder: Path) -> list[dict[str, Any]]:
-    return [event for event in RunFolder(folder).events() if event["event"] == "stuck-rank"]
+    return [event for event in RunRecord(folder).events if event["event"] == "stuck-rank"]
 
 
 @pytest.fixture(scope="module")

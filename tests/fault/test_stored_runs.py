@@ -19,10 +19,10 @@ from tintype.plan import plan_from_folder
 from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.reconstruct import reconstruction
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 
@@ -94,9 +94,9 @@ def test_stored_runs_resume_to_their_end(promise: Promise, tmp_path: Path) -> No
     for run in promise.choose([run for run in RUNS if formats(run.parent)["checkpoint"] == checkpoint.FORMAT], short=4):
         copy = Path(shutil.copytree(run, tmp_path / run.parent.name / run.name))
         plan = plan_from_folder(copy)
-        RunFolder(copy).check_plan(plan)
+        RunRecord(copy).check_plan()
         outcome = train(plan, copy, Interrupt())
-        steps = [line["step"] for line in RunFolder(copy).metrics()]
+        steps = [line["step"] for line in RunRecord(copy).lines]
         promise.count(outcome.finished and not outcome.already_done and steps == [1, 2, 3, 4], words(run))
 
 

@@ -21,7 +21,7 @@ from tests.namespaces import CABLE, Machine, two_machines, why_not
 from tests.tiny import TINY
 from tintype.runtime.leases import Leases
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord
 
 pytestmark = [
     pytest.mark.slow,
@@ -97,7 +97,7 @@ def training(machines: tuple[Machine, Machine], plan: Path, out: Path) -> list[s
 
 
 def losses_of(folder: Path) -> list[float]:
-    return [line["loss"] for line in RunFolder(folder).metrics()]
+    return [line["loss"] for line in RunRecord(folder).lines]
 
 
 @pytest.mark.promise(15)

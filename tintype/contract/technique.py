@@ -19,6 +19,7 @@ from tintype.techniques.apply import apply_techniques
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import Session, build_session
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
@@ -194,18 +195,18 @@ def train_to(plan: Plan, folder: Path, step: int) -> None:
 
 
 def _logged(folder: Path) -> list[tuple[int, float, float]]:
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in RunFolder(folder).metrics()]
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in RunRecord(folder).lines]
 
 
 def _snapshots(folder: Path) -> dict[str, str]:
-    return {path.parent.name: path.read_text() for path in (folder / "snapshots").glob("*/manifest.json")}
+    return {path.parent.name: path.read_text() for path in RunRecord(folder).snapshots.glob("*/manifest.json")}
 
 
 def _states_equal(first: Path, second: Path) -> bool:
     states = []
     for folder in (first, second):
-        checkpoints = RunFolder(folder).checkpoints
-        states.append(checkpoint.read(checkpoint.folder_of(checkpoints, checkpoint.steps(checkpoints)[-1])))
+        record = RunRecord(folder)
+        states.append(checkpoint.read(checkpoint.folder_of(record.checkpoints, record.saved_step)))
     (tensors_1, scalars_1), (tensors_2, scalars_2) = states
     same = set(tensors_1) == set(tensors_2) and all(torch.equal(tensors_1[key], tensors_2[key]) for key in tensors_1)
     return same and scalars_1 == scalars_2

@@ -21,6 +21,7 @@ from tintype.runtime.files import set_aside
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import drop_kept
+from tintype.train.record import RunRecord
 
 EARLY_SHARE = 4
 """By default an early score is taken on one in so many of the images of the full one."""
@@ -51,9 +52,9 @@ def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | No
 
 def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]:
     """Return the steps that the run has trained without keeping their weights, so that they cannot be scored."""
-    folder = RunFolder(run)
-    trained, kept = max(checkpoint.steps(folder.checkpoints), default=0), checkpoint.steps(folder.kept)
-    passed = [step for step in steps if step <= trained and step not in kept]
+    record = RunRecord(run)
+    kept = checkpoint.steps(record.kept)
+    passed = [step for step in steps if step <= record.saved_step and step not in kept]
     return [step for step in passed if not result_file(run, protocol, step).exists()]
 
 
@@ -108,5 +109,5 @@ def _score(
             fence=folder.fence,
         )
     except (DivergedError, checkpoint.DamagedError) as error:
-        if (NOT_SCORED, step) not in [(event["event"], event["step"]) for event in folder.events()]:
+        if (NOT_SCORED, step) not in [(event["event"], event["step"]) for event in folder.record.events]:
             folder.log_event(NOT_SCORED, step, reason=str(error))

@@ -18,6 +18,7 @@ from tintype.metrics.metric import Measured
 from tintype.metrics.misread import Misread
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
+from tintype.train.record import EVALUATION, RESULT
 
 FORMAT: Literal[3] = 3
 _BESIDE = "beside"
@@ -206,7 +207,7 @@ def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
 
 
 def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") -> Path:
-    return path / "evaluation" / f"{protocol.hash}-{step_name(step, weights)}" / "result.json"
+    return path / EVALUATION / f"{protocol.hash}-{step_name(step, weights)}" / RESULT
 
 
 def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:

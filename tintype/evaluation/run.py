@@ -25,10 +25,9 @@ from tintype.evaluation.results import AverageInfo, EvaluationResult, result_fil
 from tintype.evaluation.samples import Samples, samples_of, sampling_prompts, sampling_shapes
 from tintype.evaluation.score import Scorecard, encoder_info, score
 from tintype.evaluation.tracking import track_result
-from tintype.metrics import throughput
 from tintype.metrics.memorisation import Figure
 from tintype.metrics.table import LOG_METRICS
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
@@ -38,16 +37,16 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
-from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.guide import with_guides
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction
+from tintype.train.record import EVALUATION, RunRecord
 
 PREVIEWS = 8
-_SAMPLES = Path("evaluation") / "samples"
+_SAMPLES = Path(EVALUATION) / "samples"
 
 
 def evaluate(
@@ -70,10 +69,11 @@ def evaluate(
     computes with the run's number of threads, or `threads`. The `fence` stops what a process would write whose lease of
     the run was taken over.
     """
-    world, plan = current(), plan_from_folder(path)
+    world, record = current(), RunRecord(path)
+    plan = record.plan
     with watch_ranks(world, plan.run.watchdog):
         on_progress(Scoring("loading the run", 0, None, 0.0))
-        RunFolder(path).refuse_diverged()
+        record.refuse_diverged()
         protocol, notes = _fit(path, plan, protocol)
         agree_on_plan(plan, world, evaluation=plain(protocol))
         on_device = choose_device(device or plan.run.device)
@@ -85,7 +85,7 @@ def evaluate(
         refuse_other_steps(world.all_gather(step), path)
         parts = with_guides(path, parts, step, [one.sampler.guidance.guide for one in protocol.conditions])
         scored = scored_data(parts.plan, protocol, step)
-        RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(scored, protocol).identity)
+        record.check_identity(parts.plan.data.scored_name, held_out(scored, protocol).identity)
         began = time.perf_counter()
         file = result_file(path, protocol, step, average.name if average else "")
         with as_user_error(OSError, f"cannot write to {file.parent}"):
@@ -103,8 +103,8 @@ def evaluate(
         init_warning = plan.ema.init_warning(step) if plan.ema and average is None else None
         previews = _save_previews(next(samples[0].shards()), file.parent, path, fence)
         results.write_misread(file, samples[0].prompts, card.misread, fence)
-        lines = RunFolder(path).metrics()
-        measured = {**card.measured, **{metric.name: metric.measure(lines) for metric in LOG_METRICS if lines}}
+        of_log = {metric.name: metric.measure(record.lines) for metric in LOG_METRICS if record.lines}
+        measured = {**card.measured, **of_log}
         result = EvaluationResult(
             plan=parts.plan.hash,
             step=step,
@@ -122,7 +122,7 @@ def evaluate(
                 for one in (*samples, *(asked.every if asked else ()))
             },
             real=card.real,
-            time_split=throughput.time_split(lines) if lines else {},
+            time_split=record.time_split,
             seconds=time.perf_counter() - began,
             previews=previews,
             previews_sha256=tuple(sha256_of(path / name) for name in previews),
@@ -170,7 +170,7 @@ def _stored(
     fence: Fence,
 ) -> EvaluationResult | None:
     """Return the stored result, if there is one that scoring again would only repeat."""
-    step = average.step if average else whole_step or checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    step = average.step if average else whole_step or RunRecord(path).whole_step
     if step is None or file_problems(protocol):
         return None
     file = result_file(path, protocol, step, average.name if average else "")
@@ -193,9 +193,9 @@ def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: 
     note_once(str(file), f"{error.marked}; the run is scored again")
     fence.check()
     moved_to = set_aside(file)
-    if RunFolder(path).metrics_file.exists():
+    folder = RunFolder(path, fence=fence)
+    if folder.metrics_file.exists():
         name = str(file.relative_to(path))
-        folder = RunFolder(path, fence=fence)
         folder.log_event("damaged-file", step, file=name, reason=str(error), moved_to=str(moved_to))
 
 

@@ -19,7 +19,7 @@ from tintype.pretrained.hub import json_object
 from tintype.runtime.files import parse_object, sha256_of
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.tokenizers import TOKENIZERS
-from tintype.train.folder import ABOUT
+from tintype.train.record import ABOUT
 from tintype.wording import option
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"

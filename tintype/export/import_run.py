@@ -25,6 +25,7 @@ from tintype.text.part import TextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import Model, build_model
+from tintype.train.record import IMPORTED
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.wording import rendered, setting
@@ -141,7 +142,7 @@ def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: 
     with folder.claim(parts.plan):
         folder.keep_identities(parts.identities, 0)
         folder.write_about(parts)
-        folder.write_record("imported.json", record)
+        folder.write_record(IMPORTED, record)
         folder.log_event("imported", 0, **record)
         checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints, records=folder.records())
 

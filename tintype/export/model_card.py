@@ -20,15 +20,13 @@ from tintype.errors import UserError
 from tintype.evaluation.reference import held_out, scored_data
 from tintype.evaluation.samples import sampling_prompts
 from tintype.export.public import HUB_NAME, escape, fenced, one_line, redacted
-from tintype.export.record import RunRecord, read_record
-from tintype.metrics import throughput
+from tintype.export.record import CardRecord, read_record
 from tintype.optim.part import MOST_INIT
 from tintype.plan import Plan
 from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.files import Json, write_bytes
 from tintype.runtime.redact import LOCAL
 from tintype.settings import Part, Settings, plain
-from tintype.train.folder import RunFolder
 from tintype.wording import option, rendered
 
 Library = Literal["tintype", "diffusers"]
@@ -86,7 +84,7 @@ class Card:
 def make_card(run: Path, options: CardOptions | None = None) -> Card:
     options = options or CardOptions()
     record = read_record(run, options.baseline, options.ema_length, options.weights)
-    plan, images = record.plan, _samples(record)
+    plan, images = record.run.plan, _samples(record)
     prompts = _prompts(record, options, max(1, len(images)))
     title = options.name or f"tintype {plan.data.kind} {plan.data.size_px} px, {plan.hash}"
     text = _TEMPLATES.get_template("model_card.md.j2").render(
@@ -114,9 +112,9 @@ def exported_card(run: Path, options: CardOptions, about: Mapping[str, Any]) -> 
     return make_card(run, replace(options, library=library, exported=about, **which))
 
 
-def limits(record: RunRecord) -> str:
+def limits(record: CardRecord) -> str:
     """Return the limits of a model as a list, each from a fact of the record."""
-    return _TEMPLATES.get_template("limits.md.j2").render(record=record, plan=record.plan)
+    return _TEMPLATES.get_template("limits.md.j2").render(record=record, plan=record.run.plan)
 
 
 def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
@@ -135,21 +133,21 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
     return list(wanted)
 
 
-def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
+def _warnings(record: CardRecord, options: CardOptions) -> Iterator[str]:
     if options.license is None:
         yield f"no licence given: the card says that it is unknown; pass {rendered(option('license'))}"
     if not record.evaluations:
         if record.older_evaluations:
             yield "none of the run's evaluations is of these weights, and the card has no scores"
         else:
-            command = f"`tintype evaluate {shlex.quote(str(record.path))}`"
+            command = f"`tintype evaluate {shlex.quote(str(record.run.path))}`"
             yield f"the run was not evaluated, and the card has no scores; {command} makes them"
     for one in record.evaluations:
         if one.result.step != (now := record.weights_step):
             yield f"the scores are of step {one.result.step}, the weights of step {now}; evaluate the run again"
 
 
-def _metadata(record: RunRecord, options: CardOptions, title: str) -> ModelCardData:
+def _metadata(record: CardRecord, options: CardOptions, title: str) -> ModelCardData:
     """Return the head of the card, which the hub reads."""
     hub = record.origin.hub if record.origin else None
     results = list(_results(record))
@@ -157,7 +155,7 @@ def _metadata(record: RunRecord, options: CardOptions, title: str) -> ModelCardD
         license=options.license or UNKNOWN,
         library_name=options.library,
         pipeline_tag="text-to-image",
-        tags=_tags(record.plan),
+        tags=_tags(record.run.plan),
         datasets=list(options.datasets) or None,
         base_model=options.base_model or (hub[0] if hub else None),
         model_name=one_line(title) if results else None,
@@ -172,7 +170,7 @@ def _tags(plan: Plan) -> list[str]:
     return list(dict.fromkeys(["tintype", "text-to-image", "flow-matching", *kinds]))
 
 
-def _results(record: RunRecord) -> Iterator[EvalResult]:
+def _results(record: CardRecord) -> Iterator[EvalResult]:
     for one in record.evaluations:
         for metric, meaning in one.shown.items():
             samples, interval = one.count(metric), one.interval(metric)
@@ -180,8 +178,8 @@ def _results(record: RunRecord) -> Iterator[EvalResult]:
             yield EvalResult(
                 task_type="text-to-image",
                 task_name="Text to image",
-                dataset_type=record.plan.data.kind,
-                dataset_name=one_line(f"tintype, {record.plan.data.describe_held_out()}"),
+                dataset_type=record.run.plan.data.kind,
+                dataset_name=one_line(f"tintype, {record.run.plan.data.describe_held_out()}"),
                 dataset_config=f"protocol {one_line(one.result.scale)}",
                 metric_type=one_line(metric),
                 metric_name=one_line(meaning.label),
@@ -190,19 +188,21 @@ def _results(record: RunRecord) -> Iterator[EvalResult]:
             )
 
 
-def _samples(record: RunRecord) -> dict[str, Path]:
+def _samples(record: CardRecord) -> dict[str, Path]:
     """Return the previews of the first evaluation. A result names them; only PNGs of the run's own folder are taken."""
     if not record.evaluations:
         return {}
-    found = [record.path / name for name in record.evaluations[0].result.previews]
-    own = [file for file in found if file.resolve().is_relative_to(record.path.resolve()) and file.is_file()]
+    folder = record.run.path
+    found = [folder / name for name in record.evaluations[0].result.previews]
+    own = [file for file in found if file.resolve().is_relative_to(folder.resolve()) and file.is_file()]
     own = [file for file in own if file.read_bytes().startswith(_PNG)]
     return {f"{SAMPLES}/sample-{number}.png": file for number, file in enumerate(own, 1)} if own == found else {}
 
 
-def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
+def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
     """Return the prompts of the first samples, captions of held-out data; none where they may not be shown."""
-    data = record.plan.data
+    plan = record.run.plan
+    data = plan.data
     if not record.evaluations or not (data.of_scenes or options.with_captions):
         return []
     if not data.at_hand:
@@ -210,10 +210,8 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
             f"{option('with-captions')}: the store that has the captions is not on this machine", "leave it out"
         )
     result = record.evaluations[0].result
-    protocol, scored = result.protocol, scored_data(record.plan, result.protocol, result.step)
-    RunFolder(record.path).check_identity(
-        data.scored_name, held_out(scored, protocol).identity
-    )  # else they are others'
+    protocol, scored = result.protocol, scored_data(plan, result.protocol, result.step)
+    record.run.check_identity(data.scored_name, held_out(scored, protocol).identity)  # else they are others'
     return list(sampling_prompts(scored, protocol, protocol.conditions[0])[:count])
 
 
@@ -286,6 +284,5 @@ _TEMPLATES.globals |= {
     "listed": listed,
     "value": value,
     "fenced": fenced,
-    "throughput": throughput,
     "most_init": MOST_INIT,
 }

@@ -1,7 +1,7 @@
 """`tintype export --to tintype`: a run's plan and weights in a small folder that tintype opens like the run.
 
 Any run can be exported so. The folder has no optimizer state, no logs and no path of this machine; local weights of
-others that the plan names are copied into it. `train/folder.py` reads it.
+others that the plan names are copied into it. `train/record.py` reads it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tintype.export.record import hub_place
 from tintype.export.trained import USUAL, Exported, ExportOptions, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
-from tintype.plugins.record import FILE as PLUGINS
-from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
+from tintype.runtime.files import PLAN, read_json, sha256_of, write_json, write_sealed
 from tintype.settings import Part, plain
 from tintype.train import checkpoint
-from tintype.train.folder import ABOUT, FORM, RunFolder
+from tintype.train.folder import RunFolder
+from tintype.train.record import ABOUT, CHECKPOINTS, ENVIRONMENT, FORM, MADE_OF, RunRecord
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
 """Keys of the environment that matter for the model."""
@@ -42,11 +42,11 @@ def export_model(run: Path, out: Path, options: ExportOptions = USUAL) -> Export
         _write_plan(trained.plan, temporary)
         _write_records(run, temporary)
         checkpoint.commit(
-            temporary / "checkpoints", trained.step, tensors, {"step": trained.step}, what="export", stage="save"
+            temporary / CHECKPOINTS, trained.step, tensors, {"step": trained.step}, what="export", stage="save"
         )
         written = sorted(file for file in temporary.rglob("*") if file.is_file())
         names = {file.relative_to(temporary).as_posix(): file for file in written}
-        about["sha256"] = {name: sha256_of(names[name]) for name in names if not name.startswith("checkpoints/")}
+        about["sha256"] = {name: sha256_of(names[name]) for name in names if not name.startswith(f"{CHECKPOINTS}/")}
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
         plan_from_folder(temporary)  # an export that cannot be read is not kept
@@ -57,7 +57,7 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     content = _portable(plain(plan))
     content["text"] |= _copied(plan.text, folder, "text")
     content["tokenizer"] |= _copied(plan.tokenizer, folder, "tokenizer")
-    write_sealed(folder / "plan.yaml", write_yaml(content), run=plan.hash)
+    write_sealed(folder / PLAN, write_yaml(content), run=plan.hash)
 
 
 def _portable(value: Any) -> Any:
@@ -91,9 +91,9 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 def _write_records(run: Path, folder: Path) -> None:
     """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
-    source, target = RunFolder(run), RunFolder(folder)
-    for name in ("loaded.json", "latents.json", "lineage.json", "imported.json", PLUGINS):
-        if record := source.read_record(name):
-            target.write_record(name, _portable(record))
-    environment = source.read_record("environment.json")
-    target.write_record("environment.json", {key: environment[key] for key in _MADE_ON if key in environment})
+    source, target = RunRecord(run), RunFolder(folder)
+    for name in MADE_OF:
+        if content := source.read(name):
+            target.write_record(name, _portable(content))
+    about = {key: source.environment[key] for key in _MADE_ON if key in source.environment}
+    target.write_record(ENVIRONMENT, about)

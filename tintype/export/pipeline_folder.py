@@ -21,13 +21,13 @@ from tintype.export.model_card import CARD, exported_card, write_card
 from tintype.export.trained import USUAL, Dtype, Exported, ExportOptions, Trained, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.pretrained.hub import json_object
 from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.runtime.files import write_json
 from tintype.tokenizers.part import Pipeline
-from tintype.train.folder import ABOUT
 from tintype.train.load import DTYPES
+from tintype.train.record import ABOUT, RunRecord
 
 STEPS = 28
 """diffusers' usual number, for the steps that are written down."""
@@ -40,7 +40,7 @@ TRAIN_TIMESTEPS = 1000
 def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole folder, its card included, or nothing."""
     refuse_existing(out)
-    pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
+    pipeline = pipeline_for(RunRecord(run).plan, run)  # before anything large is loaded
     trained = load_trained(run, options.weights, options.ema_length)
     about = {
         **trained.about(options.dtype),

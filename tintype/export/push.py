@@ -21,13 +21,11 @@ from tintype.errors import UserError
 from tintype.export.contract import holds
 from tintype.export.model_card import CARD
 from tintype.export.public import HUB_NAME
-from tintype.plan import plan_from_folder
-from tintype.train.folder import read_about
+from tintype.train.record import EVALUATION, RunRecord, is_run
 from tintype.wording import again, option
 
 _LOG_IN = f"log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then {again()} again"
 _AGAIN = f"{again()} again: what is on the hub already is not sent twice"
-_SCORED = "evaluation"
 """Samples and their prompts, which may be captions of one's own data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
 """Endings under which others load pickles; arrays of numpy may hold some."""
@@ -72,8 +70,9 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     """Return the files of a folder to upload. Refuse a folder that must not be published."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
-    if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
-        held = (folder / "plan.yaml").is_file() and holds(plan_from_folder(folder))
+    record = RunRecord(folder)
+    if record.metrics_file.exists() and record.checkpoints.is_dir():
+        held = is_run(folder) and holds(record.plan)
         form = "diffusers" if held else "tintype"
         raise UserError(
             f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints "
@@ -83,10 +82,10 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
         )
     if not (folder / CARD).is_file():
         raise UserError(f"{folder} has no card", f"`tintype card RUN --out {quote(str(folder / CARD))}` writes one")
-    hidden, files, own = [], [], bool(read_about(folder))
+    hidden, files, own = [], [], bool(record.about)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == _SCORED):
+        if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == EVALUATION):
             hidden.append(name)
         elif path.is_symlink():
             raise UserError(f"{path} is a link", "put the file itself there: what a link leads to is easily overlooked")

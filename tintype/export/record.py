@@ -1,4 +1,4 @@
-"""Read the record of a run from its folder: plan, log, lineage, environment, scores."""
+"""Collect what the card of a model says: the record of its run, its origin, its baseline, its scores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.export.public import HUB_NAME
-from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
+from tintype.plan import Change, Plan, diff, read_plan, stored_plan
 from tintype.runtime.files import read_sealed
 from tintype.runtime.redact import LOCAL
 from tintype.settings import DataPart
 from tintype.study.study import remake_study
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord, is_run
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
 """Where huggingface_hub keeps what it has fetched."""
@@ -113,11 +113,11 @@ def hub_place(path: str) -> str:
     return path[found.start() :] if found else ""
 
 
-def read_origin(folder: RunFolder) -> Origin | None:
+def read_origin(run: RunRecord) -> Origin | None:
     """Return the origin; None for a run that began with random weights."""
     runs: list[Record] = []
-    found: Record | None = folder.read_record("lineage.json")
-    imported: Record | None = folder.read_record("imported.json")
+    found: Record | None = run.lineage
+    imported: Record | None = run.imported
     while found:
         runs.append(found)
         imported = found.get("imported")
@@ -133,49 +133,40 @@ def _run_words(run: Record) -> str:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    path: Path
-    plan: Plan
+class CardRecord:
+    """The run of a model, and what its card says besides."""
+
+    run: RunRecord
     step: int
+    """Step of the newest whole checkpoint; without one, the last that was logged."""
     weights_step: int
     """Step of the weights whose scores are asked for: an average of another length is of the last snapshot's."""
-    environment: Mapping[str, Any]
-    identities: Mapping[str, str]
-    latents: Mapping[str, Any]
-    lines: Sequence[Mapping[str, Any]]
-    events: Mapping[str, int]
-    """How often each kind of event is in the log: steps that were skipped, checkpoints that were damaged."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
     """Number of evaluations of earlier steps or of other weights."""
-    study: Path | None
     baseline: Baseline | None
     origin: Origin | None
     """None where it began with random weights."""
 
     @property
-    def images(self) -> int:
-        """Images that training has seen, repeats included."""
-        return self.plan.train.images_before(self.step)
-
-    @property
-    def seconds(self) -> float:
-        return sum(float(line["seconds"]) for line in self.lines)
+    def events(self) -> Mapping[str, int]:
+        """Return how often each kind of event is in the log: skipped steps, damaged checkpoints."""
+        return Counter(kind for event in self.run.events if (kind := str(event["event"])) not in _OF_THE_ORIGIN)
 
     @property
     def on_gpu(self) -> bool:
-        return any("memory_gb" in line for line in self.lines)
+        return any("memory_gb" in line for line in self.run.lines)
 
     @property
     def changes(self) -> dict[str, Change]:
-        return diff(self.baseline.plan, self.plan) if self.baseline else {}
+        return diff(self.baseline.plan, self.run.plan) if self.baseline else {}
 
     @cached_property
     def sources(self) -> dict[str, Source]:
         """The sources of the data by name; the only source has the name ''."""
         found = {}
-        for name, use in self.plan.data.uses(self.step, self.plan.train).items():
-            identity = self.identities.get(f"data/{name}" if name else "data")
+        for name, use in self.run.plan.data.uses(self.step, self.run.plan.train).items():
+            identity = self.run.identities.get(f"data/{name}" if name else "data")
             count = None if use.images is None else use.data.count_images(identity)
             found[name] = Source(use.data, use.share, use.images, identity or "", count)
         return found
@@ -194,7 +185,7 @@ class RunRecord:
         if not self.step:
             return "Nothing in the record says what the model is fit for: look at the card of what was imported."
         uses = {source.data.intended_use() for source in self.sources_read.values()}
-        return uses.pop() if self.origin is None and len(uses) == 1 else self.plan.data.intended_use()
+        return uses.pop() if self.origin is None and len(uses) == 1 else self.run.plan.data.intended_use()
 
     @property
     def data_count(self) -> int | None:
@@ -205,61 +196,51 @@ class RunRecord:
     @cached_property
     def other_seeds(self) -> list[int]:
         """Seeds that its study trained the same plan with, its own left out."""
-        if self.study is None:
+        if self.run.study is None:
             return []
-        plans = [plan_from_folder(file.parent) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
-        return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
+        plan, folders = self.run.plan, sorted((self.run.study / "runs").iterdir())
+        plans = [RunRecord(folder).plan for folder in folders if is_run(folder)]
+        return sorted({one.seed for one in plans if not diff(one, plan)} - {plan.seed})
 
 
 def read_record(
     path: Path, baseline: str | None = None, ema_length: float | None = None, weights: str | None = None
-) -> RunRecord:
+) -> CardRecord:
     """`ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint.
 
     `weights`, raw or average, leaves the scores of others out; without, they are those that the run is sampled with.
     """
-    plan, folder = plan_from_folder(path), RunFolder(path)
-    lines = folder.metrics()
-    step = checkpoint.newest_whole_step(folder.checkpoints) or (lines[-1]["step"] if lines else 0)
-    origin = read_origin(folder)
+    run = RunRecord(path)
+    plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)
     if not step and origin is None:
         raise UserError(f"{path} has not been trained for a step yet", "`tintype train` first, then write its card")
-    runs = path.resolve().parent
-    study = runs.parent if runs.name == "runs" and (runs.parent / "study.yaml").is_file() else None
-    results = [read_result(file) for file in sorted((path / "evaluation").glob("*/result.json"))]
+    results = [read_result(file) for file in run.result_files]
     every = [Evaluation(result, definitions(result.protocol, plan.data.of_scenes)) for result in results]
     fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]
     fitting = [one for one in fitting if weights in (None, one.result.weights)]
     last = max((one.result.step for one in fitting if one.result.step <= step), default=None)
     chosen = [one for one in fitting if one.result.step == last]  # of the last step before where it has none
-    snapshots = checkpoint.steps(folder.snapshots) if ema_length is not None else []
-    return RunRecord(
-        path=path,
-        plan=plan,
+    snapshots = checkpoint.steps(run.snapshots) if ema_length is not None else []
+    return CardRecord(
+        run=run,
         step=step,
         weights_step=max(snapshots, default=step),  # the checkpoint's where the snapshots are gone
-        environment=folder.read_record("environment.json"),
-        identities=folder.read_record("loaded.json"),
-        latents=folder.read_record("latents.json"),
-        lines=lines,
-        events=Counter(kind for event in folder.events() if (kind := str(event["event"])) not in _OF_THE_ORIGIN),
         evaluations=chosen,
         older_evaluations=len(every) - len(chosen),
-        study=study,
-        baseline=_named_baseline(baseline) if baseline else _study_baseline(study, plan),
+        baseline=_named_baseline(baseline) if baseline else _study_baseline(run),
         origin=origin,
     )
 
 
-def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
-    """Return the baseline of a study that is nearest to the plan; a study has one for each resolution."""
-    if study is None:
+def _study_baseline(run: RunRecord) -> Baseline | None:
+    """Return the baseline of a run's study that is nearest to its plan; a study has one for each resolution."""
+    if (study := run.study) is None:
         return None
     files = [*study.glob("baseline.yaml"), *sorted((study / "baselines").glob("*.yaml"))]
     if not files:
         return None
     plans = {file: stored_plan(file, remake_study(study)) for file in files}
-    nearest = min(files, key=lambda file: len(diff(plans[file], plan)))
+    nearest = min(files, key=lambda file: len(diff(plans[file], run.plan)))
     document = read_yaml(read_sealed(study / "study.yaml", remake_study(study)), str(study / "study.yaml")).data
     name = document.get("name") if isinstance(document, dict) else None
     where = f" at the resolution {nearest.stem}" if nearest.parent.name == "baselines" else ""
@@ -268,7 +249,7 @@ def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
 
 def _named_baseline(name: str) -> Baseline:
     if Path(name).is_dir():
-        plan = plan_from_folder(Path(name))
+        plan = RunRecord(Path(name)).plan
         return Baseline(f"the run {plan.hash}", plan)
     plan = read_plan(name)
     return Baseline(f"the recipe {name}" if name in recipes.names("plans") else f"the plan {Path(name).stem}", plan)

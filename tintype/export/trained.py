@@ -21,14 +21,13 @@ from tintype.export.architecture import CLASS, check_tensors, to_training
 from tintype.export.contract import check_single_file
 from tintype.export.model_card import CardOptions
 from tintype.export.whole import refuse_existing, written_whole
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.runtime.files import following_umask
 from tintype.settings import plain
-from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_about
 from tintype.train.load import DTYPES, load_run
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
+from tintype.train.record import RunRecord
 from tintype.wording import option
 
 Weights = Literal["raw", "average"]
@@ -116,9 +115,9 @@ class Trained:
 
 def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
     """Load the newest good weights of a run: by default its average if it has one, or that of `ema_length`."""
-    plan = plan_from_folder(run)
-    folder, about = RunFolder(run), read_about(run)
-    if about:
+    record = RunRecord(run)
+    plan = record.plan
+    if about := record.about:
         if ema_length is not None or weights not in (None, about["weights"]):
             raise UserError(
                 f"{run} is an exported model and has its {about['weights']} weights only",
@@ -126,14 +125,14 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
             )
         parts, step = load_run(run, "cpu")
         return Trained(parts, step, about["weights"])
-    folder.check_plan(plan)
+    record.check_plan()
     if weights == "average" and plan.ema is None:
         raise UserError(f"{run} keeps no average of its weights", f"use {option('weights', 'raw')}")
     if weights == "raw" and ema_length is not None:
         raise UserError(
             f"{option('ema-length')} is of an average, and {option('weights', 'raw')} is none", "leave one of them out"
         )
-    if not checkpoint.steps(folder.checkpoints):
+    if not record.saved_steps:
         raise UserError(
             f"{run} was never trained: it has no checkpoint",
             f"train it with `tintype train {quote(str(run / 'plan.yaml'))} --out {quote(str(run))}`",
@@ -157,7 +156,7 @@ def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exporte
     if out.suffix != _SUFFIX:
         raise UserError(f"{option('out', out)} has another ending", f"name a single file NAME{_SUFFIX}")
     refuse_existing(out)
-    check_single_file(plan_from_folder(run), run)
+    check_single_file(RunRecord(run).plan, run)
     trained = load_trained(run, options.weights, options.ema_length)
     tensors = {to_training(name): tensor for name, tensor in trained.denoiser(options.dtype).items()}
     about = trained.about(options.dtype)

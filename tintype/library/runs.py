@@ -22,12 +22,13 @@ from tintype.evaluation.results import EvaluationResult
 from tintype.library import for_python
 from tintype.library.plans import AnyPlan, plan_of
 from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.files import STUDY
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.sampling.generate import SamplerSettings, Size
 from tintype.sampling.sample import LoadedRun, OnImages, as_image, images_of, load_for_sampling
-from tintype.train import checkpoint, loop
-from tintype.train.folder import RunFolder
+from tintype.train import loop
 from tintype.train.reconstruct import reconstruction
+from tintype.train.record import RunRecord
 from tintype.train.steps import Progress
 from tintype.wording import option
 
@@ -36,13 +37,20 @@ from tintype.wording import option
 class Run:
     """A run in its folder: its plan, its log, and images from its weights."""
 
-    path: Path
-    plan: Plan
+    _record: RunRecord
     step: int
     """The step of its newest checkpoint when it was trained or loaded; 0 where it has none."""
     arm: str = ""
     """The arm of a study that it was chosen from; empty where it was given by its own folder."""
     _loaded: dict[tuple[str | None, float | None], LoadedRun] = field(default_factory=dict, compare=False)
+
+    @property
+    def path(self) -> Path:
+        return self._record.path
+
+    @property
+    def plan(self) -> Plan:
+        return self._record.plan
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: step {self.step:,} of {self.plan.train.steps:,}>"
@@ -54,7 +62,7 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """Return what training logged, a dictionary for each logged step: step, loss, images_per_s and more."""
-        return RunFolder(self.path).metrics()
+        return RunRecord(self.path).lines
 
     @for_python
     def sample(
@@ -151,11 +159,11 @@ def train(
     plan, path = plan_of(plan), Path(out)
     work = partial(loop.train, plan, path, on_progress=on_progress or ignore, on_wait=on_wait or ignore)
     if interrupt is not None:
-        return Run(path, plan, work(interrupt).step)
+        return Run(RunRecord(path, plan), work(interrupt).step)
     with watch_signals() as own:
         outcome = work(own)
     deliver(own.signal)
-    return Run(path, plan, outcome.step)
+    return Run(RunRecord(path, plan), outcome.step)
 
 
 def deliver(number: int | None) -> None:
@@ -176,7 +184,7 @@ def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None
         UserError: there is no such run.
     """
     folder, chosen = Path(path), ""
-    if (folder / "study.yaml").is_file():
+    if (folder / STUDY).is_file():
         from tintype.study.lab import choose_run  # slow to import, and most commands are given a run's own folder
 
         task = choose_run(folder, arm, seed)
@@ -186,8 +194,8 @@ def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None
             f"{option('arm')} and {option('arm-seed')} choose a run of a study; {folder} is none: it has no study.yaml",
             "leave them out",
         )
-    step = max(checkpoint.steps(RunFolder(folder).checkpoints), default=0)
-    return Run(folder, plan_from_folder(folder), step, chosen)
+    record = RunRecord(folder, plan_from_folder(folder))
+    return Run(record, record.saved_step, chosen)
 
 
 def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, str]:
@@ -196,11 +204,12 @@ def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, st
     It is that of the study in whose folder the run lies, or the one that the run's plan names. `settings` replace
     settings of it.
     """
-    runs, plan = path.resolve().parent, plan_from_folder(path)
-    if runs.name == "runs" and (runs.parent / "study.yaml").is_file():
+    record = RunRecord(path)
+    plan = record.plan
+    if (study := record.study) is not None:
         from tintype.study.folder import stored_protocol  # slow to import, and most runs are in no study
 
-        default, words = stored_protocol(runs.parent), f"that of the study {runs.parent}"
+        default, words = stored_protocol(study), f"that of the study {study}"
     elif plan.run.protocol is not None:
         default, words = default_protocol(plan), f"{plan.run.protocol}, as the plan's run.protocol says"
     else:

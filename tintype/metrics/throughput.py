@@ -1,32 +1,14 @@
-"""Training speed from a run's `metrics.jsonl`, with the time split by part."""
+"""Training speed as a metric, and advice on a tokenizer that takes much of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
-from tintype.runtime.clock import PARTS
+from tintype.train.speed import Line, images_per_s
 
-WARM_UP_SHARE = 0.1
 MUCH_FOR_A_TOKENIZER = 0.1
 """A frozen network that gives the same latents at each epoch need not take more than this share of a step."""
-_OUTLIER = 5
-Line: TypeAlias = Mapping[str, Any]
-"""A line of `metrics.jsonl`."""
-
-
-def images_per_s(lines: Sequence[Line]) -> float:
-    """Return images per second of the step's parts without data loading.
-
-    The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them.
-    """
-    windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
-    usual = median(seconds / images for images, seconds in windows)
-    kept = [(images, seconds) for images, seconds in windows if seconds / images < _OUTLIER * usual]
-    return float(sum(images for images, _ in kept) / sum(seconds for _, seconds in kept))
-
 
 METRIC = Metric[Sequence[Line]](
     name="images_per_s",
@@ -40,39 +22,6 @@ METRIC = Metric[Sequence[Line]](
 )
 
 
-def seconds_until(lines: Sequence[Line], step: int) -> float:
-    """Return the training seconds up to a step, by the clock of `images_per_s`: the step's parts except the data.
-
-    Saves and probes are no part of a step. A window that took five times as long as the median one (a compilation, a
-    pause) counts as the median one. Within a window the steps take equal times.
-    """
-    per_step = [_parts_s(line) / (line["step"] - before) for before, line in _since(lines)]
-    usual, seconds = median(per_step), 0.0
-    for (before, line), each in zip(_since(lines), per_step, strict=True):
-        seconds += (usual if each >= _OUTLIER * usual else each) * max(0, min(step, line["step"]) - before)
-    return seconds
-
-
-def _since(lines: Sequence[Line]) -> list[tuple[int, Line]]:
-    """Return each line with the step of the one before."""
-    return list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
-
-
-def _parts_s(line: Line) -> float:
-    return float(sum(seconds for part, seconds in line["parts"].items() if part != "data"))
-
-
-def time_split(lines: Sequence[Line]) -> dict[str, float]:
-    """Return the share of the time spent in each part; `other` is what no part accounts for.
-
-    The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
-    """
-    warm = _warm(lines)
-    seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}
-    total = max(sum(line["seconds"] for line in warm), sum(seconds.values()))
-    return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
-
-
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
     """Return advice on a tokenizer that takes much of a step; empty where it does not.
 
@@ -82,7 +31,3 @@ def tokenizer_words(share: float | None, tuned: bool = False) -> str:
         return ""
     advice = ", its training included" if tuned else "; cache its latents"
     return f"the tokenizer takes {100 * share:.0f}% of a step{advice}"
-
-
-def _warm(lines: Sequence[Line]) -> Sequence[Line]:
-    return lines[int(len(lines) * WARM_UP_SHARE) :]

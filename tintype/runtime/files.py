@@ -42,8 +42,8 @@ from tintype.runtime.host import is_alive, machine, process_name
 Json: TypeAlias = JsonValue
 """A value as JSON holds it."""
 
-PLAN = "plan.yaml"
-"""The file whose seal says which run a folder is of."""
+PLAN, STUDY = "plan.yaml", "study.yaml"
+"""The file whose seal says which run a folder is of, and the file of a study."""
 SEAL = "seal"
 """The key of the seal in JSON."""
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
@@ -198,6 +198,12 @@ def run_of(folder: Path) -> str | None:
     return _run_in(folder) if (folder / PLAN).is_file() else None
 
 
+def study_of(folder: Path) -> Path | None:
+    """Return the folder of the study that a run's folder lies in; None outside of a study."""
+    study = folder.parent.parent
+    return study if folder.parent.name == "runs" and (study / STUDY).is_file() else None
+
+
 def run_in_seal(path: Path) -> str | None:
     """Return the run that the seal of a JSON file names, wherever the file lies; None for a file without a seal."""
     try:
@@ -238,8 +244,7 @@ def _foreign(expected: Seal | None, found: object) -> str:
 def unsealed(path: Path) -> UserError:
     """Return the refusal of a file of an earlier version. The command is for the study that the file is in, if any."""
     folder = _run_folder(path) or path.parent
-    if folder.parent.name == "runs" and (folder.parents[1] / "study.yaml").is_file():
-        folder = folder.parents[1]
+    folder = study_of(folder) or folder
     return UserError(
         f"{path} has no seal: an earlier version of tintype wrote it, and nothing shows that it belongs here",
         f"if it does, seal the files as they are now: `python -m tools.migrate {quote(str(folder))}`",

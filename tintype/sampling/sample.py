@@ -27,11 +27,11 @@ from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.generate import SamplerSettings, Size, generate, sides, spans
 from tintype.settings import plain
 from tintype.train.agreement import agree_on_plan
-from tintype.train.folder import RunFolder
 from tintype.train.guide import with_guides
 from tintype.train.load import load_run
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
+from tintype.train.record import RunRecord
 from tintype.wording import option
 
 OnImages: TypeAlias = Callable[[float, int], None]
@@ -116,7 +116,7 @@ def images_of(
     parts = with_guides(run.path, run.parts, run.step, [settings.guidance.guide])
     run = replace(run, parts=parts)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
-        RunFolder(run.path).check_identity("data", parts.source.identity)
+        RunRecord(run.path).check_identity("data", parts.source.identity)
     size_px = size_px or parts.plan.data.size_px
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
     height, width = sides(size_px)

@@ -17,6 +17,7 @@ from tintype.runtime.files import finite
 from tintype.serve.flops import Flops
 from tintype.serve.tail import EventsLog, MetricsLog, Series
 from tintype.study.results import Run
+from tintype.train.record import RunRecord
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
@@ -43,8 +44,8 @@ class Curves:
 
     def __init__(self, runs: Sequence[RunPlace]) -> None:
         self.runs = list(runs)
-        self.metrics = {run.hash: MetricsLog(run.folder / "metrics.jsonl") for run in runs}
-        self.events = {run.hash: EventsLog(run.folder / "events.jsonl") for run in runs}
+        self.metrics = {run.hash: MetricsLog(RunRecord(run.folder).metrics_file) for run in runs}
+        self.events = {run.hash: EventsLog(RunRecord(run.folder).events_file) for run in runs}
         self.steps: float = max((run.steps for run in runs), default=1)
         self.versions = {run.arm: 0 for run in runs}
         """How often each arm has changed."""

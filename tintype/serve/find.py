@@ -10,10 +10,12 @@ from pathlib import Path
 
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
+from tintype.runtime.files import PLAN, STUDY
+from tintype.train.record import CHECKPOINTS, EVALUATION, KEPT, SNAPSHOTS, RunRecord, is_run
 
 _DEEPEST = 6
 _MOST_FOLDERS = 20_000
-_INNER = ("checkpoints", "evaluation", "snapshots", "kept", "leases", "runs", "replication")
+_INNER = (CHECKPOINTS, EVALUATION, SNAPSHOTS, KEPT, "leases", "runs", "replication")
 """Folders of runs and studies that hold no others, or those of a study, which its own page shows."""
 
 
@@ -40,11 +42,7 @@ class FoundRun:
 
 
 def is_study(folder: Path) -> bool:
-    return (folder / "study.yaml").is_file()
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / "plan.yaml").is_file()
+    return (folder / STUDY).is_file()
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -68,34 +66,26 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
         except OSError:
             continue
         inner = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
-        names = {one.name for one in entries if not one.is_symlink() or _is_inside(one.path, root)}
-        if "study.yaml" in names:
+        names = {one.name for one in entries if not one.is_symlink() or Path(one).resolve().is_relative_to(root)}
+        if STUDY in names:
             studies.append(describe(folder, path))
-        elif "plan.yaml" in names:
-            runs.append(FoundRun(path, "checkpoints" in inner))
+        elif PLAN in names:
+            runs.append(FoundRun(path, CHECKPOINTS in inner))
         elif "model_index.json" in names and "transformer" in inner:
             runs.append(FoundRun(path, has_weights=True, is_pipeline=True))
             continue
         if depth < _DEEPEST:
-            kept = [name for name in inner if not name.startswith(".") and (name not in _INNER or not _owns(names))]
+            passed_over = _INNER if {STUDY, PLAN} & names else ()
+            kept = [name for name in inner if not name.startswith(".") and name not in passed_over]
             waiting += [(folder / name, depth + 1) for name in kept]
     return studies, runs
-
-
-def _is_inside(link: str, root: Path) -> bool:
-    return Path(link).resolve().is_relative_to(root)
-
-
-def _owns(names: set[str]) -> bool:
-    """Return whether the inner folders of a folder with these names are a study's or a run's."""
-    return bool({"study.yaml", "plan.yaml"} & names)
 
 
 def describe(folder: Path, path: str) -> FoundStudy:
     """Return a study with the name and the question of its file, where that can be read."""
     name, question = folder.name, ""
     try:
-        content = read_yaml((folder / "study.yaml").read_text(encoding="utf-8"), "study.yaml").data
+        content = read_yaml((folder / STUDY).read_text(encoding="utf-8"), STUDY).data
         if isinstance(content, dict):
             name, question = str(content.get("name", name)), str(content.get("question", ""))
     except (UserError, OSError, UnicodeDecodeError):
@@ -131,6 +121,4 @@ def runs_of(folder: Path) -> list[Path]:
     """Return the runs of a study that have weights to sample from."""
     runs = folder / "runs"
     found = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [
-        run for run in found if is_run(run) and (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
-    ]
+    return [run for run in found if is_run(run) and any(RunRecord(run).checkpoints.glob("*"))]

@@ -23,7 +23,6 @@ from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.runtime.files import finite
 from tintype.serve.curves import Curves
-from tintype.serve.find import is_run
 from tintype.study import numbers
 from tintype.study.notes import notes_of
 from tintype.study.picked import LEAD, read_picked
@@ -35,6 +34,7 @@ from tintype.study.rows import glyph
 from tintype.study.side_by_side import SideBySide
 from tintype.study.status import RunState, RunStatus, StudyStatus
 from tintype.study.study import Study
+from tintype.train.record import RunRecord, is_run
 
 Fragments = dict[str, str]
 """HTML by the id of the element that it fills."""
@@ -158,7 +158,7 @@ def picked_fragments(path: str, folder: Path) -> Fragments:
 def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:
     """Render the parts of a run's page."""
     log = next(iter(curves.metrics.values()))
-    diverged = (folder / "diverged.txt").is_file()
+    diverged = RunRecord(folder).failure == "diverged"
     steps, step = plan.train.steps, int(log.last.get("step", 0))
     facts = {"step": step, "steps": steps, "seconds": log.seconds, "diverged": diverged}
     rate = (log.seconds / step) if step and log.seconds else 0.0

@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tintype.train.record import CHECKPOINTS, KEPT, SNAPSHOTS
+
 _DEEPEST = 6
 _MOST_FOLDERS = 100_000
-_UNREAD = ("checkpoints", "snapshots", "kept", "samples")
+_UNREAD = (CHECKPOINTS, SNAPSHOTS, KEPT, "samples")
 """Folders of a run that no page shows. They are large, and may be links to another disk."""
 _SETTLED_NS = 1_000_000_000
 """The listing of a folder is cached once its last change is this old: a later change then has another time."""

@@ -10,13 +10,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.results import read_per_image, result_file
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.find import is_stored
 from tintype.serve.fragments import (
@@ -33,9 +32,10 @@ from tintype.study.picked import FOLDER as PICKED
 from tintype.study.report.images import images_of
 from tintype.study.results import Run, StudyResults, read_results_file
 from tintype.study.runs import read_run
-from tintype.study.side_by_side import read_run_data, side_by_side
-from tintype.study.status import LEFT, StatusReader, StudyStatus
+from tintype.study.side_by_side import ComparedRun, side_by_side
+from tintype.study.status import LEFT, StatusReader, StudyStatus, stamps
 from tintype.study.study import Study
+from tintype.train.record import RunRecord
 
 EVERY_S = 1.0
 """Time between two looks at the files."""
@@ -311,7 +311,7 @@ class LiveRun(Live):
     def look(self) -> bool:
         """Read the plan once, and what is new of the logs."""
         if not self.curves.runs:
-            plan = plan_from_folder(self.folder)
+            plan = RunRecord(self.folder).plan
             label = f"seed {plan.seed}"
             self.colours = {label: "arm-0"}
             self.curves = Curves([RunPlace(label, plan.seed, plan.hash, self.folder, plan.train.steps)])
@@ -331,14 +331,15 @@ class LiveCompare(Live):
         self.runs = [
             (path, f"{ascii_uppercase[index]}: {words}", folder) for index, (path, words, folder) in enumerate(runs)
         ]
-        self._stamps: tuple[object, ...] = ()
+        self._seen: tuple[object, ...] = ()
+        """Stamps of the files that change when a run gets further or is scored."""
         self._rested_s = 0.0
         self._events_shown = -1
 
     def look(self) -> bool:
         """Read the plans once, what is new of the logs, and now and then all that `tintype compare` shows."""
         if not self.curves.runs:
-            self.plans = {label: plan_from_folder(folder) for _, label, folder in self.runs}
+            self.plans = {label: RunRecord(folder).plan for _, label, folder in self.runs}
             self.colours = {label: f"arm-{index % 8}" for index, label in enumerate(self.plans)}
             self.curves = Curves(
                 [
@@ -357,19 +358,14 @@ class LiveCompare(Live):
         return [folder for _, _, folder in self.runs]
 
     def _compare(self) -> None:
-        stamps = tuple(_stamps(folder) for _, _, folder in self.runs)
-        if stamps == self._stamps or time.monotonic() < self._rested_s:
+        runs = [ComparedRun(folder, name=label) for _, label, folder in self.runs]
+        seen = tuple((*stamps([run.metrics_file]), *run.result_files) for run in runs)
+        if seen == self._seen or time.monotonic() < self._rested_s:
             return
-        began_s, self._stamps = time.monotonic(), stamps
-        found = side_by_side([replace(read_run_data(str(folder)), name=label) for _, label, folder in self.runs])
+        began_s, self._seen = time.monotonic(), seen
+        found = side_by_side(runs)
         self.fragments |= compare_fragments(found, [path for path, _, _ in self.runs], self.colours)
         self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
-
-
-def _stamps(folder: Path) -> tuple[object, ...]:
-    """Return what changes when a run has got further or was scored."""
-    log = folder / "metrics.jsonl"
-    return log.stat().st_size if log.is_file() else 0, *sorted(folder.glob("evaluation/*/result.json"))
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:

@@ -23,11 +23,11 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.sampler import Method
 from tintype.optim.power_function import LONGEST
 from tintype.sampling.generate import SamplerSettings, generate
-from tintype.serve.find import is_run
 from tintype.settings import Settings
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Model
 from tintype.train.reconstruct import reconstruction
+from tintype.train.record import RunRecord, is_run
 
 State = Literal["waiting", "loading", "sampling", "done", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("done", "failed", "stopped")
@@ -208,7 +208,8 @@ class Playground:
 
     def _model(self, folder: Path, request: Request) -> tuple[Model, int]:
         """Return a run's newest weights; a model is loaded once, and again when its run has trained further."""
-        places = [folder / "checkpoints", folder / "snapshots"] if is_run(folder) else [folder / "transformer"]
+        record = RunRecord(folder)
+        places = [record.checkpoints, record.snapshots] if is_run(folder) else [folder / "transformer"]
         stamp = max((path.stat().st_mtime for place in places for path in place.glob("*")), default=0.0)
         length = request.ema if request.weights == "length" else 0.0
         key = folder, request.weights, length, stamp

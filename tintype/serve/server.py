@@ -22,10 +22,9 @@ from tintype.config.strict import first_problem
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.errors import UserError
 from tintype.flow.sampler import SAMPLERS
-from tintype.plan import plan_from_folder
-from tintype.runtime.files import parse_object
+from tintype.runtime.files import parse_object, study_of
 from tintype.runtime.notes import note
-from tintype.serve.find import can_sample, describe, find, is_pipeline, is_run, is_study, runs_of
+from tintype.serve.find import can_sample, describe, find, is_pipeline, is_study, runs_of
 from tintype.serve.fragments import page, static
 from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, RefusedError, inside, is_local, new_token
 from tintype.serve.links import Links
@@ -33,6 +32,7 @@ from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.names import RunNames
 from tintype.serve.playground import LIMITS, Playground, Request
 from tintype.study.picked import keep_image
+from tintype.train.record import RunRecord, is_run
 from tintype.wording import option
 
 PORT = 8420
@@ -242,7 +242,7 @@ class Handler(BaseHTTPRequestHandler):
         live = self.server.live(LiveRun, folder)
         live.ask(_FIRST_PAINT_S)
         try:
-            plan = plan_from_folder(folder).to_yaml()
+            plan = RunRecord(folder).plan.to_yaml()
         except UserError as error:
             plan = str(error)
         study = self._study_of(folder)
@@ -403,10 +403,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _study_of(self, run: Path) -> Path | None:
         """Return the served study that a run belongs to; None for another run."""
-        study = run.parent.parent
-        inside_root = study.is_relative_to(self.server.root)
-        is_one = run.parent.name == "runs" and inside_root and is_study(study)
-        return study if is_one and self.server.links.stay_inside(study) else None
+        study = study_of(run)
+        is_served = study and study.is_relative_to(self.server.root) and self.server.links.stay_inside(study)
+        return study if is_served else None
 
     # event streams
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tintype.runtime.files import SEAL, check_first_line, finite
+from tintype.train.record import curve_numbers
 
 POINTS = 120
 """Points that a series has at least, once as many were logged; it has at most twice as many."""
@@ -22,8 +23,6 @@ _WHOLE_BYTES = 192 * 1024
 """A file, or what is new of it, is read whole up to this size, and sampled beyond."""
 _LONGEST_LINE = 64 * 1024
 _REMAKE = "`tintype train` with the run's plan, or its study again, sets it aside"
-_NO_SERIES = ("step", "images", "line", "seconds", "format")
-"""Numbers of a line that are places or lengths of time, and no curve."""
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -151,9 +150,8 @@ class MetricsLog:
             return
         self.seconds += numbers["seconds"] * weight
         self._line, self.last = number, numbers
-        for name, value in numbers.items():
-            if name not in _NO_SERIES:
-                self.series.setdefault(name, Series()).add(numbers["step"], self.seconds, value, weight)
+        for name, value in curve_numbers(numbers).items():
+            self.series.setdefault(name, Series()).add(numbers["step"], self.seconds, value, weight)
 
 
 class EventsLog:

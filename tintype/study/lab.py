@@ -73,8 +73,6 @@ from tintype.study.tune import ask_trials, check_sampler, tuned, tuning_of, tuni
 from tintype.study.version import check_version
 from tintype.study.worker import Worker, is_settled, lease_folder
 from tintype.tokenizers.latent_cache import why_uncacheable
-from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.session import training_device
 from tintype.train.start import find_parent
 from tintype.train.trackers import check_trackers
@@ -334,7 +332,7 @@ def _choose_task(study: Study, out: Path, run: str) -> Task:
 
 def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
     """Refuse a study that cannot be trained or scored on its data; return the tasks that are not trained yet."""
-    untrained = [task for task in tasks if not _trained(task)]
+    untrained = [task for task in tasks if not task.record.is_trained]
     check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
     return untrained
 
@@ -342,7 +340,7 @@ def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
 def _check_devices(tasks: Sequence[Task]) -> None:
     """Refuse runs that this machine cannot train. A study that is only prepared may be for another machine."""
     for task in tasks:
-        if not _trained(task):
+        if not task.record.is_trained:
             try:
                 training_device(task.plan)
             except UserError as error:
@@ -378,7 +376,8 @@ def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None
     """
     wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
-        if unscored := [task for task in tasks_of(study, out) if task.key not in (tried or ()) and _unscored(task)]:
+        left = [task for task in tasks_of(study, out) if task.key not in (tried or ()) and task.has_unscored]
+        if unscored := [task for task in left if task.record.is_trained]:
             return NextRuns(unscored, runs)
         stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
         standing = follow_runs(study, runs, every_comparison(study, out), tried, stored=stored)
@@ -441,16 +440,6 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
             f"score_at: {len(runs)} runs passed the steps {steps} without keeping their weights and have no scores "
             f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another {option('out')} trains them again"
         )
-
-
-def _unscored(task: Task) -> bool:
-    """Return whether a run is trained and has weights that wait for their score."""
-    return task.along is not None and RunFolder(task.folder).kept.is_dir() and _trained(task)
-
-
-def _trained(task: Task) -> bool:
-    """Return whether there is nothing left to train. The worker checks the tensors; hashing them is slow."""
-    return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints, tensors=False) == task.plan.train.steps
 
 
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:

@@ -34,13 +34,11 @@ from tintype.runtime.memory import checked_memory, lost_gpu, ran_out
 from tintype.runtime.room import is_full
 from tintype.study.settings import PRIMARY, RETRIES
 from tintype.study.study import Along, Study
-from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
+from tintype.train.record import FAILURES, RunRecord, is_run
 from tintype.train.session import Session
 from tintype.train.steps import Progress
 
-FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
-"""The file in a run's folder that has the reason why it has no result, by the state of the run."""
 OUT_OF_MEMORY, GPU_LOST = "out of memory", "the GPU failed"
 """The first words of a run that died so."""
 HOST_KILLED = "the host ran out of memory"
@@ -105,9 +103,19 @@ class Task:
         """Return the hash of the plan whose run it starts from."""
         return self.plan.start.parent_plan if self.plan.start else None
 
+    @property
+    def record(self) -> RunRecord:
+        """Return a record of the run's files as they are now."""
+        return RunRecord(self.folder, self.plan)
+
+    @property
+    def has_unscored(self) -> bool:
+        """Return whether weights of chosen steps wait for their score."""
+        return self.along is not None and self.record.kept.is_dir()
+
     def trained_folder(self) -> Path:
         """Return the run's folder, or raise UserError where the study has not begun it."""
-        if not (self.folder / "plan.yaml").is_file():
+        if not is_run(self.folder):
             raise UserError(
                 f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist",
                 "run the study with `tintype ablate`",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -27,22 +27,19 @@ from tintype.evaluation.results import (
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
-from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.plan import Plan
-from tintype.runtime.files import damaged, read_lines, read_sealed, run_of, without_seal
+from tintype.runtime.files import PLAN, damaged, read_lines, run_of
 from tintype.runtime.notes import note_once
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results
-from tintype.study.runner import FAILURES
 from tintype.study.stats.cells import PAD
 from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.version import version_events
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord
+from tintype.train.speed import seconds_until
 
 _CURVE_POINTS = 200
-LogLine: TypeAlias = Mapping[str, Any]
-"""A line of a run's metrics.jsonl, or another small record of a run."""
 Runs: TypeAlias = Mapping[str, list[results.Run]]
 """The runs of each arm, by its label."""
 PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
@@ -149,18 +146,14 @@ def read_run(
     Without `logs` its curves, events and training time are left out, and its speed is that of its scoring.
     """
     path = out / "runs" / plan.hash
-    folder = str(path.relative_to(out))
+    folder, record = str(path.relative_to(out)), RunRecord(path, plan)
     stored = result_file(path, protocol, plan.train.steps)
     if not stored.exists():
-        for state, name in FAILURES.items():
-            if (path / name).exists():
-                text = without_seal(read_sealed(path / name, remake_study(out), run=plan.hash))
-                error = (text.strip().splitlines() or ["no reason is known"])[-1]
-                return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
-        return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
+        state, error = record.failure or "missing", record.reason(remake_study(out)) or None
+        return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
     if (run_there := run_of(path)) != plan.hash:
         found = f"it is that of the run {run_there}" if run_there else "it is missing"
-        raise damaged(path / "plan.yaml", found, remake_study(out))
+        raise damaged(path / PLAN, found, remake_study(out))
     result = read_result(stored)
     if result.protocol_hash != protocol.hash:
         raise UserError(
@@ -168,23 +161,23 @@ def read_run(
             "remove the file to have the run scored again",
         )
     try:
-        run = _finished_run(plan, folder, result, read_misread(stored), RunFolder(path), logs)
+        run = _finished_run(record, folder, result, read_misread(stored), logs)
         if logs:
             run.events.extend(version_events(run.environment, out))
-        return _with_along(run, plan, along, RunFolder(path)) if along else run
+        return _with_along(run, record, along) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of another version
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 
 def _finished_run(
-    plan: Plan, folder: str, result: EvaluationResult, wrong: list[list[WrongWords]], files: RunFolder, logs: bool
+    record: RunRecord, folder: str, result: EvaluationResult, wrong: list[list[WrongWords]], logs: bool
 ) -> results.Run:
-    lines, environment = files.metrics() if logs else [], files.read_record("environment.json")
-    loaded = files.read_record("loaded.json")
-    metrics = dict(result.metrics)
-    if lines:  # by today's definition, so that runs of several versions can be compared
+    plan, metrics = record.plan, dict(result.metrics)
+    if logs and (speed := record.images_per_s) is not None:  # by today's definition, as runs may be of several versions
         metrics.pop(results.SPEED, None)
-        metrics[results.SPEED] = images_per_s(lines)
+        metrics[results.SPEED] = speed
+    of_stages = [validation.name_at(stage.size_px) for stage in plan.train.stages if logs]
+    curves = ["flow", validation.METRIC.name, "grad_norm", *(name for name in of_stages if name in record.curves)]
     return results.Run(
         seed=plan.seed,
         hash=plan.hash,
@@ -196,38 +189,38 @@ def _finished_run(
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,
-        curves={name: _curve(lines, name) for name in _curves_of(plan, lines) if logs},
+        curves={name: _curve(record.curves.get(name, {})) for name in curves if logs},
         time_split=result.time_split,
-        parameters=environment["parameters"],
-        train_s=sum(line["seconds"] for line in lines),
+        parameters=record.environment["parameters"],
+        train_s=(record.logged_s or 0) if logs else 0,
         evaluate_s=result.seconds,
-        events=files.events() if logs else [],
-        environment=environment,
-        tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record("latents.json")),
-        text=_text(plan, loaded.get("text", "")),
-        lineage=files.read_record("lineage.json") or None,
+        events=list(record.events) if logs else [],
+        environment=dict(record.environment),
+        tokenizer=_tokenizer(record),
+        text=_text(plan, record.identities.get("text", "")),
+        lineage=dict(record.lineage) or None,
         previews=[f"{folder}/{name}" for name in result.previews],
         wrong=wrong,
         copies={name: one.within(folder) for name, one in result.copies.items()},
     )
 
 
-def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) -> results.Run:
+def _with_along(run: results.Run, record: RunRecord, along: Along) -> results.Run:
     """Return the run with the scores along training that are there, and with the seconds of these.
 
     Throughput is not of a step, so it is left out. A run whose whole log was lost has no seconds to set scores against,
     and so no such scores; an event says that the log was lost.
     """
-    lines, found, seconds = files.metrics(), list[results.ScoreAt](), run.evaluate_s
+    plan, found, seconds = record.plan, list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
-        file = result_file(files.path, along.protocol, step)
-        if lines and file.exists():
+        file = result_file(record.path, along.protocol, step)
+        if record.lines and file.exists():
             result = read_result(file)
             seconds += result.seconds
             found.append(
                 results.ScoreAt(
                     step=step,
-                    seconds=seconds_until(lines, step),
+                    seconds=seconds_until(record.lines, step),
                     images=plan.train.images_before(step),
                     size_px=result.size_px,
                     metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
@@ -239,15 +232,15 @@ def _with_along(run: results.Run, plan: Plan, along: Along, files: RunFolder) ->
     return run.model_copy(update={"along": found, "evaluate_s": seconds})
 
 
-def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> results.TokenizerInfo:
-    part = plan.tokenizer
+def _tokenizer(record: RunRecord) -> results.TokenizerInfo:
+    part, latents = record.plan.tokenizer, record.latents
     return results.TokenizerInfo(
         kind=part.kind,
         settings=plain(part),
         channels=part.compression.channels,
         stride_px=part.compression.stride_px,
-        identity=identity,
-        tuned=plan.tuning is not None,
+        identity=record.identities.get("tokenizer", ""),
+        tuned=record.plan.tuning is not None,
         images=latents.get("images", 0),
         mean=latents.get("mean", []),
         std=latents.get("std", []),
@@ -296,19 +289,12 @@ def warnings_of(runs: Runs) -> list[str]:
     return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
 
 
-def _curves_of(plan: Plan, lines: Sequence[LogLine]) -> list[str]:
-    """Return the names of the curves of a report; validation losses with the images of earlier stages come last."""
-    of_stages = [validation.name_at(stage.size_px) for stage in plan.train.stages]
-    logged = [name for name in of_stages if any(name in line for line in lines)]
-    return ["flow", validation.METRIC.name, "grad_norm", *logged]
-
-
-def _curve(lines: Sequence[LogLine], name: str) -> results.Curve:
+def _curve(logged: Mapping[int, float]) -> results.Curve:
     """Return a logged quantity, averaged into at most 200 points."""
-    known = [line for line in lines if line.get(name) is not None]
-    size = max(1, -(-len(known) // _CURVE_POINTS))
-    bins = [known[start : start + size] for start in range(0, len(known), size)]
-    return results.Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
+    points = list(logged.items())
+    size = max(1, -(-len(points) // _CURVE_POINTS))
+    bins = [points[start : start + size] for start in range(0, len(points), size)]
+    return results.Curve(step=[b[-1][0] for b in bins], value=[fmean(value for _, value in b) for b in bins])
 
 
 def read_images(study: Study, out: Path) -> PerImage:

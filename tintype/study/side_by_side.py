@@ -5,33 +5,27 @@ Nothing here trains, prints or writes: the command `tintype compare` and pages s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics import validation
-from tintype.metrics.throughput import images_per_s, seconds_until, time_split
 from tintype.page.numerals import UNKNOWN, significant
 from tintype.plan import Change, Plan, plan_from_folder, short_diff, unhashed_diff
+from tintype.runtime.files import STUDY, finite
 from tintype.settings import Plain, plain
 from tintype.study.contrasts import another_space
 from tintype.study.folder import stored_study
 from tintype.study.lab import choose_run
-from tintype.study.results import SPEED, Curve
-from tintype.study.runner import FAILURES, tasks_of
-from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_about
+from tintype.study.results import SPEED
+from tintype.study.runner import tasks_of
+from tintype.train.record import RunRecord
 
-State = Literal["done", "unfinished", "diverged", "failed", "exported"]
-_STUDY = "study.yaml"
-_NO_CURVES = frozenset({"step", "images", "seconds"})
-"""Numbers of a log line that say where it stands, not how well the run does."""
 _LOSSES = ("loss", "flow")
 """Logged losses; a printed comparison shows the first that the runs share."""
 _OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer", "tuning")
@@ -39,60 +33,22 @@ _OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer
 
 
 @dataclass(frozen=True)
-class RunData:
-    """One run as its folder has it."""
+class ComparedRun(RunRecord):
+    """A run, the name that it was asked for by, and its scores."""
 
-    name: str
-    """How it was asked for: its folder, or STUDY:ARM:SEED."""
-    folder: Path
-    plan: Plan
-    lines: Sequence[Mapping[str, Any]]
-    """Lines of `metrics.jsonl`."""
-    results: Sequence[EvaluationResult]
-    """The newest scores by each protocol, of the weights that training ended with."""
-    environment: Mapping[str, Any]
-    state: State
-
-    @property
-    def step(self) -> int:
-        """Return the last step that was logged, or of which weights are there."""
-        kept = checkpoint.steps(RunFolder(self.folder).checkpoints)
-        logged = [int(line["step"]) for line in self.lines[-1:]]
-        return max([0, *kept, *logged])
-
-    @property
-    def parameters(self) -> int | None:
-        return self.environment.get("parameters")
-
-    @property
-    def images_per_s(self) -> float | None:
-        return images_per_s(self.lines) if self.lines else None
-
-    @property
-    def training_s(self) -> float | None:
-        """Return the seconds of the training's steps, without data loading, saves and compilations."""
-        return seconds_until(self.lines, self.lines[-1]["step"]) if self.lines else None
-
-    @property
-    def logged_s(self) -> float | None:
-        """Return the seconds of all logged windows: with data loading and compilations, without saves."""
-        return sum(line["seconds"] for line in self.lines) if self.lines else None
-
-    @property
-    def time_split(self) -> dict[str, float]:
-        return time_split(self.lines) if self.lines else {}
+    name: str = ""
+    """Its folder, or STUDY:ARM:SEED."""
 
     @cached_property
-    def curves(self) -> dict[str, Curve]:
-        """Return every number that was logged over steps, by its name."""
-        found: dict[str, Curve] = {}
-        for line in self.lines:
-            for name, value in line.items():
-                if name not in _NO_CURVES and isinstance(value, int | float) and math.isfinite(value):
-                    curve = found.setdefault(name, Curve(step=[], value=[]))
-                    curve.step.append(line["step"])
-                    curve.value.append(value)
-        return found
+    def results(self) -> list[EvaluationResult]:
+        """Return the newest scores by each protocol and size of images, of the weights that training ended with."""
+        newest: dict[str, EvaluationResult] = {}
+        for file in self.result_files:
+            result = read_result(file)
+            before = newest.get(result.scale)
+            if result.ema is None and (before is None or before.step < result.step):
+                newest[result.scale] = result
+        return list(newest.values())
 
 
 @dataclass(frozen=True)
@@ -131,7 +87,7 @@ class SharedCurve:
 class SideBySide:
     """Two or more runs, and what differs."""
 
-    runs: list[RunData]
+    runs: list[ComparedRun]
     changes: list[dict[str, Change]]
     """Settings in which each run differs from the first: the seed first, housekeeping last; empty for the first."""
     scores: list[ScoreRow]
@@ -190,10 +146,10 @@ def compare_runs(names: Sequence[str]) -> SideBySide:
     """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
         raise UserError(f"nothing to compare; given: {' '.join(names) or 'none'}", "give two or more runs")
-    return side_by_side([read_run_data(name) for name in names])
+    return side_by_side([find_run(name) for name in names])
 
 
-def side_by_side(runs: Sequence[RunData]) -> SideBySide:
+def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
     """Put runs side by side; the others are compared with the first."""
     _refuse_twins(runs)
     changes, apart = [_changes(runs[0].plan, run.plan) for run in runs], _incomparable(runs)
@@ -202,33 +158,25 @@ def side_by_side(runs: Sequence[RunData]) -> SideBySide:
     return SideBySide(list(runs), changes, _scores(runs), curves, [*_notes(runs, changes), *notes])
 
 
-def read_run_data(name: str) -> RunData:
-    """Read a run from its files; refuse what is no run with the reason."""
+def find_run(name: str) -> ComparedRun:
+    """Return a run by its name; refuse what is no run with the reason."""
     folder = _folder_of(name)
-    plan = plan_from_folder(folder)
-    files = RunFolder(folder)
-    return RunData(
-        name=name,
-        folder=folder,
-        plan=plan,
-        lines=files.metrics(),
-        results=_newest_results(folder),
-        environment=files.read_record("environment.json"),
-        state=_state(folder, plan),
-    )
+    return ComparedRun(folder, plan_from_folder(folder), name)
 
 
 def _folder_of(name: str) -> Path:
     path = Path(name)
-    if (path / _STUDY).is_file():
-        raise UserError(f"{path} is a study", f"name one of its runs:\n{_runs_of(path)}")
+    if (path / STUDY).is_file():
+        tasks = tasks_of(stored_study(path), path)
+        runs = "\n".join(f"  {path}:{task.arm}:{task.plan.seed}" for task in tasks)
+        raise UserError(f"{path} is a study", f"name one of its runs:\n{runs}")
     if path.is_dir():
         return path
     if path.exists():
         raise UserError(f"{path} is a file", "give the folder of a run")
     for index in [place for place, letter in enumerate(name) if letter == ":"]:
         study, chosen = Path(name[:index]), name[index + 1 :]
-        if (study / _STUDY).is_file():
+        if (study / STUDY).is_file():
             return _run_of_study(study, chosen)
     raise UserError(f"{path} does not exist", "give the folder of a run, or STUDY:ARM:SEED for a run of a study")
 
@@ -239,41 +187,14 @@ def _run_of_study(study: Path, chosen: str) -> Path:
         raise UserError(f"{study} has no runs, only their results", "compare runs where the study was run")
     labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
     arm, _, seed = chosen.rpartition(":")
-    if chosen not in labels and seed.isdigit():
-        return choose_run(study, arm, int(seed)).trained_folder()
-    return choose_run(study, chosen, None).trained_folder()
+    named = (arm, int(seed)) if chosen not in labels and seed.isdigit() else (chosen, None)
+    return choose_run(study, *named).trained_folder()
 
 
-def _runs_of(study: Path) -> str:
-    tasks = tasks_of(stored_study(study), study)
-    return "\n".join(f"  {study}:{task.arm}:{task.plan.seed}" for task in tasks)
-
-
-def _state(folder: Path, plan: Plan) -> State:
-    for state, name in FAILURES.items():
-        if (folder / name).exists():
-            return state
-    if read_about(folder):
-        return "exported"
-    steps = checkpoint.steps(RunFolder(folder).checkpoints)
-    return "done" if max(steps, default=0) >= plan.train.steps else "unfinished"
-
-
-def _newest_results(folder: Path) -> list[EvaluationResult]:
-    """Return the newest result of each protocol and size of images, without averages that were made of snapshots."""
-    newest: dict[str, EvaluationResult] = {}
-    for file in sorted((folder / "evaluation").glob("*/result.json")):
-        result = read_result(file)
-        before = newest.get(result.scale)
-        if result.ema is None and (before is None or before.step < result.step):
-            newest[result.scale] = result
-    return list(newest.values())
-
-
-def _refuse_twins(runs: Sequence[RunData]) -> None:
+def _refuse_twins(runs: Sequence[ComparedRun]) -> None:
     seen: dict[Path, str] = {}
     for run in runs:
-        place = run.folder.resolve()
+        place = run.path.resolve()
         if place in seen:
             raise UserError(f"{run.name} is the same run as {seen[place]}", "give two or more different ones")
         seen[place] = run.name
@@ -285,7 +206,7 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
     return seed | short_diff(first, other) | rest
 
 
-def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
+def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
     """Return a row for each metric of each protocol; those that more runs have come first. Speed is of the run."""
     by_protocol = [{result.scale: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
@@ -299,7 +220,9 @@ def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
             in_latents = metric in meanings and meanings[metric].metric.in_latents
             for together in _spaces(runs) if in_latents else [list(runs)]:
                 scores = [
-                    _score(result, metric) if run in together else None
+                    Score(result.metrics[metric], result.errors.get(metric), result.step, result.weights)
+                    if result is not None and metric in result.metrics and run in together
+                    else None
                     for run, result in zip(runs, results, strict=True)
                 ]
                 if any(scores):
@@ -307,9 +230,9 @@ def _scores(runs: Sequence[RunData]) -> list[ScoreRow]:
     return rows
 
 
-def _spaces(runs: Sequence[RunData]) -> list[list[RunData]]:
+def _spaces(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     """Return the runs by the space of their latents: errors in one say nothing of those in another."""
-    found: list[list[RunData]] = []
+    found: list[list[ComparedRun]] = []
     for run in runs:
         same = next((some for some in found if not another_space(run.plan, some[0].plan)), None)
         if same is None:
@@ -319,25 +242,18 @@ def _spaces(runs: Sequence[RunData]) -> list[list[RunData]]:
     return found
 
 
-def _score(result: EvaluationResult | None, metric: str) -> Score | None:
-    if result is None or metric not in result.metrics:
-        return None
-    return Score(result.metrics[metric], result.errors.get(metric), result.step, result.weights)
-
-
-def _shared_curves(runs: Sequence[RunData]) -> dict[str, SharedCurve]:
+def _shared_curves(runs: Sequence[ComparedRun]) -> dict[str, SharedCurve]:
     """Return the numbers that all runs logged, at the steps that all runs logged."""
     shared: dict[str, SharedCurve] = {}
     for name in runs[0].curves:
-        curves = [run.curves.get(name, Curve(step=[], value=[])) for run in runs]
-        values = [dict(zip(curve.step, curve.value, strict=True)) for curve in curves]
+        values = [run.curves.get(name, {}) for run in runs]
         steps = sorted(set(values[0]).intersection(*values[1:]))
         if steps:
             shared[name] = SharedCurve(name, steps, [[known[step] for step in steps] for known in values])
     return shared
 
 
-def _incomparable(runs: Sequence[RunData]) -> dict[str, str]:
+def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
     """Return why logged losses are not of one thing in these runs, by their name."""
     first, others = runs[0].plan, runs[1:]
     found: dict[str, str] = {}
@@ -375,7 +291,7 @@ def _term(plan: Plan, kind: str) -> Plain | None:
     return found and {key: value for key, value in found.items() if key not in ("weight", "schedule")}
 
 
-def _notes(runs: Sequence[RunData], changes: Sequence[Mapping[str, Change]]) -> list[str]:
+def _notes(runs: Sequence[ComparedRun], changes: Sequence[Mapping[str, Change]]) -> list[str]:
     notes = []
     for run in runs:
         if run.state != "done":
@@ -399,21 +315,20 @@ def as_json(compared: SideBySide) -> dict[str, Any]:
     runs = zip(compared.runs, compared.changes, strict=True)
     return {
         "runs": [_run_json(run) | {"changes": {key: list(change) for key, change in one.items()}} for run, one in runs],
-        "scores": [_row_json(row) for row in compared.scores],
+        "scores": [
+            {"metric": row.metric, "protocol": row.protocol, "images": row.images}
+            | {"runs": [one and vars(one) | {"value": finite(one.value)} for one in row.scores]}
+            for row in compared.scores
+        ],
         "curves": {name: {"step": curve.step, "values": curve.values} for name, curve in compared.curves.items()},
         "notes": compared.notes,
     }
 
 
-def _row_json(row: ScoreRow) -> dict[str, Any]:
-    found = [None if score is None else vars(score) | {"value": _finite(score.value)} for score in row.scores]
-    return {"metric": row.metric, "protocol": row.protocol, "images": row.images, "runs": found}
-
-
-def _run_json(run: RunData) -> dict[str, Any]:
+def _run_json(run: ComparedRun) -> dict[str, Any]:
     return {
         "name": run.name,
-        "folder": str(run.folder),
+        "folder": str(run.path),
         "hash": run.plan.hash,
         "seed": run.plan.seed,
         "state": run.state,
@@ -426,7 +341,3 @@ def _run_json(run: RunData) -> dict[str, Any]:
         "time_split": run.time_split,
         "device": run.environment.get("device"),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -17,16 +17,17 @@ from typing import Literal
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.runtime.files import finite, read_sealed, without_seal
+from tintype.runtime.files import finite
 from tintype.runtime.leases import Claim, Leases
 from tintype.study.crowded import times_crowded
 from tintype.study.folder import passed_on, stored_study
 from tintype.study.lab import next_runs
 from tintype.study.looks import SeedPlan
-from tintype.study.runner import FAILURES, Task, tasks_of
+from tintype.study.runner import Task, tasks_of
 from tintype.study.study import Study, remake_study
 from tintype.study.tune import tuning_of, tuning_tasks, untuned_words
 from tintype.study.worker import LEASES, is_settled
+from tintype.train.record import FAILURES
 
 RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
 """A silent run's worker has not written for longer than its lease lasts. Perhaps a run is wanted at a later look."""
@@ -188,12 +189,14 @@ def stamps(paths: Sequence[Path]) -> tuple[int, ...]:
 
 
 def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
-    costs = {arm: [run.spent_s for run in runs if (run.arm, run.state) == (arm, "done")] for arm in _arms(runs)}
+    arms = dict.fromkeys(run.arm for run in runs)
+    costs = {arm: [run.spent_s for run in runs if (run.arm, run.state) == (arm, "done")] for arm in arms}
     means = {arm: fmean(spent) for arm, spent in costs.items() if any(spent)}
     left = [_left_s(run, means) for run in runs if run.state in LEFT]
     known = [seconds for seconds in left if seconds is not None]
     to_come_s = sum(known) if len(known) == len(left) else None
-    running = [run for run in runs if run.state == "running"]
+    running = [run.left_s for run in runs if run.state == "running"]
+    ends_s = [seconds for seconds in running if seconds is not None]
     return StudyStatus(
         name=study.name,
         folder=str(out),
@@ -201,7 +204,7 @@ def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
         hours="GPU-hours" if any(run.gpu for run in runs) else "worker-hours",
         spent_s=sum(run.spent_s for run in runs),
         to_come_s=to_come_s,
-        left_s=None if to_come_s is None or not running else max([to_come_s / len(running), *_known(running)]),
+        left_s=None if to_come_s is None or not running else max([to_come_s / len(running), *ends_s]),
     )
 
 
@@ -218,14 +221,6 @@ def _perhaps(study: Study, out: Path) -> set[str]:
         return set()
     wanted = {task.plan.hash for task in next_runs(study, out, None).tasks}
     return {task.plan.hash for task in tasks_of(study, out)} - wanted
-
-
-def _arms(runs: Sequence[RunStatus]) -> list[str]:
-    return list(dict.fromkeys(run.arm for run in runs))
-
-
-def _known(runs: Sequence[RunStatus]) -> list[float]:
-    return [run.left_s for run in runs if run.left_s is not None]
 
 
 def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
@@ -259,7 +254,7 @@ def _run(wanted: _Wanted, claims: Sequence[Claim], protocol: Protocol, out: Path
         spent_s=sum(one.held_s for one in claims),
         deaths=len(lost) - (state in ("running", "silent") and newest in lost),
         crowded=times_crowded(claims),
-        error=_error(task, state, out),
+        error=task.record.reason(remake_study(out)) if state in FAILURES else "",
         unread=f"{LEASES}/{wanted.hash}/{unread}" if unread else "",
     )
 
@@ -274,18 +269,10 @@ def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path,
             return "died" if newest.is_dead else "silent" if age_s > newest.expiry_s else "running"
     if not is_settled(task, protocol):
         return "perhaps" if perhaps else "waiting"
-    return next((state for state, name in FAILURES.items() if (task.folder / name).exists()), "done")
+    return task.record.failure or "done"
 
 
 def _pace(claim: Claim, steps: int) -> float | None:
     """Return the seconds that a run needs at the pace of its worker so far."""
     share, began = finite(claim.now.get("share")) or 0.0, 0.8 * (finite(claim.about.get("step")) or 0.0) / steps
     return claim.held_s * (1 - share) / (share - began) if share > began + 0.01 else None
-
-
-def _error(task: Task, state: RunState, out: Path) -> str:
-    """Return the last line of the reason why a run has no result."""
-    if state not in FAILURES:
-        return ""
-    text = without_seal(read_sealed(task.folder / FAILURES[state], remake_study(out), run=task.plan.hash))
-    return (text.strip().splitlines() or ["no reason is known"])[-1]

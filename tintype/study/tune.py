@@ -21,7 +21,7 @@ from tintype.rng import stream_key
 from tintype.runtime.files import append_line, read_lines
 from tintype.runtime.locks import taking_turns
 from tintype.study import results
-from tintype.study.runner import FAILURES, Task, task_of
+from tintype.study.runner import Task, task_of
 from tintype.study.runs import read_run
 from tintype.study.search import optuna_package, range_edges, suggest
 from tintype.study.study import Candidate, Study, with_choices
@@ -43,7 +43,7 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
         for index in range(len(study.settings.tune_seeds))
         for label, candidate in _tried(study)
     ]
-    return [task for task in tasks if not (task.folder / FAILURES["diverged"]).exists()]
+    return [task for task in tasks if task.record.failure != "diverged"]
 
 
 def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:

@@ -33,7 +33,6 @@ from tintype.study.admission import MOST_CROWDED, Admission, Grant, crowds_in, e
 from tintype.study.ranks import RankedRun, start_ranks
 from tintype.study.runner import (
     ENDED,
-    FAILURES,
     GPU_LOST,
     NO_ROOM,
     STATES,
@@ -44,8 +43,6 @@ from tintype.study.runner import (
     run_task,
 )
 from tintype.study.shapes import StepTimer
-from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 
 LEASES = "leases"
 """The folder in a study's folder that has the leases of its runs."""
@@ -79,10 +76,9 @@ def anchor_of(leases: Path) -> Path:
 
 def is_settled(task: Task, protocol: Protocol) -> bool:
     """Return whether a run has its scores, or a reason why it has none, by its files alone."""
-    if any((task.folder / name).exists() for name in FAILURES.values()):
+    if task.record.failure is not None:
         return True
-    unscored = task.along is not None and RunFolder(task.folder).kept.is_dir()
-    return result_file(task.folder, protocol, task.plan.train.steps).exists() and not unscored
+    return result_file(task.folder, protocol, task.plan.train.steps).exists() and not task.has_unscored
 
 
 class Worker:
@@ -399,7 +395,7 @@ def about_run(task: Task, round: str) -> dict[str, Json]:
         "round": round,
         "arm": task.arm,
         "seed": task.plan.seed,
-        "step": max(checkpoint.steps(RunFolder(task.folder).checkpoints), default=0),
+        "step": task.record.saved_step,
         "gpu": _gpu(),
     }
 

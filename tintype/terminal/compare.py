@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from tintype.page import numerals
 from tintype.plan import Change
-from tintype.study.side_by_side import RunData, Score, ScoreRow, SharedCurve, SideBySide
+from tintype.study.side_by_side import ComparedRun, Score, ScoreRow, SharedCurve, SideBySide
 from tintype.terminal.lines import number, say, say_note
 from tintype.terminal.progress import duration, short
 
@@ -64,7 +64,7 @@ def _columns(letters: Sequence[str]) -> list[Column]:
     return [Column(letter, justify="right") for letter in letters]
 
 
-def _runs_table(runs: Sequence[RunData], letters: Sequence[str]) -> Table:
+def _runs_table(runs: Sequence[ComparedRun], letters: Sequence[str]) -> Table:
     table = Table("", *_columns(letters))
     rows: dict[str, list[str]] = {
         "state": [run.state for run in runs],

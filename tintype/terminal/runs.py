@@ -20,17 +20,16 @@ from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Definition
 from tintype.evaluation.results import EvaluationResult, MetricValues
 from tintype.library.runs import train
-from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.plugins.load import given_files
 from tintype.terminal.answers import answer
 from tintype.terminal.interrupts import leave_training
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
-from tintype.train import checkpoint
 from tintype.train.divergence import SKIPS
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord
 from tintype.train.session import training_device
+from tintype.train.speed import images_per_s
 from tintype.train.steps import Progress as TrainProgress
 
 _SCENE_PROMPT = "a red ball"
@@ -39,7 +38,7 @@ _SCENE_PROMPT = "a red ball"
 def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     """Train, show how far it is, and print what was reached and what to do next."""
     show_warnings(plan, console)
-    if checkpoint.newest_whole_step(RunFolder(out).checkpoints, tensors=False) != plan.train.steps:
+    if not RunRecord(out, plan).is_trained:
         training_device(plan)  # refuses before a line says that it trains
     began_s, first_step = time.monotonic(), plan.train.steps  # where it was done before, nothing is reported
     with stoppable("preparing", unit="steps") as (bars, interrupt):
@@ -53,10 +52,10 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
             say(progress_console, text, "yellow")
 
         run = train(plan, out, on_progress=on_progress, on_wait=on_wait, interrupt=interrupt)
-    events = RunFolder(out).events()
-    if skipped := sum(event["event"] in SKIPS for event in events):
-        say_note(console, f"{skipped} of {run.step} steps were skipped: events.jsonl says which")
-    for event in events:
+    record = RunRecord(out, plan)
+    if skipped := sum(event["event"] in SKIPS for event in record.events):
+        say_note(console, f"{skipped} of {run.step} steps were skipped: {record.events_file.name} says which")
+    for event in record.events:
         if event["event"] == "damaged-checkpoint":
             aside = f"a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']})"
             say_note(console, f"{aside}; the one before was used")
@@ -69,7 +68,7 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     if first_step == run.step:
         say(console, f"{out} is done: all {run.step} steps were trained before")
     else:
-        lines = [line for line in RunFolder(out).metrics() if line["step"] > first_step]
+        lines = [line for line in record.lines if line["step"] > first_step]
         say(console, _trained_words(out, run.step, lines, time.monotonic() - began_s))
     say_next(plan, out, console)
 

@@ -14,7 +14,6 @@ from tintype.plan import Plan, parts_of, settings_by_key
 from tintype.plugins.record import record_of
 from tintype.runtime.dist import World
 from tintype.runtime.watchdog import Finding
-from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
 
@@ -42,7 +41,7 @@ def log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
 
     The event is of the step that the run resumes from: later ones are dropped then.
     """
-    saved = max(checkpoint.steps(folder.checkpoints), default=0)
+    saved = folder.record.saved_step
     RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)
     kept = f"the run is saved at step {saved}" if saved else "no checkpoint was saved yet"
     return f"{text}. All ranks are ended; {kept}, and the same command resumes it"

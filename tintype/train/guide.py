@@ -19,10 +19,10 @@ from tintype.optim.power_ema import PowerEmaSettings
 from tintype.plan import Plan
 from tintype.runtime.forms import Form, forms_of, misfits
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import weights_in
 from tintype.train.parts import Model, build_twin
 from tintype.train.reconstruct import Reconstruction, read_snapshots, reconstruction
+from tintype.train.record import RunRecord
 from tintype.wording import option, technique
 
 _ROUNDING = 1e-9
@@ -81,23 +81,22 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
 
 def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str, Tensor]:
     """Return the weights by their names in the modules: a snapshot's, else those of a checkpoint."""
-    folder = RunFolder(run)
-    snapshots = {one.step: one for one in read_snapshots(folder.snapshots)}
+    record = RunRecord(run)
+    snapshots = {one.step: one for one in read_snapshots(record.snapshots)}
     if step in snapshots and isinstance(plan.ema, PowerEmaSettings):
         wanted = plan.ema.lengths[0] if length is None else length
         if wanted in snapshots[step].lengths:
             return Reconstruction(wanted, step, 0.0, ((snapshots[step], wanted, 1.0),)).weights()
         return reconstruction(run, wanted, step).weights()
-    checkpoints = checkpoint.steps(folder.checkpoints)
-    if step in checkpoints and length is None:
+    if step in record.saved_steps and length is None:
         try:
-            tensors, _ = checkpoint.read(checkpoint.folder_of(folder.checkpoints, step))
+            tensors, _ = checkpoint.read(checkpoint.folder_of(record.checkpoints, step))
         except checkpoint.DamagedError as error:
             raise UserError(f"the checkpoint of step {step} in {run} is damaged ({error})", "choose another") from None
         return weights_in(tensors, plan.ema)
     raise UserError(
         f"autoguidance: {run} has no {'weights' if length is None else f'average of length {length:g}'} of step "
-        f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(checkpoints)}",
+        f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(record.saved_steps)}",
         f"choose one of them (guidance.step, {option('guide-step')}); training with {technique('power-ema')} takes "
         "snapshots",
     )

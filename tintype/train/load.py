@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from tintype.errors import DivergedError, UserError
 from tintype.optim.part import AverageSettings
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.runtime.dist import current
 from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.layout import whole
 from tintype.runtime.notes import note
 from tintype.train import checkpoint
 from tintype.train.divergence import too_large
-from tintype.train.folder import RunFolder, check_files, read_about
 from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, TOKENIZER, Model, build_model, storage_dtype
 from tintype.train.reconstruct import Reconstruction
+from tintype.train.record import RunRecord
 from tintype.train.saving import Saver
 from tintype.train.state import TrainState
 
@@ -55,20 +55,24 @@ def load_run(
     Of several averages it is that of the first length; `average` is any other, made of the run's snapshots. With
     `kept_step`, the weights are those that training kept at this step.
     """
-    RunFolder(path).refuse_diverged()
-    RunFolder(path).check_plugins()
-    plan = plan_from_folder(path)
+    record = RunRecord(path)
+    record.refuse_diverged()
+    record.check_plugins()
+    plan = record.plan
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
-    about = read_about(path)
-    if about:
-        check_files(path, about)
-    tensors, scalars = newest_good(path) if kept_step is None else _kept(path, kept_step)
+    if record.about:
+        record.check_files()
+    if kept_step is None:
+        tensors, scalars = newest_good(path)
+    else:
+        kept, scalars = checkpoint.read(checkpoint.folder_of(record.kept, kept_step))
+        tensors = {f"modules/{name}": tensor for name, tensor in under(KEPT, kept).items()}  # as in a checkpoint
     parts = build_model(plan)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
-        RunFolder(path).check_identity(name, part.identity)
-    own_average = None if raw or about or average is not None or kept_step is not None else plan.ema
-    stored_as = about if kept_step is None else _KEPT_AS
+        record.check_identity(name, part.identity)
+    own_average = None if raw or record.about or average is not None or kept_step is not None else plan.ema
+    stored_as = record.about if kept_step is None else _KEPT_AS
     if found := weight_misfits(tensors, parts.modules, plan, own_average, stored_as):
         raise UserError(
             f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}",
@@ -92,7 +96,7 @@ def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None)
     """Return what `load_run` loads in words: raw or average; of an export what it holds."""
     if average is not None:
         return average.words
-    return str(read_about(path).get("weights") or ("average" if plan.ema else "raw"))
+    return str(RunRecord(path).about.get("weights") or ("average" if plan.ema else "raw"))
 
 
 def _all_parameters(parts: Model, average: Reconstruction) -> dict[str, Tensor]:
@@ -106,16 +110,17 @@ def _all_parameters(parts: Model, average: Reconstruction) -> dict[str, Tensor]:
 
 
 def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, int]]:
-    folder, found = RunFolder(path).checkpoints, []
-    for step in reversed(checkpoint.steps(folder)):
+    record, found = RunRecord(path), []
+    for step in reversed(record.saved_steps):
+        folder = checkpoint.folder_of(record.checkpoints, step)
         try:
-            return checkpoint.read(checkpoint.folder_of(folder, step), state)
+            return checkpoint.read(folder, state)
         except checkpoint.DamagedError as error:
-            if read_about(path):
+            if record.about:
                 raise UserError(
                     f"the weights in {path} are damaged: {error}", "export or download them again"
                 ) from None
-            found.append(f"{checkpoint.folder_of(folder, step)} is damaged ({error})")
+            found.append(f"{folder} is damaged ({error})")
             if not current().leads:
                 continue
             note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the one before")
@@ -123,12 +128,6 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
     if found:
         raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}", f"{command} again")
     raise UserError(f"{path} has no whole checkpoint yet", command)
-
-
-def _kept(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the weights that were kept at a step, named as those of a checkpoint."""
-    tensors, scalars = checkpoint.read(checkpoint.folder_of(RunFolder(path).kept, step))
-    return {f"modules/{name}": tensor for name, tensor in under(KEPT, tensors).items()}, scalars
 
 
 def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:

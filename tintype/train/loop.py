@@ -68,7 +68,7 @@ def train(
     agree_on_plan(plan, world)
     free = not folder.writes or wait_for_lock(path, lambda: interrupt.signal is not None, on_wait, fence.passed)
     if world.any(not free):
-        return Outcome(max(checkpoint.steps(folder.checkpoints), default=0), finished=False)
+        return Outcome(folder.record.saved_step, finished=False)
     with (
         folder.claim(plan),
         folder.note_divergence(),

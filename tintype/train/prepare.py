@@ -27,6 +27,7 @@ from tintype.text.cache import CachedText
 from tintype.tokenizers.part import channel_statistics
 from tintype.train.batch import captions_at
 from tintype.train.folder import RunFolder
+from tintype.train.record import LATENTS
 from tintype.train.session import Session, Term, one_shape
 
 MOST_IMAGES = 256
@@ -158,12 +159,12 @@ def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
     """Record the statistics of the latents, and refuse those that no noise would fit."""
-    if step and folder.read_record("latents.json"):
+    if step and folder.record.latents:
         return
     mean_C, std_C, images = measure_latents(parts)
-    folder.write_record("latents.json", {"images": images, "mean": mean_C.tolist(), "std": std_C.tolist()})
+    folder.write_record(LATENTS, {"images": images, "mean": mean_C.tolist(), "std": std_C.tolist()})
     if fault := parts.tokenizer.check_latents(mean_C, std_C):
-        kind, numbers = parts.plan.tokenizer.kind, folder.path / "latents.json"
+        kind, numbers = parts.plan.tokenizer.kind, folder.path / LATENTS
         raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {numbers})")
 
 

@@ -28,13 +28,13 @@ from tintype.errors import UserError
 from tintype.optim.ema import UPDATES
 from tintype.optim.power_ema import prefix
 from tintype.optim.power_function import LONGEST, Profile, fit
-from tintype.plan import Plan, plan_from_folder
+from tintype.plan import Plan
 from tintype.runtime.forms import Form, misfits
 from tintype.runtime.layout import whole
 from tintype.runtime.notes import note_once
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.parts import LOSSES
+from tintype.train.record import RunRecord
 from tintype.train.saving import Saver
 from tintype.train.state import TrainState
 from tintype.wording import again, technique
@@ -161,8 +161,8 @@ def try_reconstruction(run: Path, length: float, step: int | None = None) -> Rec
 
 
 def _snapshots(run: Path) -> list[Snapshot]:
-    plan = plan_from_folder(run)
-    found = read_snapshots(RunFolder(run).snapshots)
+    record = RunRecord(run)
+    plan, found = record.plan, read_snapshots(record.snapshots)
     steps = plan.train.steps
     due = [step for step in range(1, steps + 1) if plan.ema is not None and plan.ema.snapshot_due(step, steps)]
     if found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ from torch import Tensor
 
 from tintype.errors import UserError, as_user_error
 from tintype.model.start import StartPart
-from tintype.plan import Plan, diff, plan_from_folder
+from tintype.plan import Plan, diff
 from tintype.runtime.identity import check_pin, in_words
 from tintype.runtime.layout import is_sharded
 from tintype.settings import plain
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_about
+from tintype.train.folder import RunFolder
 from tintype.train.load import weight_misfits, weights_in
+from tintype.train.record import FAILURES, LINEAGE, RunRecord
 from tintype.train.session import Session
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.wording import option
@@ -33,19 +33,6 @@ _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
 """Where a frozen text encoder lies. What it is, its identity says, which is compared."""
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The run that another one starts from, at its newest checkpoint."""
-
-    path: Path
-    plan: Plan
-    step: int
-
-    @property
-    def checkpoint(self) -> Path:
-        return checkpoint.folder_of(RunFolder(self.path).checkpoints, self.step)
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
@@ -73,18 +60,18 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
         return state
     with folder.world.fail_together():
         parent = find_parent(parts.plan, start, folder.path)
-        RunFolder(parent.path).check_identity("tokenizer", parts.tokenizer.identity)
+        parent.check_identity("tokenizer", parts.tokenizer.identity)
         tokens = plain(parent.plan.text)["max_tokens"]  # the number is in the identity, and may be another
-        RunFolder(parent.path).check_identity("text", parts.text.identity_at(tokens))
+        parent.check_identity("text", parts.text.identity_at(tokens))
     cut = any(map(is_sharded, state.parameters))
-    damaged = f"start: the checkpoint {parent.checkpoint} is damaged"
+    newest = checkpoint.folder_of(parent.checkpoints, parent.saved_step)
+    damaged = f"start: the checkpoint {newest} is damaged"
     with as_user_error(checkpoint.DamagedError, damaged, "remove it, or start from another run"):
-        tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)
-        whole = checkpoint.read(parent.checkpoint)[0] if cut and folder.writes else tensors
+        tensors, _ = checkpoint.read(newest, state if cut else None)
+        whole = checkpoint.read(newest)[0] if cut and folder.writes else tensors
     with folder.world.fail_together():
-        exported = read_about(parent.path)
-        average = parent.plan.ema if start.weights == "average" and not exported else None
-        if found := weight_misfits(tensors, parts.modules, parent.plan, average, exported):
+        average = parent.plan.ema if start.weights == "average" and not parent.about else None
+        if found := weight_misfits(tensors, parts.modules, parent.plan, average, parent.about):
             unlike = [key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")]
             more = f" (the settings {', '.join(unlike)} differ too)" if unlike else ""
             raise UserError(f"start: the weights of the run in {parent.path} do not fit this plan: {found}{more}")
@@ -93,13 +80,17 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
             sha256 = identity(weights_in(whole, average))
             what = f"the {start.weights} weights of the run in {parent.path}"
             check_pin("start.sha256", start.pinned, what, sha256, "give the right folder")
-            _note(folder, _lineage(parent, start, sha256))
+            lineage = _lineage(parent, start, sha256)
+            if folder.record.lineage != lineage:  # recorded once, however often the run begins
+                started = {key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")}
+                folder.log_event("started-from", 0, **started)
+                folder.write_record(LINEAGE, lineage)
     parts.modules.load_state_dict(weights, strict=False)  # what losses own is not among them
     return new_state(parts)  # an average follows the weights that it was built with
 
 
-def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
-    """The run that a plan starts from, or a `UserError` that says why it cannot be. Its tensors are not looked at."""
+def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
+    """Return the run that a plan starts from, or raise UserError with the reason. Its tensors are not read."""
     path = start.parent(run)
     if path.resolve() == run.resolve():
         raise UserError(
@@ -107,19 +98,21 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
         )
     if not path.is_dir():
         raise UserError(f"start: there is no run in {path}", "give the folder of a run that was trained")
-    found = plan_from_folder(path)
-    if RunFolder(path).diverged_file.exists():
-        raise UserError(f"start: the run in {path} diverged ({RunFolder(path).diverged_file} says why)", "take another")
-    steps = checkpoint.steps(RunFolder(path).checkpoints)
-    if not steps:
-        raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
-    if start.parent_plan is not None and (found.hash, steps[-1]) != (start.parent_plan, found.train.steps):
+    parent = RunRecord(path)
+    found = parent.plan
+    if parent.failure == "diverged":
         raise UserError(
-            f"start: the run in {path} is at step {steps[-1]} of {found.train.steps} of the plan {found.hash}, and its "
-            f"last weights with the plan {start.parent_plan} are needed",
+            f"start: the run in {path} diverged ({path / FAILURES['diverged']} says why)", "take another run"
+        )
+    if not parent.saved_steps:
+        raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
+    if start.parent_plan is not None and (found.hash, parent.saved_step) != (start.parent_plan, found.train.steps):
+        raise UserError(
+            f"start: the run in {path} is at step {parent.saved_step} of {found.train.steps} of the plan {found.hash}, "
+            f"and its last weights with the plan {start.parent_plan} are needed",
             "train it to its end first",
         )
-    about = read_about(path)
+    about = parent.about
     if about and about["weights"] != start.weights and {about["weights"], start.weights} <= {"raw", "average"}:
         raise UserError(
             f"start.weights is {start.weights}, but the exported model in {path} has the {about['weights']} weights",
@@ -129,7 +122,7 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
         raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights", "take raw")
     if reasons := unfit_settings(plan, found):
         raise UserError(f"start: the weights of the run in {path} do not fit this plan: {reasons}")
-    return Parent(path, found, steps[-1])
+    return parent
 
 
 def unfit_settings(plan: Plan, parent: Plan) -> str:
@@ -155,24 +148,15 @@ def identity(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
-    """Record the lineage in its file, and once as an event, however often the run begins."""
-    if folder.read_record("lineage.json") != lineage:
-        folder.log_event("started-from", 0, **{key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")})
-        folder.write_record("lineage.json", lineage)
-
-
-def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
-    other = RunFolder(parent.path)
-    imported = other.read_record("imported.json")
+def _lineage(parent: RunRecord, start: StartPart, sha256: str) -> dict[str, Any]:
     return {
         "folder": str(parent.path),
         "plan": parent.plan.hash,
         "seed": parent.plan.seed,
-        "at_step": parent.step,
+        "at_step": parent.saved_step,
         "steps": parent.plan.train.steps,
         "weights": start.weights,
         "sha256": sha256,
-        "lineage": other.read_record("lineage.json") or None,
-        **({"imported": imported} if imported else {}),
+        "lineage": parent.lineage or None,
+        **({"imported": parent.imported} if parent.imported else {}),
     }

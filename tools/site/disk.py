@@ -9,10 +9,9 @@ from tintype.data.store import layout
 from tintype.evaluation.results import MISREAD_FILE, PER_IMAGE_FILE
 from tintype.study.looks import LOOKS_FILE
 from tintype.study.replicate import FOLDER as REPLICATION
-from tintype.study.runner import FAILURES
 from tintype.study.runs import COMMANDS_FILE
 from tintype.study.version import VERSION
-from tintype.train.folder import ABOUT, DIVERGED
+from tintype.train.record import ABOUT, FAILURES
 from tools.site.words import code, table
 
 RUN = {
@@ -25,7 +24,7 @@ RUN = {
     "latents.json": "the tokenizer, and statistics of its latents",
     "lineage.json": "the run whose weights it started from",
     "imported.json": "where the weights of an imported run came from",
-    DIVERGED: "why the run diverged; only in such a run",
+    FAILURES["diverged"]: "why the run diverged; only in such a run",
     FAILURES["failed"]: "why the run failed; only in such a run",
     "checkpoints/step-*/*": "weights, optimizer and counters at a step, with their SHA-256 in `manifest.json`",
     "snapshots/step-*/*": "weight averages of all lengths at a step, of a run with `power-ema`",

@@ -26,8 +26,8 @@ from tintype.plan import Plan, diff, plan_from_yaml
 from tintype.runtime.files import read_json
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session, check_columns
 
 CPU = torch.device("cpu")
@@ -243,7 +243,7 @@ def test_cached_latents_change_nothing_and_serve_all_shares(tmp_path: Path, monk
     latents = (*TWO, f'tokenizer={{"kind":"small-vae","folder":"{vae}"}}', "model.patch=1")
     train(tiny_plan(*latents), tmp_path / "without", Interrupt())
     train(tiny_plan(*latents, "run.latents=disk"), tmp_path / "with", Interrupt())
-    without, kept = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("without", "with"))
+    without, kept = ([line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("without", "with"))
     assert without == kept
     train(tiny_plan(*latents, "run.latents=disk", "data.sources.a.share=1"), tmp_path / "other", Interrupt())
     assert len(list((tmp_path / "cache" / "latents").iterdir())) == 1
@@ -251,7 +251,7 @@ def test_cached_latents_change_nothing_and_serve_all_shares(tmp_path: Path, monk
 
 def _losses(plan: Plan, folder: Path) -> list[float]:
     train(plan, folder, Interrupt())
-    return [line["loss"] for line in RunFolder(folder).metrics()]
+    return [line["loss"] for line in RunRecord(folder).lines]
 
 
 def test_ranks_and_micro_batches_see_the_same_images(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_ranks_and_micro_batches_see_the_same_images(tmp_path: Path) -> None:
     alone = _losses(plan, tmp_path / "alone")
     assert _losses(tiny_plan(*TWO, "train.accumulate=2"), tmp_path / "halves") == pytest.approx(alone, rel=1e-5)
     run_ranks(2, _losses, plan, tmp_path / "ranks")
-    assert [line["loss"] for line in RunFolder(tmp_path / "ranks").metrics()] == pytest.approx(alone, rel=1e-5)
+    assert [line["loss"] for line in RunRecord(tmp_path / "ranks").lines] == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_run_is_scored_against_the_held_out_images_of_one_source(tmp_path: Path) -> None:

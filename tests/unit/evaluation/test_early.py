@@ -17,8 +17,8 @@ from tintype.evaluation.run import evaluate
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 FULL = Protocol(
     count=16,
@@ -70,7 +70,7 @@ def test_kept_weights_are_scored_as_their_checkpoint_would_be_and_then_dropped(t
     assert wanted.step == 4
     for name in ("fd_scenes", "validation_loss", "scene_accuracy"):
         assert found.metrics[name] == wanted.metrics[name]
-    assert not RunFolder(run).kept.exists(), "those of step 5 were kept for an earlier setting"
+    assert not RunRecord(run).kept.exists(), "those of step 5 were kept for an earlier setting"
     assert not result_file(run, CHEAP, 5).exists()
     assert read_result(result_file(run, CHEAP, 6)).metrics["fd_scenes"] == evaluate(run, CHEAP).metrics["fd_scenes"]
 
@@ -94,7 +94,7 @@ def test_weights_that_cannot_be_scored_are_an_event_and_leave_the_run_as_it_is(
 ) -> None:
     run = tmp_path / "run"
     train(tiny_plan(), run, Interrupt(), keep_at=(2, 3))
-    damaged = checkpoint.tensors_file(checkpoint.folder_of(RunFolder(run).kept, 2))
+    damaged = checkpoint.tensors_file(checkpoint.folder_of(RunRecord(run).kept, 2))
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
@@ -105,10 +105,10 @@ def test_weights_that_cannot_be_scored_are_an_event_and_leave_the_run_as_it_is(
 
     monkeypatch.setattr(early, "evaluate", diverged)
     score_along(run, (2, 3), CHEAP, 6, silent)
-    events = [(one["event"], one["step"], one["reason"]) for one in RunFolder(run).events()]
+    events = [(one["event"], one["step"], one["reason"]) for one in RunRecord(run).events]
     assert [(kind, step) for kind, step, _ in events] == [("not-scored", 2), ("not-scored", 3)]
     assert "does not match its checksum" in events[0][2] and events[1][2] == "not finite: fd_scenes"
-    assert result_file(run, CHEAP, 6).exists() and not RunFolder(run).kept.exists()
+    assert result_file(run, CHEAP, 6).exists() and not RunRecord(run).kept.exists()
 
 
 def test_a_damaged_score_is_set_aside_since_its_weights_are_gone(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_damaged_score_is_set_aside_since_its_weights_are_gone(tmp_path: Path)
     file = result_file(run, CHEAP, 3)
     file.write_text(file.read_text().replace('"step": 3', '"step": 2'))
     score_along(run, (3,), CHEAP, 6, silent)
-    (event,) = RunFolder(run).events()
+    (event,) = RunRecord(run).events
     assert (event["event"], event["step"], file.exists()) == ("not-scored", 3, False)
 
 

@@ -38,9 +38,9 @@ from tintype.plan import Plan, plan_from_document
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.sampling.sample import sample_run
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 PROTOCOL = """
 count: 10
@@ -88,9 +88,7 @@ def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Train
     assert set(result.metrics) == set(definitions(protocol, of_scenes=False))
     assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result.metrics)
     assert not any("scene" in name for name in (*result.metrics, *result.details, *result.real))
-    folder = RunFolder(trained.folder / "run")
-    loaded = folder.read_record("loaded.json")
-    assert loaded == {"data": open_store(trained.store).identity}
+    assert RunRecord(trained.folder / "run").identities == {"data": open_store(trained.store).identity}
 
 
 def test_the_reference_is_that_of_the_content(trained: Trained, tmp_path: Path) -> None:
@@ -152,16 +150,16 @@ def test_captions_that_were_added_since_change_nothing(tmp_path: Path, trained: 
     noted = (tmp_path / "run" / "loaded.json").read_text()
     add_column(store, "later", ["second"] * len(open_store(store)), {})
     forget_sources()
-    run = RunFolder(tmp_path / "run")
+    run = tmp_path / "run"
     for name, identity in identities(open_source(plan.data, "train", torch.device("cpu"))).items():
         assert identity is None or identity not in noted
-        run.check_identity(name, identity)
+        RunRecord(run).check_identity(name, identity)
     assert train(plan, tmp_path / "run", Interrupt()).finished
     assert (tmp_path / "run" / "loaded.json").read_text() == noted
     add_column(store, "vlm", ["other"] * len(open_store(store)), {})
     forget_sources()
     with pytest.raises(UserError, match="identity of 'data'"):
-        run.check_identity("data", open_source(plan.data, "train", torch.device("cpu")).identity)
+        RunRecord(run).check_identity("data", open_source(plan.data, "train", torch.device("cpu")).identity)
 
 
 def stop_at(plan: Plan, folder: Path, step: int) -> None:

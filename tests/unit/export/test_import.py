@@ -29,10 +29,10 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.settings import plain
 from tintype.text.frozen import FrozenTextEncoder
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import Model
+from tintype.train.record import RunRecord
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -85,14 +85,14 @@ def test_an_imported_run_samples_alike_trains_on_and_says_where_it_comes_from(
     record = read_json(imported.path / "imported.json")
     assert record["sha256"].keys() == {WEIGHTS}
     assert record["exported_from"]["plan"] == plan_from_folder(run).hash
-    assert [event["event"] for event in RunFolder(imported.path).events()] == ["imported"]
+    assert [event["event"] for event in RunRecord(imported.path).events] == ["imported"]
     before = denoiser_of(imported.path)
     outcome = train(plan_from_folder(imported.path), imported.path, Interrupt())
     assert outcome.finished and outcome.step == 2
     after = denoiser_of(imported.path)
     moved = max(float((after[name] - tensor).abs().max()) for name, tensor in before.items())
     assert 0 < moved < 1e-2  # it went on from these weights
-    assert RunFolder(imported.path).events()[0]["event"] == "imported"
+    assert RunRecord(imported.path).events[0]["event"] == "imported"
 
 
 def test_a_pipeline_that_tintype_did_not_write_tells_its_plan(run: Path, own: Path, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_prompts_are_cleaned_as_the_foreign_pipeline_cleans_them(
     assert isinstance(left, FrozenTextEncoder)
     assert left.token_ids(DIRTY) != theirs, "the control: these prompts show what cleaning does"
     assert any("are not cleaned" in note for note in uncleaned.notes)
-    event = RunFolder(imported.path).events()[0]
+    event = RunRecord(imported.path).events[0]
     assert event["event"] == "imported" and event["text_cleaning"] == clean
 
 

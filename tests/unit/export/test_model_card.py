@@ -34,6 +34,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.redact import LOCAL
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 PROTOCOL = """
 count: 9
@@ -124,7 +125,7 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
     assert found[found.index("Images seen") + 1] == "24, 1 epochs"
     changed = found.index("optimizer.lr")
     assert found[changed + 1 : changed + 3] == [f"{read_plan('pocket').optimizer.lr:g}", "0.001"]
-    assert record.plan.hash in text and scenes.result.encoders["scenes"].definition[:30] in text
+    assert record.run.plan.hash in text and scenes.result.encoders["scenes"].definition[:30] in text
     (plan,) = [token for token in tokens if token.type == "fence" and token.info == "yaml"]
     assert yaml.safe_load(plan.content)["train"]["batch"] == 4
     headings = [tokens[index + 1].content for index, token in enumerate(tokens) if token.type == "heading_open"]
@@ -248,7 +249,7 @@ def test_captions_of_another_store_are_not_taken_for_the_runs(stored: Run, tmp_p
 def test_the_count_and_identity_of_a_store(stored: Run) -> None:
     record = read_record(stored.path)
     assert record.data_count is not None and 20 < record.data_count < 60
-    assert record.identities["data"] in make_card(stored.path).text
+    assert record.run.identities["data"] in make_card(stored.path).text
 
 
 def test_a_part_of_a_store_is_counted_as_what_is_left(stored: Run, tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
 
     def said(*assignments: str, **changes: Any) -> str:
         plan = tiny_plan(*assignments, techniques=["ema:ramp=false"])
-        return limits(replace(record, plan=plan, **changes))
+        return limits(replace(record, run=RunRecord(record.run.path, plan), **changes))
 
     usual = said()
     assert "One seed (0)" in usual and "show 1 to 2 objects" in usual and "16 × 16 pixels" in usual
@@ -415,9 +416,9 @@ def test_a_mixture_shows_the_captions_of_the_source_that_it_is_scored_against(st
 
 def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -> None:
     plan = tiny_plan("data.size_px=32", techniques=["resolution-stages:sizes=[16],until=[4]"])
-    record = read_record(scenes.path)
-    assert "has not seen 32 × 32 pixels yet" in limits(replace(record, plan=plan, step=4))
-    assert "has not seen" not in limits(replace(record, plan=plan, step=5))
+    record, run = read_record(scenes.path), RunRecord(scenes.path, plan)
+    assert "has not seen 32 × 32 pixels yet" in limits(replace(record, run=run, step=4))
+    assert "has not seen" not in limits(replace(record, run=run, step=5))
 
 
 def test_scores_of_other_weights_than_the_cards_are_left_out(scenes: Run) -> None:

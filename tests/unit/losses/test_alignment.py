@@ -33,9 +33,9 @@ from tintype.runtime.layout import Layout
 from tintype.runtime.rows import Rows
 from tintype.seams import Route
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.prepare import prepare_images, prepare_term
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.steps import Progress
@@ -192,7 +192,7 @@ def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:
     train(plan, folder, interrupt, at)
     if stop is not None:
         train(plan, folder, Interrupt())
-    tensors, _ = checkpoint.read(checkpoint.folder_of(RunFolder(folder).checkpoints, 6))
+    tensors, _ = checkpoint.read(checkpoint.folder_of(RunRecord(folder).checkpoints, 6))
     return tensors
 
 
@@ -298,7 +298,7 @@ def test_a_run_that_reads_ahead_is_one_that_does_not(tmp_path: Path, monkeypatch
     train(plan, tmp_path / "ahead", Interrupt())
     assert taken == [False] + [True] * 11
     plain, ahead = (
-        checkpoint.read(checkpoint.folder_of(RunFolder(tmp_path / name).checkpoints, 6))[0]
+        checkpoint.read(checkpoint.folder_of(RunRecord(tmp_path / name).checkpoints, 6))[0]
         for name in ("plain", "ahead")
     )
     assert all(torch.equal(plain[name], ahead[name]) for name in plain)
@@ -332,5 +332,5 @@ def test_ranks_share_the_memory_and_each_reads_its_own_batches_ahead(
         assert [taken for taken, _ in found] == ([[False] + [True] * 5] * 2 if ahead else [[]] * 2)
         blocks = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert sorted(found[0][1] + found[1][1]) == blocks, "each block whole, and once on this machine"
-    plain, ahead_too = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "ahead"))
+    plain, ahead_too = ([line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("plain", "ahead"))
     assert plain == ahead_too and len(plain) == 6

@@ -27,8 +27,8 @@ from tintype.techniques.apply import apply_techniques
 from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -139,7 +139,7 @@ def test_the_network_is_no_part_of_what_is_trained_or_saved(kind: str, tmp_path:
     saved = []
     for name, one in {"with": plan, "without": plan.model_copy(update={"losses": ()})}.items():
         train(one, tmp_path / name, Interrupt())
-        tensors, _ = checkpoint.read(checkpoint.folder_of(RunFolder(tmp_path / name).checkpoints, 1))
+        tensors, _ = checkpoint.read(checkpoint.folder_of(RunRecord(tmp_path / name).checkpoints, 1))
         saved.append(set(tensors))
     assert saved[0] == saved[1]
 

@@ -20,8 +20,8 @@ from tintype.optim.adamw import AdamWSettings
 from tintype.optim.muon import COEFFICIENTS, MuonSettings, newton_schulz_flops, orthogonalise, polynomials
 from tintype.plan import plan_from_document
 from tintype.runtime.interrupt import Interrupt
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 
 SHAPES = {"wide": (6, 14), "tall": (14, 6), "square": (8, 8), "wide too": (6, 14)}
@@ -291,8 +291,7 @@ def test_it_takes_the_matrices_of_the_blocks() -> None:
 
 def test_the_run_says_which_tensors_it_took(tmp_path: Path) -> None:
     train(tiny_plan("train.steps=1", techniques=["muon"]), tmp_path / "run", Interrupt())
-    folder = RunFolder(tmp_path / "run")
-    groups = folder.read_record("optimizer.json")
+    groups = RunRecord(tmp_path / "run").read("optimizer.json")
     assert set(groups) == {"muon", "adamw"}
     assert set(groups["muon"]["names"]) == taken() and groups["muon"]["tensors"] == len(taken())
     assert "denoiser.final_layer.linear.weight" in groups["adamw"]["names"]

@@ -21,10 +21,10 @@ from tintype.runtime.gradients import clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import LOSSES
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -169,7 +169,7 @@ def test_resume_is_bit_exact(technique: str, other: tuple[str, ...], tmp_path: P
     train(plan, tmp_path / "whole", Interrupt())
     stop_and_go_on(plan, tmp_path / "cut", 3)
     states = [
-        checkpoint.read(checkpoint.folder_of(RunFolder(tmp_path / name).checkpoints, 6))[0] for name in ("whole", "cut")
+        checkpoint.read(checkpoint.folder_of(RunRecord(tmp_path / name).checkpoints, 6))[0] for name in ("whole", "cut")
     ]
     assert set(states[0]) == set(states[1])
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

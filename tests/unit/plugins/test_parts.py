@@ -42,8 +42,8 @@ from tintype.study.launch.choose import choose_launcher
 from tintype.study.launch.launcher import Crew
 from tintype.techniques import TECHNIQUES
 from tintype.tokenizer_lab.report import read_tokenizer
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 SEAMS = ["pseudo-huber", "preconditioned", "middle", "kumaraswamy", "every-second"]
 """Techniques of the example, each with a part of its own in a section of the plan."""
@@ -78,7 +78,7 @@ def test_its_parts_train_resume_and_sample_together(tmp_path: Path) -> None:
     assert set(record_of(of_plugin)) == {"every_part.py"}
     assert train(plan, tmp_path / "whole", Interrupt()).finished
     stop_and_go_on(plan, tmp_path / "stopped", 3)
-    losses = [[line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("whole", "stopped")]
+    losses = [[line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("whole", "stopped")]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
     settings = SamplerSettings(steps=2, method="adams-bashforth", guidance=CFG_ZERO)
     asked = ["a red ball"]

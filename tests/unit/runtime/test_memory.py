@@ -23,9 +23,9 @@ from tintype.runtime.memory import checked_memory, count_failures
 from tintype.runtime.rows import Content
 from tintype.runtime.shared import open_rows
 from tintype.study.runner import Message, Task
-from tintype.train import checkpoint, exact
-from tintype.train.folder import RunFolder
+from tintype.train import exact
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.update import update
 from tintype.vision.teacher_cache import Blocks, TeacherCache
 
@@ -86,9 +86,9 @@ def test_a_step_in_which_memory_ran_out_is_neither_logged_nor_saved(
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         patch.setattr(exact, "update", hides_a_failure)
         train(plan, tmp_path / "run", Interrupt())
-    folder = RunFolder(tmp_path / "run")
-    assert max(checkpoint.steps(folder.checkpoints)) == 2
-    assert max(line["step"] for line in folder.metrics()) == 2
+    record = RunRecord(tmp_path / "run")
+    assert record.saved_step == 2
+    assert max(line["step"] for line in record.lines) == 2
     allocator.failures = 0  # a new process
     for name in ("run", "whole"):
         train(plan, tmp_path / name, Interrupt())

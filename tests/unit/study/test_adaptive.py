@@ -17,9 +17,9 @@ from tintype.study.looks import read_looks
 from tintype.study.results import Comparison, StudyResults, Verdict
 from tintype.study.runner import Task
 from tintype.study.study import Study, load_study
-from tintype.train.folder import RunFolder
 from tintype.train.load import drop_kept
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 STUDY = """
 question: Does it pay?
@@ -382,7 +382,7 @@ def test_a_run_that_was_stopped_between_its_scores_along_training_comes_first(tm
     train(task.plan, task.folder, Interrupt(), keep_at=(3,))
     assert [one.key for one in next_runs(study, out).tasks] == [task.key]
     assert task.key not in [one.key for one in next_runs(study, out, [task.key]).tasks]
-    drop_kept(RunFolder(task.folder).kept, 3)
+    drop_kept(RunRecord(task.folder).kept, 3)
     assert len(next_runs(study, out).tasks) == 5 * 4
 
 

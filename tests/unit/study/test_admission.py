@@ -21,9 +21,10 @@ from tintype.runtime.shares import Shares
 from tintype.study import admission as module
 from tintype.study import worker
 from tintype.study.admission import MARGIN, MOST_CROWDED, Admission, Need, crowds_in, estimated_need, wait_s
-from tintype.study.runner import FAILURES, GPU_LOST, HOST_KILLED, OUT_OF_MEMORY, Message, Task
+from tintype.study.runner import GPU_LOST, HOST_KILLED, OUT_OF_MEMORY, Message, Task
 from tintype.study.shapes import ShapeFacts, StepTimer, note_shape, shape_of
 from tintype.study.worker import Worker, deaths_in
+from tintype.train.record import FAILURES
 
 DEVICE = "a pretend GPU"
 

@@ -19,7 +19,6 @@ from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
 from tintype.errors import UserError
 from tintype.evaluation.run import evaluate
-from tintype.metrics.throughput import images_per_s
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import write_checked
 from tintype.runtime.interrupt import Interrupt
@@ -29,9 +28,10 @@ from tintype.study.lab import report_study
 from tintype.study.results import FORMAT, read_results_file
 from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import Session
+from tintype.train.speed import images_per_s
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -228,7 +228,7 @@ def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
     (run,) = read_results_file(finished / "results.json").arms[0].runs
     assert run.metrics == {
         **result["metrics"],
-        "images_per_s": images_per_s(RunFolder(finished / run.folder).metrics()),
+        "images_per_s": images_per_s(RunRecord(finished / run.folder).lines),
     }
 
 

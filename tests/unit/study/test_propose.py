@@ -22,8 +22,9 @@ from tintype.study.ledger import ERROR, FLATNESS, left_after, level_of, read_led
 from tintype.study.looks import SeedPlan
 from tintype.study.propose import Proposal, compare_proposal, judge, parse_arm, proposals, propose
 from tintype.study.results import MetricInfo, Run
-from tintype.study.runner import FAILURES, Task
+from tintype.study.runner import Task
 from tintype.study.study import load_study
+from tintype.train.record import FAILURES
 from tools.calibration.proposals import false_keeps, normal, power
 
 STUDY = """

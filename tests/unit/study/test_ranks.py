@@ -18,9 +18,10 @@ from tintype.runtime.leases import Leases
 from tintype.study import supervisor, worker
 from tintype.study.rank import train_rank
 from tintype.study.ranks import RankedRun, start_ranks
-from tintype.study.runner import FAILURES, Message, Task
+from tintype.study.runner import Message, Task
 from tintype.study.study import Along
 from tintype.study.worker import Worker, has_room, is_settled
+from tintype.train.record import FAILURES
 
 
 @pytest.fixture

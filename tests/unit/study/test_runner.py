@@ -25,8 +25,8 @@ from tintype.study.runs import read_run
 from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.loop import Outcome, train
+from tintype.train.record import RunRecord
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 
@@ -171,14 +171,14 @@ def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_
     assert read_run(task.plan, PROTOCOL, tmp_path, along).state == "done"
     assert [one.step for one in read_run(task.plan, PROTOCOL, tmp_path, along).along] == [2, 6]
     first = result_file(task.folder, along.protocol, 2).stat().st_mtime_ns
-    assert checkpoint.steps(RunFolder(task.folder).kept) == [4], "the scored one is dropped, the other is not"
+    assert checkpoint.steps(RunRecord(task.folder).kept) == [4], "the scored one is dropped, the other is not"
     assert run_task(task, PROTOCOL, Interrupt(), sent.append).state == "done"
     scores = read_run(task.plan, PROTOCOL, tmp_path, along).along
     assert [(one.step, one.images) for one in scores] == [(2, 8), (4, 16), (6, 24)]
     assert sorted(one.seconds for one in scores) == [one.seconds for one in scores]
     assert all({"validation_loss"} <= set(one.metrics) and "images_per_s" not in one.metrics for one in scores)
     assert result_file(task.folder, along.protocol, 2).stat().st_mtime_ns == first
-    assert not RunFolder(task.folder).kept.exists()
+    assert not RunRecord(task.folder).kept.exists()
     with_along, without = (read_run(task.plan, PROTOCOL, tmp_path, when) for when in (along, None))
     assert with_along.evaluate_s > without.evaluate_s and with_along.metrics == without.metrics
     assert max(one.share for one in sent) <= 1.0

@@ -20,10 +20,11 @@ from tintype.study.costs import cost_of
 from tintype.study.folder import stored_study
 from tintype.study.lab import StudyOutcome, report_study, run_study
 from tintype.study.results import Sweep, Tuning, assignments_words, read_results_file
-from tintype.study.runner import FAILURES, Task
+from tintype.study.runner import Task
 from tintype.study.search import Range, SearchSettings, Tried, choices, range_edges, suggest
 from tintype.study.study import Study, load_study
 from tintype.study.tune import tuning_of, tuning_tasks, untuned_words
+from tintype.train.record import FAILURES
 
 LR = "optimizer.lr"
 SWEPT = f"""

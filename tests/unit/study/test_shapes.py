@@ -36,8 +36,8 @@ from tintype.study.shapes import (
     shape_of,
 )
 from tintype.techniques.apply import apply_techniques
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 H200 = "NVIDIA H200"
 GB = 1_000_000_000
@@ -298,7 +298,7 @@ def test_a_run_whose_steps_are_timed_has_the_numbers_of_one_that_is_not(tmp_path
     timer.request()
     train(plan, tmp_path / "plain", Interrupt())
     train(plan, tmp_path / "timed", Interrupt(), lambda now: found.append(timer.tick(now.step)))
-    losses = [[line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "timed")]
+    losses = [[line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("plain", "timed")]
     (timed,) = filter(None, found)
     assert losses[0] == losses[1] and 0 < timed < 10 and timer.steps >= 3
 

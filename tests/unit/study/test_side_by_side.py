@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,27 +17,30 @@ from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult, result_file, write_result
-from tintype.metrics.throughput import images_per_s, seconds_until
+from tintype.runtime.files import write_lines
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.folder import claim_folder
 from tintype.study.runner import tasks_of
-from tintype.study.side_by_side import SideBySide, as_json, compare_runs, read_run_data, side_by_side
+from tintype.study.side_by_side import ComparedRun, SideBySide, as_json, compare_runs, find_run, side_by_side
 from tintype.study.study import load_study
 from tintype.terminal.compare import _spread, show_side_by_side
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
+from tintype.train.speed import images_per_s, seconds_until
 
 PROTOCOL, OTHER = Protocol(count=8, also=()), Protocol(count=9, also=())
 METRIC = "scene_accuracy"
 
 
-def write_score(run: Path, protocol: Protocol, step: int, value: float, size_px: int | None = None) -> None:
+def write_score(
+    run: Path, protocol: Protocol, step: int, value: float, size_px: int | None = None, metric: str = METRIC
+) -> None:
     """Score a run without sampling it."""
     file = result_file(run, protocol, step)
     file.parent.mkdir(parents=True)
     result = EvaluationResult(
-        metrics={METRIC: value, "images_per_s": 3.0},
-        errors={METRIC: 0.01},
+        metrics={metric: value, "images_per_s": 3.0},
+        errors={metric: 0.01},
         encoders={},
         warnings=(),
         seconds=1.0,
@@ -98,7 +100,7 @@ def test_two_runs_show_their_diff_scores_and_losses_at_shared_steps(place: Path)
     found = compare_runs([str(place / "a"), str(place / "b")])
     assert found.changes[0] == {}
     assert next(iter(found.changes[1])) == "seed" and "optimizer" in found.changes[1]
-    lines = [RunFolder(run.folder).metrics() for run in found.runs]
+    lines = [RunRecord(run.path).lines for run in found.runs]
     losses = [{line["step"]: line["loss"] for line in some} for some in lines]
     assert found.curves["loss"].step == [2, 4, 6], "the steps that both logged"
     assert found.curves["loss"].values == [[known[step] for step in (2, 4, 6)] for known in losses]
@@ -110,16 +112,17 @@ def test_two_runs_show_their_diff_scores_and_losses_at_shared_steps(place: Path)
     assert found.notes == []
 
 
-def test_losses_of_other_things_are_not_compared(place: Path) -> None:
+def test_losses_of_other_things_are_not_compared(place: Path, tmp_path: Path) -> None:
     """A total of other terms says so, and the flow stays; another objective takes both, another space the rest."""
-    first, second = (read_run_data(str(place / name)) for name in ("a", "b"))
-    logged = replace(first, lines=[{**line, "validation_loss": 0.5} for line in first.lines])
-    scores = [one.model_copy(update={"metrics": {"validation_loss": 0.5}}) for one in first.results]
+    first = Path(shutil.copytree(place / "a", tmp_path / "first", ignore=shutil.ignore_patterns("evaluation")))
+    lines = [{**line, "validation_loss": 0.5} for line in RunRecord(first).lines]
+    write_lines(first / "metrics.jsonl", lines)
+    write_score(first, PROTOCOL, 6, 0.5, metric="validation_loss")
+    second = Path(shutil.copytree(first, tmp_path / "second"))
 
     def compared(*assignments: str, techniques: Sequence[str] = ()) -> SideBySide:
         plan = tiny_plan(*assignments, techniques=techniques)
-        other = replace(logged, name="other", folder=second.folder, plan=plan, results=scores)
-        return side_by_side([replace(logged, results=scores), other])
+        return side_by_side([find_run(str(first)), ComparedRun(second, plan, "other")])
 
     terms = compared(techniques=["contrastive"])
     assert {"flow", "validation_loss"} < set(terms.curves) and "loss" not in terms.curves
@@ -174,7 +177,7 @@ def test_a_run_of_a_study_is_named_by_arm_and_seed(place: Path) -> None:
     study = place / "study"
     found = compare_runs([f"{study}:baseline:0", f"{study}:muon", str(place / "a")])
     assert [run.plan.optimizer.kind for run in found.runs] == ["adamw", "muon", "adamw"]
-    assert all(run.folder.parent == study / "runs" for run in found.runs[:2])
+    assert all(run.path.parent == study / "runs" for run in found.runs[:2])
 
 
 def test_a_run_that_was_stopped_says_so(place: Path, tmp_path: Path) -> None:

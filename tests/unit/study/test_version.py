@@ -22,8 +22,8 @@ from tintype.study.lab import prepare_study, report_study
 from tintype.study.study import Study
 from tintype.study.version import VERSION, check_version, read_version
 from tintype.train import folder
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.steps import Progress
 
 
@@ -121,5 +121,5 @@ def test_a_run_that_another_commit_resumes_has_an_event(tmp_path: Path, monkeypa
     assert not train(plan, tmp_path, stopped, stop).finished
     commit("second")
     assert train(plan, tmp_path, Interrupt()).finished
-    (event,) = RunFolder(tmp_path).events()
+    (event,) = RunRecord(tmp_path).events
     assert (event["event"], event["before"], event["commit"]) == ("another-version", "first", "second")

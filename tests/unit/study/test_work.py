@@ -25,9 +25,10 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Lease, Leases
 from tintype.study import worker
 from tintype.study.lab import WorkOutcome, prepare_study, report_study, work_on_study
-from tintype.study.runner import FAILURES, Message, Task, tasks_of
+from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.status import status_of
 from tintype.study.tune import tuning_of, tuning_tasks
+from tintype.train.record import FAILURES
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.leases import Leases
 from tintype.sampling.generate import SamplerSettings
 from tintype.study import worker as module
-from tintype.study.runner import FAILURES, Message, Task, tasks_of
+from tintype.study.runner import Message, Task, tasks_of
 from tintype.study.worker import Worker, lease_folder, message_of
-from tintype.train.folder import RunFolder
+from tintype.train.record import FAILURES, RunRecord
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 Run = Callable[[Task, Protocol, Interrupt, Callable[[Message], None], Fence], Message]
@@ -65,7 +65,7 @@ def test_a_worker_trains_and_scores_each_run_once(tmp_path: Path) -> None:
     claims = Leases(lease_folder(tasks)).history(tasks[0].plan.hash)
     assert [one.number for one in claims] == [1, 2]
     assert message_of(tasks[0], claims[0]).state == "done" and claims[0].about["arm"] == "arm"
-    assert not RunFolder(tasks[0].folder).events()
+    assert not RunRecord(tasks[0].folder).events
 
 
 def test_a_round_goes_through_each_run_once_however_many_workers_it_has(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_run_whose_process_dies_each_time_fails_after_its_retries(tmp_path: Pa
 def test_deaths_after_which_a_run_got_further_do_not_count(tmp_path: Path) -> None:
     (task,) = tasks_in(tmp_path, 1, retries=1)
     for step in range(4):
-        (RunFolder(task.folder).checkpoints / f"step-{step:09d}").mkdir(parents=True)
+        (RunRecord(task.folder).checkpoints / f"step-{step:09d}").mkdir(parents=True)
         assert dies(task) == -signal.SIGKILL
     assert dies(task) == -signal.SIGKILL
     assert [one.state for one in work([task], run=done)] == ["failed"]
@@ -143,7 +143,7 @@ def test_the_event_of_a_run_says_from_whom_it_was_taken_over(tmp_path: Path) -> 
     (task,) = tasks_in(tmp_path, 1)
     assert dies(task) == -signal.SIGKILL
     assert [one.state for one in work([task])] == ["done"]
-    (event,) = RunFolder(task.folder).events()
+    (event,) = RunRecord(task.folder).events
     assert (event["event"], event["step"]) == ("taken-over", 0) and "its process has ended" in event["holder"]
 
 

@@ -31,9 +31,9 @@ from tintype.techniques.apply import apply_techniques
 from tintype.terminal.runs import train_with_progress
 from tintype.terminal.studies import show_arms
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
@@ -131,7 +131,7 @@ def test_before_the_first_update_the_weights_themselves_are_sampled(tmp_path: Pa
     interrupt = Interrupt()
 
     def stop(progress: object) -> None:
-        if RunFolder(tmp_path / "run").metrics():
+        if RunRecord(tmp_path / "run").lines:
             interrupt.signal = 15
 
     assert train(plan, tmp_path / "run", interrupt, stop).step == 1
@@ -204,7 +204,7 @@ def text_of(console: Console) -> str:
 
 
 def warnings_of(run: Path) -> list[str]:
-    return [event["text"] for event in RunFolder(run).events() if event["event"] == "warning"]
+    return [event["text"] for event in RunRecord(run).events if event["event"] == "warning"]
 
 
 def test_the_start_of_a_run_prints_and_logs_the_warning_once(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_run_of_an_older_version_keeps_its_name_and_its_rule(uncorrected: Path
     plan = plan_from_folder(run)
     assert plan == tiny_plan(techniques=["ema:ramp=false"])
     assert plan.hash == "420016b00cd6f239", "the hash of `ema` before there was a ramp"
-    RunFolder(run).check_plan(plan)  # what exports check
+    RunRecord(run).check_plan()  # what exports check
     tensors = checkpoint.read(checkpoint.folder_of(run / "checkpoints", 6))[0]
     parts, _ = load_run(run)
     name = "denoiser.txt_in.weight"

@@ -18,8 +18,8 @@ from tintype.losses.repa import RepaSettings
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.steps import Progress
 from tintype.vision.part import Teacher
 from tintype.vision.scene_encoder import SceneTeacherSettings
@@ -87,9 +87,9 @@ def test_at_the_stop_the_teacher_leaves_memory_and_is_not_asked_again(
     train(plan, tmp_path / "run", Interrupt(), count)
     assert {step: here - before for step, here in seen.items()} == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 0}
 
-    folder = RunFolder(tmp_path / "run")
-    assert [(e["event"], e["step"], e["loss"]) for e in folder.events()] == [("loss-over", 3, "repa")]
-    lines = folder.metrics()
+    record = RunRecord(tmp_path / "run")
+    assert [(e["event"], e["step"], e["loss"]) for e in record.events] == [("loss-over", 3, "repa")]
+    lines = record.lines
     assert ["repa" in line for line in lines] == [True] * 3 + [False] * 3
     assert [line["weights"]["repa"] for line in lines] == [0.5] * 3 + [0.0] * 3
     assert asked == [plan.train.batch] * 3

@@ -33,10 +33,10 @@ from tintype.text.packing import Grouping, Packed
 from tintype.text.published import MiniLmSettings
 from tintype.text.words import WordsEncoder
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.prepare import prepare_text
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def plan_of(embeddings: str, *assignments: str) -> Plan:
 
 
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in RunFolder(folder).metrics()]
+    return [line["loss"] for line in RunRecord(folder).lines]
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
@@ -187,7 +187,7 @@ def test_stop_and_resume_are_exact_and_nothing_of_the_encoder_is_saved(tmp_path:
     train(plan_of("disk"), tmp_path / "whole", Interrupt())
     stop_and_go_on(plan_of("disk"), tmp_path / "stopped", 3)
     assert losses(tmp_path / "whole") == losses(tmp_path / "stopped")
-    folder = RunFolder(tmp_path / "whole").checkpoints
+    folder = RunRecord(tmp_path / "whole").checkpoints
     tensors, _ = checkpoint.read(checkpoint.folder_of(folder, 6))
     assert not [name for name in tensors if "text" in name.split("/")[1].split(".")[0]]
 
@@ -206,7 +206,7 @@ def test_a_run_goes_on_with_its_own_encoder_only(tmp_path: Path) -> None:
     shutil.copytree(write_text_encoder("minilm", seed=1), place, dirs_exist_ok=True)
     with pytest.raises(UserError, match=r"identity of 'text' \(\w{12}… there"):
         load_run(tmp_path / "run")
-    shutil.rmtree(checkpoint.folder_of(RunFolder(tmp_path / "run").checkpoints, 6))
+    shutil.rmtree(checkpoint.folder_of(RunRecord(tmp_path / "run").checkpoints, 6))
     with pytest.raises(UserError, match=r"identity of 'text' .*another --out"):
         train(plan, tmp_path / "run", Interrupt())
 

@@ -39,10 +39,10 @@ from tintype.tokenizers.flux1 import Flux1Settings
 from tintype.tokenizers.latent import LatentTokenizer
 from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, LatentCache, open_latent_cache
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import build_model
 from tintype.train.prepare import prepare_ids, prepare_images
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def plan_of(kind: str, vae: Path, *assignments: str, techniques: tuple[str, ...]
 
 def losses(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     assert train(plan, folder, Interrupt()).finished
-    return [{key: line[key] for key in ("step", "loss", "flow")} for line in RunFolder(folder).metrics()]
+    return [{key: line[key] for key in ("step", "loss", "flow")} for line in RunRecord(folder).lines]
 
 
 def opened(plan: Plan, device: torch.device = CPU) -> LatentCache:
@@ -441,7 +441,7 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
     plain = plan_of("small-vae", vae, disk=False)
     run_ranks(2, _train_as_rank, plain, tmp_path / "plain")
     run_ranks(2, _train_as_rank, plan_of("small-vae", vae), tmp_path / "kept")
-    first, second = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "kept"))
+    first, second = ([line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("plain", "kept"))
     assert first == second and len(first) == 6
     assert opened(plan_of("small-vae", vae)).rows.missing(range(24)) == []
 

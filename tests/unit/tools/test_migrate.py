@@ -23,9 +23,9 @@ from tintype.study.along import with_along
 from tintype.study.folder import stored_study
 from tintype.study.replicate import read_replication
 from tintype.study.results import Bank, BankCheck, Interval, StudyResults, read_results_file
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tools.migrate import migrate
 
 SETS = stored.sets()
@@ -53,7 +53,7 @@ def test_an_old_run_is_refused_with_the_command_that_seals_it(old: Path) -> None
         lambda: load_run(old),
         lambda: evaluate(old, stored.PROTOCOL),
         lambda: train(plan_from_folder(old), old, Interrupt()),
-        lambda: RunFolder(old).metrics(),
+        lambda: RunRecord(old).lines,
         lambda: read_result(result),
     ]
     for use in uses:
@@ -70,7 +70,7 @@ def test_a_sealed_run_is_read_scored_and_resumed_as_before(old: Path) -> None:
     result.unlink()
     assert evaluate(old, stored.PROTOCOL).metrics["fd_scenes"] == metrics["fd_scenes"], "from the sampled images"
     assert train(plan_from_folder(old), old, Interrupt()).finished
-    assert not [event for event in RunFolder(old).events() if event["event"].startswith("damaged")]
+    assert not [event for event in RunRecord(old).events if event["event"].startswith("damaged")]
 
 
 def test_an_old_export_is_sealed_with_its_list_of_files(tmp_path: Path) -> None:

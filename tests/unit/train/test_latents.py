@@ -28,11 +28,11 @@ from tintype.sampling.sample import sample_run
 from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_model
 from tintype.train.prepare import MOST_IMAGES
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 
 
@@ -42,7 +42,7 @@ def latent_plan(kind: str = "flux1", *assignments: str, options: str = "") -> Pl
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    checkpoints = RunFolder(folder).checkpoints
+    checkpoints = RunRecord(folder).checkpoints
     return checkpoint.read(checkpoint.folder_of(checkpoints, checkpoint.steps(checkpoints)[-1]))[0]
 
 

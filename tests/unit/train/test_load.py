@@ -12,9 +12,9 @@ from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import drop_kept, load_run
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 EMA = tiny_plan(techniques=["ema"])
 
@@ -76,9 +76,9 @@ def test_they_change_nothing_else_of_the_run(tmp_path: Path) -> None:
     train(EMA, without, Interrupt())
     assert manifests(with_kept, "checkpoints") == manifests(without, "checkpoints")
     assert (with_kept / "plan.yaml").read_text() == (without / "plan.yaml").read_text()
-    losses = [[(line["step"], line["loss"]) for line in RunFolder(run).metrics()] for run in (with_kept, without)]
+    losses = [[(line["step"], line["loss"]) for line in RunRecord(run).lines] for run in (with_kept, without)]
     assert losses[0] == losses[1]
-    assert checkpoint.steps(RunFolder(with_kept).kept) == [1, 3] and not RunFolder(without).kept.exists()
+    assert checkpoint.steps(RunRecord(with_kept).kept) == [1, 3] and not RunRecord(without).kept.exists()
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_run_that_was_stopped_has_them_all_in_the_end(point: str, occurrence: 
 def test_those_of_steps_that_are_trained_again_are_removed(tmp_path: Path) -> None:
     """Without this, weights of a training that no checkpoint continues could be scored."""
     crash(EMA, tmp_path / "run", "save.begin", 2)  # step 4 is kept, and its checkpoint is not written
-    assert checkpoint.steps(RunFolder(tmp_path / "run").kept) == [3, 4]
+    assert checkpoint.steps(RunRecord(tmp_path / "run").kept) == [3, 4]
     train(EMA, tmp_path / "run", Interrupt())
-    assert checkpoint.steps(RunFolder(tmp_path / "run").kept) == []
+    assert checkpoint.steps(RunRecord(tmp_path / "run").kept) == []
 
 
 def test_dropping_the_last_removes_the_folder(tmp_path: Path) -> None:
     train(EMA, tmp_path / "run", Interrupt(), keep_at=(2, 4))
-    folder = RunFolder(tmp_path / "run").kept
+    folder = RunRecord(tmp_path / "run").kept
     drop_kept(folder, 2)
     assert checkpoint.steps(folder) == [4]
     drop_kept(folder, 4)

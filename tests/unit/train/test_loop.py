@@ -21,10 +21,10 @@ from tintype.runtime import signals
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.train import checkpoint, exact, loop
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.prepare import prepare_images
+from tintype.train.record import RunRecord
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState
 from tintype.train.steps import Progress
@@ -39,7 +39,7 @@ def test_metrics_have_one_line_for_each_window_and_the_probe_at_saves(tmp_path: 
     train(
         tiny_plan("run.save_every_steps=3"), tmp_path / "run", Interrupt(), probe=lambda parts, step: {"probed": step}
     )
-    lines = RunFolder(tmp_path / "run").metrics()
+    lines = RunRecord(tmp_path / "run").lines
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [(line["step"], line["probed"]) for line in lines if "probed" in line] == [(3, 3), (6, 6)]
     assert all(line["images"] == 4 * line["step"] and line["loss"] > 0 for line in lines)
@@ -80,7 +80,7 @@ def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) ->
     plan = tiny_plan(*EXPLODES, "train.most_weight_rms=null", "train.most_skips=3", "train.steps=50")
     with pytest.raises(DivergedError, match=r"3 steps in a row .* none of these reached the weights"):
         train(plan, tmp_path / "run", Interrupt())
-    events = RunFolder(tmp_path / "run").events()
+    events = RunRecord(tmp_path / "run").events
     assert {event["event"] for event in events} == {"non-finite-step"}
     steps = [event["step"] for event in events]
     assert steps == sorted(set(steps)) and [e["first_position"] for e in events] == [4 * (step - 1) for step in steps]
@@ -94,7 +94,7 @@ def test_skipped_steps_are_counted_the_same_however_often_is_logged(every: int, 
     plan = tiny_plan(*EXPLODES, *own, f"run.log_every_steps={every}")
     with pytest.raises(UserError, match=r"4 steps in a row were skipped \(to step 5\)"):
         train(plan, tmp_path / "run", Interrupt())
-    assert [event["step"] for event in RunFolder(tmp_path / "run").events()] == [2, 3, 4, 5]
+    assert [event["step"] for event in RunRecord(tmp_path / "run").events] == [2, 3, 4, 5]
 
 
 LATE = "repa:teacher=scenes,hidden=8,schedule.kind=ramp,schedule.start=3,schedule.end=5"
@@ -126,9 +126,9 @@ def test_a_line_of_metrics_adds_up_where_a_weight_changes(tmp_path: Path) -> Non
         tmp_path / "run",
         Interrupt(),
     )
-    first, *_, last = RunFolder(tmp_path / "run").metrics()
+    first, *_, last = RunRecord(tmp_path / "run").lines
     assert first["weights"] == {"repa": 0.25} and last["weights"] == {"repa": 0.0} and "repa" not in last
-    for line in RunFolder(tmp_path / "run").metrics():
+    for line in RunRecord(tmp_path / "run").lines:
         assert line["loss"] == pytest.approx(line["flow"] + line["weights"]["repa"] * line.get("repa", 0.0), rel=1e-4)
 
 
@@ -195,7 +195,7 @@ def test_a_signal_after_the_decision_to_save_still_saves(stop: int, tmp_path: Pa
     assert train(plan, tmp_path / "run", interrupt, at).step == stop
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [stop]
     assert train(plan, tmp_path / "run", Interrupt()).finished
-    assert RunFolder(tmp_path / "run").metrics()[-1]["images"] == 32
+    assert RunRecord(tmp_path / "run").lines[-1]["images"] == 32
 
 
 def test_a_run_that_keeps_an_average_is_sampled_with_it(tmp_path: Path) -> None:
@@ -237,16 +237,16 @@ def test_an_operation_without_a_deterministic_form_is_named_and_the_step_taken_a
 
     monkeypatch.setattr(exact, "update", with_another_operation)
     monkeypatch.setattr(exact, "choose_device", lambda name: torch.device("cuda"))  # which asks for the strict mode
-    run = RunFolder(tmp_path / "run")
+    run = RunRecord(tmp_path / "run")
     if moved:
         with pytest.raises(RuntimeError, match="put_ does not have"):
             train(plan, run.path, Interrupt())
     else:
         with pytest.warns(UserWarning, match="put_ does not have"):
             train(plan, run.path, Interrupt())
-        assert [(event["event"], event["step"], event["operation"]) for event in run.events()] == [
+        assert [(event["event"], event["step"], event["operation"]) for event in run.events] == [
             ("not-exact", 1, "put_")
         ]
-        losses = [[line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("usual", "run")]
+        losses = [[line["loss"] for line in RunRecord(tmp_path / name).lines] for name in ("usual", "run")]
         assert losses[0] == losses[1]
     assert not torch.are_deterministic_algorithms_enabled()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tracked_runs import SAMPLE, SCORE, log_verdicts, score, tracked_plan, train_with_a_failure
 from tintype.runtime.files import read_checked
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the packages are not ours
 STEPS = [1, 2, 3, 4, 5, 6]
@@ -24,12 +24,12 @@ def make(tracker: str, place: Path, **settings: str) -> tuple[Path, Path]:
     train_with_a_failure(plan, run)
     score(plan, run)
     log_verdicts(plan, study)
-    assert not [event for event in RunFolder(run).events() if event["event"] == "tracker-failed"]
+    assert not [event for event in RunRecord(run).events if event["event"] == "tracker-failed"]
     return run, study
 
 
 def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in RunFolder(run).metrics()]
+    return [line["loss"] for line in RunRecord(run).lines]
 
 
 def test_tensorboard(tmp_path: Path) -> None:

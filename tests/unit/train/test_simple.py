@@ -20,7 +20,7 @@ from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.tokenizer_lab import train_small_vae
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
+from tintype.train.record import RunRecord
 from tintype.train.steps import Progress
 
 STEPS, BAD = 8, 5
@@ -80,7 +80,7 @@ def test_a_nan_at_a_step_without_a_log_line_is_noticed_at_that_step(
 
     with watch_signals() as interrupt, pytest.raises(DivergedError, match=f"step {BAD} is not finite"):
         train(tmp_path, interrupt, interrupt_bad_step)
-    events = RunFolder(tmp_path).events()
+    events = RunRecord(tmp_path).events
     assert [(event["event"], event["step"]) for event in events] == [("non-finite-step", BAD)]
     assert checkpoint.steps(tmp_path / "checkpoints")[-1] == BAD - 1
     assert all(tensor.isfinite().all() for tensor in saved(tmp_path).values())

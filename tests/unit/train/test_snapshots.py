@@ -20,10 +20,10 @@ from tintype.errors import UserError
 from tintype.runtime import fault
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.reconstruct import read_snapshots, take_snapshot
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -189,6 +189,6 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(
 def test_the_log_and_the_snapshots_of_a_run_that_was_cut_off_agree(tmp_path: Path) -> None:
     crash(tmp_path / "run", "save.begin", 2)
     train(PLAN, tmp_path / "run", Interrupt())
-    assert [line["step"] for line in RunFolder(tmp_path / "run").metrics()] == list(range(1, 9))
+    assert [line["step"] for line in RunRecord(tmp_path / "run").lines] == list(range(1, 9))
     about = json.loads((tmp_path / "run" / "snapshots" / "step-000000008" / "state.json").read_text())
     assert about["scalars"]["updates"] == 8

@@ -22,6 +22,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import build_session
 from tintype.train.start import begin, identity
 from tintype.train.state import TrainState, new_state
@@ -71,14 +72,14 @@ def test_the_lineage_is_noted_with_that_of_the_other_run(parent: Path, tmp_path:
     second = checkpoint.read(checkpoint.folder_of(tmp_path / "second" / "checkpoints", 6))[0]
     taken = {name.removeprefix("modules/"): t for name, t in second.items() if name.startswith("modules/")}
     assert third["sha256"] == identity(taken) != third["lineage"]["sha256"]
-    events = [event for event in RunFolder(tmp_path / "third").events() if event["event"] == "started-from"]
+    events = [event for event in RunRecord(tmp_path / "third").events if event["event"] == "started-from"]
     assert [event["sha256"] for event in events] == [third["sha256"]]
 
 
 def test_a_run_that_begins_again_notes_its_start_once(parent: Path, tmp_path: Path) -> None:
     for _ in range(2):
         begun(started(parent), tmp_path / "run")
-    assert [event["event"] for event in RunFolder(tmp_path / "run").events()] == ["started-from"]
+    assert [event["event"] for event in RunRecord(tmp_path / "run").events] == ["started-from"]
 
 
 def test_it_goes_on_without_the_other_run(parent: Path, tmp_path: Path) -> None:
@@ -170,9 +171,9 @@ def test_ranks_that_hold_pieces_begin_alike(parent: Path, tmp_path: Path) -> Non
     plan = started(parent, "train.steps=2")
     train(plan, tmp_path / "alone", Interrupt())
     run_ranks(2, _trained, started(parent, "train.steps=2", "run.distribution.kind=fsdp"), tmp_path / "pieces")
-    alone, pieces = (RunFolder(tmp_path / name) for name in ("alone", "pieces"))
+    alone, pieces = (RunRecord(tmp_path / name) for name in ("alone", "pieces"))
     assert read_json(alone.path / "lineage.json") == read_json(pieces.path / "lineage.json")
-    for one, two in zip(alone.metrics(), pieces.metrics(), strict=True):
+    for one, two in zip(alone.lines, pieces.lines, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
 

@@ -31,8 +31,8 @@ from tintype.settings import TrackerName
 from tintype.study.lab import prepare_study
 from tintype.study.study import load_study
 from tintype.train import trackers
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.trackers import TRACKERS, TrackerKind, check_trackers, mirror
 from tintype.train.trackers.mirror import numbers_in
 from tintype.train.trackers.tracked import TrackerState
@@ -46,13 +46,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def failures(run: Path) -> list[dict[str, Any]]:
-    return [event for event in RunFolder(run).events() if event["event"] == "tracker-failed"]
+    return [event for event in RunRecord(run).events if event["event"] == "tracker-failed"]
 
 
 def trained(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the numbers of a run that are not times, and its last weights."""
     timed = ("images_per_s", "seconds", "parts", "saving_s")
-    lines = [{key: value for key, value in line.items() if key not in timed} for line in RunFolder(run).metrics()]
+    lines = [{key: value for key, value in line.items() if key not in timed} for line in RunRecord(run).lines]
     (file,) = (run / "checkpoints").glob("*6/*.safetensors")
     return lines, load_file(file)
 
@@ -75,7 +75,7 @@ def test_a_tracker_gets_the_plan_and_every_line_once(recorder: Recorder, tmp_pat
     (about,) = recorder.opened
     assert (about.name, about.project, about.is_new) == ("baseline, seed 0", "tintype", True)
     assert about.settings["optimizer.lr"] == 1e-3 and "lr: 0.001" in about.text
-    expected = [(line["step"], numbers_in(line)) for line in RunFolder(tmp_path / "run").metrics()]
+    expected = [(line["step"], numbers_in(line)) for line in RunRecord(tmp_path / "run").lines]
     assert recorder.lines == expected
     assert recorder.steps == STEPS and recorder.statuses == ["finished"]
 
@@ -166,7 +166,7 @@ def test_a_missing_package_is_an_error_at_the_start_that_names_the_extra(
     words = r"run.trackers: wandb is not installed; pip install 'tintype\[wandb\]', or leave it out"
     with pytest.raises(UserError, match=words):
         train(tracked_plan("wandb"), tmp_path / "run", Interrupt())
-    assert not RunFolder(tmp_path / "run").metrics()
+    assert not RunRecord(tmp_path / "run").lines
     with pytest.raises(UserError, match=r"wandb, tensorboard are not installed; pip install 'tintype\[wandb,tensorb"):
         check_trackers(tracked_plan("wandb", tensorboard="true").run)
     (tmp_path / "run").mkdir(exist_ok=True)

@@ -143,7 +143,7 @@ class RunMirror:
         """Send the lines that are there, once."""
         if self._mirror and not self._is_caught_up:
             self._is_caught_up = True
-            for line in self._folder.metrics():
+            for line in self._folder.record.lines:
                 self.step = line["step"]
                 self._mirror.log(self.step, line)
 

@@ -22,8 +22,8 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
-from tintype.train.folder import RunFolder
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 from tintype.train.session import _data_key
 
 CPU = torch.device("cpu")
@@ -123,11 +123,11 @@ def test_a_run_does_not_resume_with_another_skip_list(tmp_path: Path) -> None:
         train(plan, tmp_path / "run", Interrupt())
     held_out = plan.data.held_out(8)
     with pytest.raises(UserError, match="identity of 'data'"):
-        RunFolder(tmp_path / "run").check_identity("data", open_source(held_out, "eval", CPU).identity)
+        RunRecord(tmp_path / "run").check_identity("data", open_source(held_out, "eval", CPU).identity)
     as_text(skip, [some[2], some[0], some[1]])
     forget_sources()
     assert train(plan, tmp_path / "run", Interrupt()).finished
-    RunFolder(tmp_path / "run").check_identity("data", open_source(held_out, "eval", CPU).identity)
+    RunRecord(tmp_path / "run").check_identity("data", open_source(held_out, "eval", CPU).identity)
 
 
 def test_filters_name_a_run_and_none_keeps_its_name() -> None:

@@ -39,6 +39,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import JOINT_ONLY, TOKENIZER
+from tintype.train.record import RunRecord
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -207,7 +208,7 @@ def test_it_has_a_group_of_its_own_and_no_average(optimizer: list[str], tmp_path
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.judging)
     assert state.ema is not None and not any(JOINT_ONLY in name for name in state.ema.tensors())
     RunFolder(tmp_path).write_about(parts)
-    about = RunFolder(tmp_path).read_record("optimizer.json")
+    about = RunRecord(tmp_path).read("optimizer.json")
     assert about["adversary"]["names"] == [f"{JOINT_ONLY}{name}" for name, _ in judge_of(tuning).named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
@@ -253,7 +254,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole: tuple[Plan, Path], stop: int, 
 
 
 def test_the_log_has_its_losses_from_its_first_step_on(whole: tuple[Plan, Path]) -> None:
-    lines = RunFolder(whole[1]).metrics()
+    lines = RunRecord(whole[1]).lines
     for name in ("vae/adversarial", "vae/discriminator"):
         assert [line["step"] for line in lines if isinstance(line.get(name), float)] == [LATE + 1, LATE + 2, LATE + 3]
 
@@ -291,7 +292,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5, msg=name)
     for key in ("vae/adversarial", "vae/discriminator", "vae/grad_norm", "loss"):
-        lines = [RunFolder(folder).metrics()[-1][key] for folder in folders]
+        lines = [RunRecord(folder).lines[-1][key] for folder in folders]
         assert lines[0] == pytest.approx(lines[1], rel=1e-4), key
 
 

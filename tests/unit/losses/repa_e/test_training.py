@@ -53,6 +53,7 @@ from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import TOKENIZER, build_model
 from tintype.train.reconstruct import try_reconstruction
+from tintype.train.record import RunRecord
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import micro_batch_losses, update
@@ -333,7 +334,7 @@ def test_the_autoencoder_has_a_group_of_its_own_with_its_own_learning_rate(
     assert last["lr"] == pytest.approx(5e-4 / 4)
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.tuned)
     RunFolder(tmp_path).write_about(parts)
-    about = RunFolder(tmp_path).read_record("optimizer.json")
+    about = RunRecord(tmp_path).read("optimizer.json")
     assert about["tuning"]["names"] == [f"{TOKENIZER}{name}" for name, _ in tuning.tokenizer.named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
@@ -392,7 +393,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         for name in first:
             torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=2e-6, msg=f"{case}: {name}")
         for key in ("vae/loss", "vae/alignment", "vae/grad_norm", "loss"):
-            lines = [RunFolder(folder).metrics()[-1][key] for folder in folders]
+            lines = [RunRecord(folder).lines[-1][key] for folder in folders]
             assert lines[0] == pytest.approx(lines[1], rel=1e-4), key
 
 
@@ -407,11 +408,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_log_has_the_autoencoders_losses_and_its_time(run: Path) -> None:
-    line = RunFolder(run).metrics()[-1]
+    line = RunRecord(run).lines[-1]
     for name in ("loss", "reconstruction", "kl", "alignment", "perceptual", "grad_norm"):
         assert isinstance(line[f"vae/{name}"], float)
     assert line["parts"]["tokenizer"] > 0
-    assert set(RunFolder(run).read_record("loaded.json")) == {"tokenizer", "repa", "perceptual"}
+    assert set(RunRecord(run).read("loaded.json")) == {"tokenizer", "repa", "perceptual"}
 
 
 def test_the_first_latents_are_normal(run: Path) -> None:

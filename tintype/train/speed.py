@@ -1,0 +1,58 @@
+"""Training speed from the lines of a run's log, with the time split by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, TypeAlias
+
+from tintype.runtime.clock import PARTS
+
+WARM_UP_SHARE = 0.1
+_OUTLIER = 5
+Line: TypeAlias = Mapping[str, Any]
+"""A line of `metrics.jsonl`."""
+
+
+def images_per_s(lines: Sequence[Line]) -> float:
+    """Return images per second of the step's parts without data loading.
+
+    The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them.
+    """
+    windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
+    usual = median(seconds / images for images, seconds in windows)
+    kept = [(images, seconds) for images, seconds in windows if seconds / images < _OUTLIER * usual]
+    return float(sum(images for images, _ in kept) / sum(seconds for _, seconds in kept))
+
+
+def seconds_until(lines: Sequence[Line], step: int) -> float:
+    """Return the training seconds up to a step, by the clock of `images_per_s`: the step's parts except the data.
+
+    Saves and probes are no part of a step. A window that took five times as long as the median one (a compilation, a
+    pause) counts as the median one. Within a window the steps take equal times.
+    """
+    since = list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
+    per_step = [_parts_s(line) / (line["step"] - before) for before, line in since]
+    usual, seconds = median(per_step), 0.0
+    for (before, line), each in zip(since, per_step, strict=True):
+        seconds += (usual if each >= _OUTLIER * usual else each) * max(0, min(step, line["step"]) - before)
+    return seconds
+
+
+def _parts_s(line: Line) -> float:
+    return float(sum(seconds for part, seconds in line["parts"].items() if part != "data"))
+
+
+def time_split(lines: Sequence[Line]) -> dict[str, float]:
+    """Return the share of the time spent in each part; `other` is what no part accounts for.
+
+    The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
+    """
+    warm = _warm(lines)
+    seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}
+    total = max(sum(line["seconds"] for line in warm), sum(seconds.values()))
+    return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
+
+
+def _warm(lines: Sequence[Line]) -> Sequence[Line]:
+    return lines[int(len(lines) * WARM_UP_SHARE) :]
