@@ -21,10 +21,11 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.runtime.notes import note
 from tintype.serve import server as server_module
-from tintype.study.runner import FAILURES, Task, note_failure, run_task
+from tintype.study.runner import Task, note_failure, run_task
 from tintype.terminal import studies
 from tintype.terminal.lines import show_notes
 from tintype.train.loop import train
+from tintype.train.record import FAILURES
 from tintype.wording import MARKS, option, setting
 
 MISTAKES = {
