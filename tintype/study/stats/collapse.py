@@ -3,8 +3,9 @@
 A run has collapsed where a gap separates it from the arm's better runs that is wider than the range of those, and that
 the seed spread does not explain: that of the better runs, averaged with the other arms'. The other arms' alone would
 not do, since an arm that changes much often has a larger spread of its own. Where an arm has many runs, one that lies
-far below the mean of the better ones has collapsed too. Collapsed runs are at most half of an arm; where more are low,
-the arm is simply worse.
+far below the mean of the better ones has collapsed too. Where the other arms' runs have a long tail towards worse
+values, low runs must lie farther out: they are of that tail. Collapsed runs are at most half of an arm; where more are
+low, the arm is simply worse.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import special, stats
 
 from tintype.study.stats.cells import Cells, Scale, rounding_of
-from tintype.study.stats.spread import Variance, pool, variance
+from tintype.study.stats.spread import Variance, pool, skewness, variance
 
 LEVEL = 0.01
 """A bound of the chance that a study of arms with one normal spread calls any run collapsed, on one metric."""
@@ -37,8 +38,23 @@ LEAST = 0.03
 """A gap is wider than this share of the better runs' mean, the usual margin."""
 FEWEST = 4
 """Runs of an arm from which on one can have collapsed. Of three, two that agree by luck make the third look so."""
+TAIL = 1.0
+"""How far the skewness of the other arms' runs moves the limit: twice Cornish and Fisher's first term, since the
+skewness of few runs is estimated too small. A symmetric limit takes the tail of a skewed metric for collapses.
+"""
+DOUBT = 10.0
+"""Runs by which the skewness is shrunk: of few runs it is mostly chance."""
+FARTHEST = 5.0
+"""Deviations up to which that term grows; farther out the expansion does not hold."""
 _SUSPECT = 3.0
 """Ranges of the better runs. Low runs beyond such a gap are left out of the spread that other arms are held against."""
+
+
+class _Usual(NamedTuple):
+    """The other arms' seed spread, and the skewness of their runs towards worse values, zero if it is the other way."""
+
+    spread: Variance
+    skewness: float
 
 
 def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]) -> list[int]:
@@ -63,36 +79,47 @@ def _least(place: float, scale: Scale) -> float:
     return abs(scale.change(place, -LEAST * abs(scale.value(place))))
 
 
-def _is_apart(worse: Sequence[float], better: Sequence[float], usual: Variance, level: float, least: float) -> bool:
+def _is_apart(worse: Sequence[float], better: Sequence[float], usual: _Usual, level: float, least: float) -> bool:
     """Return whether two sets of an arm's runs, both ascending, lie farther apart than their spread explains."""
     own = Variance(variance(better), len(better) - 1)
-    most = _limit(pool([own, replace(usual, freedom=min(usual.freedom, OTHERS_FREEDOM))]), level)
+    others = replace(usual.spread, freedom=min(usual.spread.freedom, OTHERS_FREEDOM))
+    both = pool([own, others])
     gap = better[0] - worse[-1]
     if gap <= max(least, rounding_of([*worse, *better])):
         return False
-    if gap > max(math.sqrt(2) * most, better[-1] - better[0]):
+    if gap > max(math.sqrt(2) * _limit(both, level, usual.skewness), better[-1] - better[0]):
         return True
-    far = math.sqrt(1 + 1 / len(better)) * max(most, _limit(own, level)) if len(better) >= MANY else math.inf
-    return fmean(better) - worse[-1] > max(far, FAR * math.sqrt(usual.value))
+    apart = max(_limit(both, level), _limit(own, level))
+    far = math.sqrt(1 + 1 / len(better)) * apart if len(better) >= MANY else math.inf
+    return fmean(better) - worse[-1] > max(far, FAR * math.sqrt(usual.spread.value))
 
 
-def _limit(spread: Variance, level: float) -> float:
-    """Return the deviation that a normal value with this spread exceeds, on one side, with the chance `level`."""
-    return math.sqrt(spread.value) * float(special.stdtrit(spread.freedom, 1 - level))
+def _limit(spread: Variance, level: float, skewness: float = 0.0) -> float:
+    """Return the deviation that a value with this spread exceeds, on one side, with about the chance `level`."""
+    deviations = float(special.stdtrit(spread.freedom, 1 - level))
+    return math.sqrt(spread.value) * deviations * (1 + TAIL * skewness * min(deviations, FARTHEST) / 3)
 
 
-def _usual(cells: Cells, arm: str, sign: float) -> Variance | None:
+def _usual(cells: Cells, arm: str, sign: float) -> _Usual | None:
     """Return the median of the other plans' variances, since another arm may have collapsed runs too; None without any.
 
     It is worth two thirds of their mean. Low runs beyond a wide gap are left out: where there is one other plan, its
     collapsed runs would hide those of the arm.
     """
+    block, plan = cells.block_of(arm), cells.plan_of(arm)
     steady = cells.without({other: _suspects(of, sign) for other, of in cells.values.items()})
-    others = [one for plan, one in steady.own(cells.block_of(arm)).items() if plan != cells.plan_of(arm)]
+    others = {other: one for other, one in steady.own(block).items() if other != plan}
     if not others:
         return None
-    usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others)
-    return Variance(float(usual), max(1.0, sum(one.freedom for one in others) * 2 / 3))
+    usual = median(one.value * one.freedom / special.chdtri(one.freedom, 0.5) for one in others.values())
+    runs: dict[str, list[list[float]]] = {other: [] for other in others}
+    for other, of in steady.values.items():
+        if steady.block_of(other) == block and steady.plan_of(other) in others:
+            runs[steady.plan_of(other)].append([-sign * value for value in of.values()])
+    freedom = max(1.0, sum(one.freedom for one in others.values()) * 2 / 3)
+    count = sum(len(one) for some in runs.values() for one in some)
+    tail = max(0.0, skewness(runs, others)) * count / (count + DOUBT)
+    return _Usual(Variance(float(usual), freedom), tail)
 
 
 def _suspects(values: Mapping[int, float], sign: float) -> list[int]:

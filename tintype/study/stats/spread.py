@@ -114,8 +114,8 @@ def spread_of(sets: Mapping[str, Sequence[Sequence[float]]], alike: float = LEAS
         whole = weight * share + one.freedom
         value = (weight * share * centre + one.freedom * one.value) / whole
         found[plan] = Variance(value, one.freedom + freedom * share, share)
-    skewness = SKEW * (1 - part / 2) * _skewness(sets, found)
-    return Spread(found, math.fsum(one.freedom for one in known), skewness)
+    asymmetry = SKEW * (1 - part / 2) * skewness(sets, found)
+    return Spread(found, math.fsum(one.freedom for one in known), asymmetry)
 
 
 def _own_variance(values: Sequence[float]) -> Variance:
@@ -135,7 +135,7 @@ def _centre(known: Sequence[Variance]) -> float:
     return scaled[-1][0]
 
 
-def _skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[str, Variance]) -> float:
+def skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[str, Variance]) -> float:
     """Return the skewness of the runs around the means of their arms, in deviations of their plans."""
     third = second = 0.0
     for plan, values in ((plan, values) for plan, some in sets.items() for values in some):

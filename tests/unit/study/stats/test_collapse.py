@@ -7,6 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from tests.unit.study.stats.named_cells import cells
+from tintype.study.stats import collapse
 from tintype.study.stats.cells import LOG
 from tintype.study.stats.collapse import collapse_p, collapsed_runs
 
@@ -42,6 +43,21 @@ def test_a_long_tail_that_all_arms_have_is_seldom_called_a_collapse(seeds: int) 
         one = cells(**{str(arm): draw.gumbel(size=seeds).tolist() for arm in range(6)})
         wrong += any(collapsed_runs(one, arm, "lower") for arm in one.values)
     assert wrong <= 150 * 0.02 + 3 * (150 * 0.02) ** 0.5
+
+
+def test_low_runs_of_skewed_metrics_are_called_a_collapse_less_often_than_by_a_symmetric_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With five runs, every sixth study has one by a symmetric limit. The tail that all arms have explains most."""
+    draw = np.random.default_rng(1)
+    studies = [cells(**{str(arm): np.exp(0.75 * draw.normal(size=5)).tolist() for arm in range(6)}) for _ in range(200)]
+
+    def share() -> float:
+        return float(np.mean([any(collapsed_runs(one, arm, "lower") for arm in one.values) for one in studies]))
+
+    ours = share()
+    monkeypatch.setattr(collapse, "TAIL", 0.0)
+    assert share() > 0.1 and ours < 0.6 * share()
 
 
 def test_what_the_better_runs_own_spread_explains_is_not_a_collapse() -> None:
