@@ -14,7 +14,6 @@ from rich.console import Console
 from tests.live_server import serving
 from tests.tiny import TINY, tiny_plan
 from tintype import cli
-from tintype.cli.schemas import ErrorDocument
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
@@ -23,6 +22,7 @@ from tintype.runtime.notes import note
 from tintype.serve import server as server_module
 from tintype.study.runner import Task, note_failure, run_task
 from tintype.terminal import studies
+from tintype.terminal.documents import ErrorDocument
 from tintype.terminal.lines import show_notes
 from tintype.train.loop import train
 from tintype.train.record import FAILURES
@@ -119,7 +119,7 @@ def test_pages_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*given: object) -> object:
         raise UserError(f"{option('arm', 'muon')} is gone", f"choose another {option('out')}")
 
-    monkeypatch.setattr(server_module, "plan_from_folder", fail)
+    monkeypatch.setattr(server_module, "RunRecord", fail)
     with serving(tmp_path) as client:
         assert "--arm muon is gone; choose another --out" in (page := client.get("/run/run").text)
         monkeypatch.setattr(server_module, "find", fail)
