@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tintype.library.judge import estimate, judge
     from tintype.library.plans import apply, load_plan
     from tintype.library.plugins import load_plugins
-    from tintype.library.runs import Run, evaluate, load_run, train
+    from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
     from tintype.plan import Plan
     from tintype.study.pooling import Pooled
@@ -34,11 +34,13 @@ __all__ = [
     "Pooled",
     "Results",
     "Run",
+    "Sampled",
     "SideBySide",
     "Study",
     "UserError",
     "apply",
     "compare",
+    "ema",
     "estimate",
     "evaluate",
     "judge",
@@ -50,6 +52,7 @@ __all__ = [
     "make_study",
     "pool",
     "run_study",
+    "sample",
     "train",
 ]
 _MODULES = {
@@ -59,7 +62,7 @@ _MODULES = {
     "library.judge": ("estimate", "judge"),
     "library.plans": ("apply", "load_plan"),
     "library.plugins": ("load_plugins",),
-    "library.runs": ("Run", "evaluate", "load_run", "train"),
+    "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),
     "plan": ("Plan",),
     "study.pooling": ("Pooled",),

@@ -50,7 +50,9 @@ EmaLength = Annotated[
     float | None,
     Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
 ]
-RunFolder = Annotated[Path, Argument(help="Folder of a run, or of a study with --arm")]
+_OF_RUN = Argument(help="Folder of a run, or of a study with --arm")
+RunFolder = Annotated[Path, _OF_RUN]
+OptionalRunFolder = Annotated[Path | None, _OF_RUN]
 Arm = Annotated[str | None, Option("--arm", help="In the folder of a study: take the run of this arm")]
 ArmSeed = Annotated[
     int | None,

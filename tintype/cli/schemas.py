@@ -1,290 +1,18 @@
-"""Types of the documents that commands write with `--json`; `tintype schema COMMAND` prints them as JSON schemas.
-
-A document may have more keys than its schema names. Every command may write an `ErrorDocument` in place of its result.
-"""
+"""JSON schemas of what commands write with `--json`: derived from the types of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
+import tintype
+from tintype.cli.derive import COMMANDS, Derived
 from tintype.config.strict import nearest
 from tintype.errors import UserError
-
-
-class _Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class Failure(BaseModel):
-    code: int
-    """The exit code of the command."""
-    message: str
-    """The problem and the fix in one text."""
-    problem: str
-    """The mistake and its place."""
-    fix: str
-    """Instruction for the user; empty if the problem contains it."""
-
-
-class ErrorDocument(BaseModel):
-    """A command without a result."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    error: Failure
-
-
-class Usual(_Open):
-    """A command that says in words what it did."""
-
-    command: str
-    text: str
-    """All that it would have printed without `--json`."""
-
-
-class Trained(Usual):
-    folder: str
-    plan: str
-    """Hash of the plan."""
-    step: int
-    already_done: bool
-
-
-class Sampled(Usual):
-    images: list[str]
-    sheet: str
-
-
-class VerdictRow(_Open):
-    arm: str
-    metric: str
-    primary: bool
-    verdict: str
-    difference: float | None
-    low: float | None
-    high: float | None
-
-
-class CostRow(_Open):
-    arm: str
-    resolution: str
-    device: str
-    step_s: float | None
-    """Seconds of a training step; None where they were not measured."""
-    relative: float | None
-    """These seconds over the baseline's."""
-    steps: int
-    peak_bytes: int
-    """The most memory that torch reserved on the GPU; 0 where it was not measured."""
-    host_bytes: int
-
-
-class MixedRow(_Open):
-    """An arm that is better on some primary metrics and worse on others."""
-
-    arm: str
-    better: list[str]
-    worse: list[str]
-
-
-class PriorityRow(_Open):
-    """An arm, or the baseline, on one primary metric. Gains are shares of the baseline's mean; more is better."""
-
-    arm: str
-    resolution: str
-    metric: str
-    verdict: str
-    """The verdict, or why it is not ranked; empty for the baseline."""
-    gain: float | None
-    """Corrected for selection where there is a verdict; None of the baseline, and where it is not ranked."""
-    low: float | None
-    high: float | None
-    equal_time: float | None
-    """The gain at the training time of the baseline; None where it was not scored."""
-    equal_time_low: float | None
-    equal_time_high: float | None
-    step_s: float | None
-    cost: float | None
-    """Step time over the baseline's; None where it was not measured alone on a GPU."""
-    rank_low: int | None
-    rank_high: int | None
-    """First and last rank that it may have; None where it is not ranked."""
-    of: int
-    front: bool | None
-    dominated_by: list[str]
-    """Plans that are shown better and are no dearer."""
-
-
-class Reported(Usual):
-    report: str | None = None
-    """Path of the report; None where there is none, which `no_report` explains."""
-    results: str | None = None
-    verdicts: list[VerdictRow] = []
-    costs: list[CostRow] = []
-    """Arms of which something was measured alone on a GPU."""
-    mixed: list[MixedRow] = []
-    priority: list[PriorityRow] = []
-    """Order in which to adopt arms, by primary metric: those on the front first."""
-    done: int | None = None
-    total: int | None = None
-    failed: list[str] = []
-    cost: dict[str, Any] | None = None
-    """With --dry-run: runs and seconds."""
-
-
-class JudgedRow(VerdictRow):
-    better: str
-    """lower or higher."""
-    words: str
-    """The verdict; where runs diverged, collapsed or are missing, how many."""
-    mean: float | None
-    baseline_mean: float | None
-    p: float | None
-    level: float
-    """The confidence of the interval."""
-    margin: float | None
-    seeds: int
-    seeds_needed: int | None
-
-
-class Judged(_Open):
-    source: str
-    baseline: str
-    margin: str
-    sketch: bool
-    metrics: list[dict[str, Any]]
-    arms: list[dict[str, Any]]
-    verdicts: list[JudgedRow]
-    notes: list[str]
-    report: str | None
-    """Path of the report; None without `--out`."""
-
-
-class PlanShown(Usual):
-    hash: str
-    plan: dict[str, Any]
-
-
-class PlanChanges(Usual):
-    changes: dict[str, list[Any]]
-    """Value before and after, by dotted key."""
-
-
-class Buckets(Usual):
-    buckets: list[list[int]]
-
-
-class Folder(Usual):
-    folder: str
-
-
-class Pushed(Usual):
-    url: str | None = None
-    commit: str | None = None
-
-
-class Address(_Open):
-    url: str
-
-
-class Recipe(_Open):
-    name: str
-    description: str
-    size_px: int
-    steps: int
-    batch: int
-
-
-class StudyListed(_Open):
-    name: str
-    question: str
-    recipe: str
-    seeds: list[int]
-    arms: list[str]
-    runs: int
-
-
-class TechniqueListed(_Open):
-    name: str
-    seam: str
-    summary: str
-    paper: str | None
-    options: dict[str, Any]
-
-
-class EmaCurve(_Open):
-    run: str
-    step: int
-    metric: str
-    best: float | None
-    points: list[dict[str, Any]]
-
-
-class SideBySideRuns(_Open):
-    runs: list[dict[str, Any]]
-    scores: list[dict[str, Any]]
-    curves: dict[str, Any]
-    notes: list[str]
-
-
-class Audited(_Open):
-    exit_code: int
-    steps: int
-    findings: list[dict[str, Any]]
-    groups: list[dict[str, Any]]
-
-
-class Cost(_Open):
-    plan: str
-    trained_parameters: dict[str, int]
-    flop_per_step: float
-    memory_bytes: dict[str, Any]
-    gpu_hours: float | None
-
-
-class Scores(_Open):
-    metrics: dict[str, Any]
-    errors: dict[str, Any]
-    warnings: list[str]
-    seconds: float
-
-
-class StoreShown(_Open):
-    identity: str
-    counts: dict[str, int]
-    captions: list[str]
-    missing: dict[str, int]
-
-
-class StoreInspected(_Open):
-    problems: list[dict[str, Any]]
-
-
-class SyncUnit(_Open):
-    name: str
-    files: int
-    bytes: int
-
-
-class Synced(_Open):
-    copied: int
-    copied_bytes: int
-    there: int
-    damaged: dict[str, str]
-
-
-class TokenizerSaved(_Open):
-    step: int
-    statistics: dict[str, Any]
-    words: str
-
-
-class TokenizersCompared(_Open):
-    images: dict[str, Any]
-    tokenizers: list[dict[str, Any]]
+from tintype.terminal import documents
+from tintype.terminal.view import View
 
 
 def _status() -> Any:
@@ -316,47 +44,65 @@ def _of(type_: Any) -> Callable[[], Any]:
 
 
 TYPES: dict[str, Callable[[], Any]] = {
-    "train": _of(Trained),
-    "sample": _of(Sampled),
-    "evaluate": _of(Scores),
-    "ema": _of(EmaCurve),
-    "compare": _of(SideBySideRuns),
-    "ablate": _of(Reported),
-    "report": _of(Reported),
-    "replicate": _of(Reported),
-    "judge": _of(Judged),
+    "ablate": _of(documents.Reported),
+    "report": _of(documents.Reported),
+    "replicate": _of(documents.Reported),
+    "judge": _of(documents.Judged),
     "propose": _propose,
     "status": _status,
     "pool": _pool,
     "power": _power,
-    "serve": _of(Address),
-    "recipes": _of(list[Recipe]),
-    "studies": _of(list[StudyListed]),
-    "techniques": _of(list[TechniqueListed]),
+    "serve": _of(documents.Address),
+    "recipes": _of(list[documents.Recipe]),
+    "studies": _of(list[documents.StudyListed]),
+    "techniques": _of(list[documents.TechniqueListed]),
     "bench": _of(dict[str, Any]),
-    "audit": _of(Audited),
-    "export": _of(Folder),
-    "import": _of(Folder),
-    "push": _of(Pushed),
-    "sync": _of(list[SyncUnit] | Synced),
+    "audit": _of(documents.Audited),
+    "export": _of(documents.Folder),
+    "import": _of(documents.Folder),
+    "push": _of(documents.Pushed),
+    "sync": _of(list[documents.SyncUnit] | documents.Synced),
     "schema": _of(dict[str, Any]),
-    "plan show": _of(PlanShown),
-    "plan diff": _of(PlanChanges),
-    "plan cost": _of(Cost),
+    "plan show": _of(documents.PlanShown),
+    "plan diff": _of(documents.PlanChanges),
+    "plan cost": _of(documents.Cost),
     "plan schema": _of(dict[str, Any]),
-    "data shapes": _of(Buckets),
-    "data show": _of(StoreShown),
-    "data inspect": _of(StoreInspected),
+    "data shapes": _of(documents.Buckets),
+    "data show": _of(documents.StoreShown),
+    "data inspect": _of(documents.StoreInspected),
     "encoder train": _of(dict[str, Any]),
-    "tokenizer save": _of(TokenizerSaved),
-    "tokenizer report": _of(TokenizersCompared),
+    "tokenizer save": _of(documents.TokenizerSaved),
+    "tokenizer report": _of(documents.TokenizersCompared),
 }
 """Types of the documents; commands that are not among them write a `Usual` one."""
 
 
+class _PublicNames(Mapping[str, object]):
+    """The names of the library, for annotations that are not evaluated before."""
+
+    def __getitem__(self, name: str) -> object:
+        if name not in tintype.__all__:
+            raise KeyError(name)
+        return getattr(tintype, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tintype.__all__)
+
+    def __len__(self) -> int:
+        return len(tintype.__all__)
+
+
+def _result_type(one: Derived) -> Any:
+    """Return the type of a command's document: what its view makes of the result, or else the result itself."""
+    own = one.view.document is not View.document
+    function: Any = one.view.document if own else one.function
+    return eval(function.__annotations__["return"], dict(function.__globals__), _PublicNames())
+
+
 def document_type(command: str) -> TypeAdapter[Any]:
     """Return what a command writes: its result, or an error."""
-    return TypeAdapter(TYPES.get(command, _of(Usual))() | ErrorDocument)
+    found = _result_type(COMMANDS[command]) if command in COMMANDS else TYPES.get(command, _of(documents.Usual))()
+    return TypeAdapter(found | documents.ErrorDocument)
 
 
 def schema_of(command: str, known: list[str]) -> dict[str, Any]:

@@ -150,15 +150,6 @@ def group(name: str, help: str) -> typer.Typer:
     return made
 
 
-def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
-    from tintype.config.strict import Document, parse
-
-    document = Document(name, {})
-    for assignment in assignments:
-        document.override(assignment)
-    return parse(model, document)
-
-
 def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Plan:
     from tintype.plan import read_plan
     from tintype.techniques.apply import apply_techniques

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from tintype.cli import options
-from tintype.cli.shared import console, group, plan_of, print_json, run_of, settings_of
+from tintype.cli.shared import console, group, plan_of, print_json, run_of
 from tintype.terminal.lines import say
 
 encoder_app = group("encoder", "Train the scene encoder that comes with tintype.")
@@ -48,6 +48,7 @@ def tokenizer_train(
     device: options.OwnDevice = "auto",
 ) -> None:
     """Train a tokenizer on any images. Running it again resumes, or says that it is done."""
+    from tintype.config.strict import parse_assignments
     from tintype.runtime.machine import choose_device
     from tintype.terminal.tokenizers import train_tokenizer_with_progress
     from tintype.tokenizer_lab.train_rae import RaeTraining
@@ -56,7 +57,7 @@ def tokenizer_train(
 
     given = [] if data is None else [f"data={json.dumps(data)}"]
     form: type[TokenizerTraining] = RaeTraining if kind == "rae" else Training
-    settings = settings_of(form, "training", [*set_, *given])
+    settings = parse_assignments(form, "training", [*set_, *given])
     train_tokenizer_with_progress(settings, out, choose_device(device), console)
 
 
@@ -119,12 +120,13 @@ def tokenizer_report(
     json_: options.Json = False,
 ) -> None:
     """Compare tokenizers on any images in one HTML file: quality, compression, speed and latents."""
+    from tintype.config.strict import parse_assignments
     from tintype.runtime.machine import choose_device
     from tintype.terminal.progress import Progress
     from tintype.terminal.tokenizers import show_tokenizers
     from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers
 
-    settings = settings_of(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
+    settings = parse_assignments(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
     with Progress("loading the tokenizers", kept="no report was written; run the same command again") as bars:
         result = report_tokenizers(tokenizers, settings, out, choose_device(device), bars.show)
     if json_:

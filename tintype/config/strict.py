@@ -235,6 +235,14 @@ def write_yaml(data: object) -> str:
     return text
 
 
+def parse_assignments(model: type[S], name: str, assignments: Iterable[str]) -> S:
+    """Return settings from their defaults and assignments `key.path=value`."""
+    document = Document(name, {})
+    for assignment in assignments:
+        document.override(assignment)
+    return parse(model, document)
+
+
 def parse(model: type[S], document: Document, resolve: Resolve = lambda data: data) -> S:
     """Return validated settings, or raise a `UserError` with one line for each mistake.
 

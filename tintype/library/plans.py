@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tintype import recipes
-from tintype.config.strict import Document
 from tintype.errors import UserError
-from tintype.plan import Plan, plan_from_document, plan_from_folder, read_plan
-from tintype.settings import plain
-from tintype.techniques.apply import apply_techniques
+from tintype.library.kinds import AnyPath, AnyPlan
 
-AnyPlan = Plan | str | PathLike[str]
-"""A plan, or what `load_plan` takes."""
+if TYPE_CHECKING:
+    from tintype.plan import Plan
 
 
-def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
+def load_plan(recipe: AnyPath, *settings: str) -> Plan:
     """Return the plan of a recipe's name, of a plan file, or of a run's folder.
 
     Args:
@@ -27,6 +23,11 @@ def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
     Raises:
         UserError: there is no such recipe or file, or a setting is not valid.
     """
+    from tintype import recipes
+    from tintype.config.strict import Document
+    from tintype.plan import plan_from_document, plan_from_folder, read_plan
+    from tintype.settings import plain
+
     check_texts("load_plan", settings, '"train.steps=100"')
     name = str(recipe)
     if name not in recipes.names("plans") and Path(name).is_dir():
@@ -35,6 +36,8 @@ def load_plan(recipe: str | PathLike[str], *settings: str) -> Plan:
 
 
 def plan_of(plan: AnyPlan) -> Plan:
+    from tintype.plan import Plan
+
     return plan if isinstance(plan, Plan) else load_plan(plan)
 
 
@@ -48,6 +51,8 @@ def apply(plan: AnyPlan, *techniques: str) -> Plan:
     Raises:
         UserError: a technique is unknown, changes nothing, or does not go with the plan or another technique.
     """
+    from tintype.techniques.apply import apply_techniques
+
     check_texts("apply", techniques, '"muon" or "repa:weight=0.5"')
     return apply_techniques(plan_of(plan), techniques)
 

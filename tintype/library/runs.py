@@ -1,4 +1,4 @@
-"""Runs in Python: train one, load it, sample from it, score it."""
+"""Runs in Python: train one, load it, sample from it, score it. Heavy modules are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
-from PIL import Image
+from annotated_types import Ge
 
-from tintype.config.strict import Document, parse
 from tintype.errors import UserError
-from tintype.evaluation import run as scoring
-from tintype.evaluation.presets import PRESET, default_protocol, protocol_of
-from tintype.evaluation.progress import OnScoring
-from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.results import EvaluationResult
 from tintype.library import for_python
-from tintype.library.plans import AnyPlan, plan_of
-from tintype.plan import Plan, plan_from_folder
-from tintype.runtime.files import STUDY
-from tintype.runtime.interrupt import Interrupt, watch_signals
-from tintype.sampling.generate import SamplerSettings, Size
-from tintype.sampling.sample import LoadedRun, OnImages, as_image, images_of, load_for_sampling
-from tintype.train import loop
-from tintype.train.reconstruct import reconstruction
-from tintype.train.record import RunRecord
-from tintype.train.steps import Progress
+from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, Count, Seed
+from tintype.library.plans import plan_of
 from tintype.wording import option
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from tintype.evaluation.ema_curve import Curve
+    from tintype.evaluation.progress import OnScoring, Scoring
+    from tintype.evaluation.protocol import Protocol
+    from tintype.evaluation.results import EvaluationResult, ImageSetResult, MetricValues
+    from tintype.plan import Plan
+    from tintype.runtime.interrupt import Interrupt
+    from tintype.sampling.generate import SamplerSettings, Size
+    from tintype.sampling.sample import LoadedRun, OnImages
+    from tintype.train.record import RunRecord
+    from tintype.train.steps import Progress
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +41,8 @@ class Run:
     """The step of its newest checkpoint when it was trained or loaded; 0 where it has none."""
     arm: str = ""
     """The arm of a study that it was chosen from; empty where it was given by its own folder."""
+    trained: int = field(default=0, compare=False)
+    """Steps that the call of `train` trained; 0 for a loaded run."""
     _loaded: dict[tuple[str | None, float | None], LoadedRun] = field(default_factory=dict, compare=False)
 
     @property
@@ -62,7 +63,7 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """Return what training logged, a dictionary for each logged step: step, loss, images_per_s and more."""
-        return RunRecord(self.path).lines
+        return type(self._record)(self.path).lines
 
     @for_python
     def sample(
@@ -70,30 +71,41 @@ class Run:
         prompts: str | Sequence[str],
         *,
         count: int = 1,
-        seed: int = 0,
         steps: int = 50,
         guidance: float = 3.5,
+        guidance_kind: str | None = None,
+        guide_step: float | None = None,
+        guide_length: float | None = None,
+        guidance_interval: tuple[float, float] = (0.0, 1.0),
+        unbias: bool = False,
         method: str = "euler",
+        seed: int = 0,
         size: int | tuple[int, int] | None = None,
         batch: int = 16,
         ema_length: float | None = None,
         device: str | None = None,
         on_progress: OnImages | None = None,
     ) -> list[Image.Image]:
-        """Generate images from prompts, the same ones as `tintype sample`. Weights are loaded once.
+        """Generate images from prompts, the same ones as the function `sample` writes. Weights are loaded once.
 
         Args:
             prompts: one prompt, or several.
             count: images for each prompt. Those of the first prompt come first.
-            seed: seed of the noise. An image depends on it, on its index and on its prompt, not on the others.
             steps: steps of the sampler.
-            guidance: scale of the guidance (`sampling.guidance` in the plan); 1 switches it off.
+            guidance: scale of the guidance; 1 switches it off.
+            guidance_kind: "classifier-free", "self", "path-drop", "autoguidance", or a kind of a plugin; by default
+                the plan's `sampling.guidance`.
+            guide_step: for autoguidance, the step of the run's earlier weights, or a share of the training.
+            guide_length: for autoguidance, the length of the earlier weight average (power-ema).
+            guidance_interval: interval of t in which guidance is used; t = 1 is noise.
+            unbias: undo the bias of the run's contrastive loss.
             method: the sampler: "euler", "heun", or the name of one that a plugin adds.
+            seed: seed of the noise. An image depends on it, on its index and on its prompt, not on the others.
             size: side of squares in pixels, or (width, height); by default as in training.
             batch: images made at a time.
-            ema_length: use the weight average of this length, made of the snapshots of a run with power-ema.
+            ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
             device: "auto", "cpu", "cuda" or "cuda:N"; by default the device in the run's plan.
-            on_progress: called with the number of images that are done, those under way in part, and of all.
+            on_progress: called with the number of finished images, unfinished ones in part, and with the number of all.
 
         Returns:
             Images of Pillow. `image.info` has the prompt, and under "tintype" all that decides the image.
@@ -101,17 +113,19 @@ class Run:
         Raises:
             UserError: there are no prompts, no weights yet, or a setting is not valid.
         """
+        from tintype.sampling.sample import as_image, images_of, load_for_sampling
+
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         if not listed or count < 1:
             raise UserError("nothing to sample", "give one prompt or more, and a count of 1 or more")
-        guided = {"kind": self.plan.sampling.guidance, "scale": guidance}
-        values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
-        settings = parse(SamplerSettings, Document("sample", values))
+        guided = _Guided(guidance, guidance_kind, guide_step, guide_length, guidance_interval, unbias)
+        settings = _sampler(self.path, method, steps, batch, guided)
         if (device, ema_length) not in self._loaded:
             self._loaded[device, ema_length] = load_for_sampling(self.path, device, ema_length)
         size_px: Size | None = size if size is None or isinstance(size, int) else (size[1], size[0])
         wanted = images_of(self._loaded[device, ema_length], listed, settings, count, seed, size_px)
-        on_step, found = wanted.counter(on_progress or ignore), list[Image.Image]()
+        on_step = wanted.counter(on_progress or ignore)
+        found: list[Image.Image] = []
         for span in wanted.batches:
             for tensor in wanted.make(span, on_step):
                 image = as_image(tensor)
@@ -120,8 +134,120 @@ class Run:
         return found
 
 
-AnyRun = Run | str | PathLike[str]
-"""A run, or the path of its folder."""
+@dataclass(frozen=True)
+class _Guided:
+    """Guidance as a caller names it."""
+
+    scale: float
+    kind: str | None
+    guide_step: float | None
+    guide_length: float | None
+    interval: tuple[float, float]
+    unbias: bool
+
+
+def _sampler(run: Path, method: str, steps: int, batch: int, guided: _Guided) -> SamplerSettings:
+    """Return the settings of the sampler; errors name the arguments."""
+    from tintype.config.strict import Document, KeyPath, parse
+    from tintype.plan import plan_from_folder
+    from tintype.sampling.generate import SamplerSettings
+
+    kind = guided.kind or plan_from_folder(run).sampling.guidance
+    from_t, to_t = guided.interval
+    earlier = {"step": guided.guide_step, "length": guided.guide_length}
+    if kind != "autoguidance" and any(one is not None for one in earlier.values()):
+        raise UserError(
+            f"{option('guide-step')} and {option('guide-length')} go with {option('guidance-kind', 'autoguidance')}",
+            "add it, or leave them out",
+        )
+    if guided.guide_step is not None and float(guided.guide_step).is_integer():
+        earlier["step"] = int(guided.guide_step)
+    of_kind = {"kind": kind, "scale": guided.scale, "from_t": from_t, "to_t": to_t, "unbias": guided.unbias}
+    of_kind |= {key: value for key, value in earlier.items() if value is not None}
+    values = {"method": method, "steps": steps, "guidance": of_kind, "batch": batch}
+    places: dict[KeyPath, str] = {
+        ("guidance",): f"{option('guidance-kind', kind)} {option('guidance-interval')} {from_t:g} {to_t:g}",
+        ("method",): option("method", method),
+    }
+    return parse(SamplerSettings, Document("sample", values, places))
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Images that were written."""
+
+    images: list[str]
+    sheet: str
+    """The contact sheet, with all of them."""
+
+
+def sample(
+    run: AnyRun,
+    prompts: Sequence[str] = (),
+    out: AnyPath = "samples",
+    *,
+    prompt_file: AnyPath | None = None,
+    count: Count = 1,
+    steps: Count = 50,
+    guidance: Annotated[float, Ge(0)] = 3.5,
+    guidance_kind: str | None = None,
+    guide_step: float | None = None,
+    guide_length: float | None = None,
+    guidance_interval: tuple[float, float] = (0.0, 1.0),
+    unbias: bool = False,
+    method: str = "euler",
+    seed: Seed = 0,
+    size: str | None = None,
+    batch: Count = 16,
+    ema_length: float | None = None,
+    device: str | None = None,
+    on_progress: OnImages | None = None,
+) -> Sampled:
+    """Generate images from prompts: PNGs that contain their settings, and a contact sheet.
+
+    Args:
+        run: folder of a run.
+        prompts: prompts.
+        out: folder to write to.
+        prompt_file: text file with one prompt per line.
+        count: images per prompt.
+        steps: sampling steps.
+        guidance: guidance scale; 1 switches guidance off.
+        guidance_kind: what the guided velocity is led away from: classifier-free, self, path-drop, autoguidance, or a
+            kind of a plugin; by default the plan's sampling.guidance.
+        guide_step: with autoguidance, the step of the run's earlier weights, or a share of the training.
+        guide_length: with autoguidance, the length of the earlier weight average (power-ema).
+        guidance_interval: interval of t in which guidance is used; t = 1 is noise.
+        unbias: undo the bias of the run's contrastive loss.
+        method: sampler: euler, heun, or one of a plugin.
+        seed: seed of the noise, which is not the seed of the run.
+        size: side of squares in pixels, or 832x1248 (width x height); by default as in training.
+        batch: images per batch.
+        ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
+        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
+        on_progress: called with the number of finished images, unfinished ones in part, and with the number of all.
+
+    Raises:
+        UserError: there are no prompts, no weights yet, or a setting is not valid.
+    """
+    from tintype.sampling.sample import read_size, sample_run
+
+    folder = path_of(run)
+    guided = _Guided(guidance, guidance_kind, guide_step, guide_length, guidance_interval, unbias)
+    written = sample_run(
+        folder,
+        list(prompts),
+        None if prompt_file is None else Path(prompt_file),
+        Path(out),
+        _sampler(folder, method, steps, batch, guided),
+        count=count,
+        seed=seed,
+        size_px=None if size is None else read_size(size),
+        device=device,
+        ema_length=ema_length,
+        on_images=on_progress or ignore,
+    )
+    return Sampled([str(path) for path in written[:-1]], str(written[-1]))
 
 
 def ignore(*values: object) -> None:
@@ -134,19 +260,19 @@ def path_of(run: AnyRun) -> Path:
 
 def train(
     plan: AnyPlan,
-    out: str | PathLike[str],
+    out: AnyPath,
     *,
     on_progress: Callable[[Progress], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Run:
-    """Train a plan in a folder, from wherever it stopped. A run that is done is returned as it is.
+    """Train one plan. Running it again resumes, or says that it is done.
 
-    Ctrl+C saves before it raises KeyboardInterrupt; the same call resumes, as if it had not stopped.
+    Ctrl+C saves before it raises KeyboardInterrupt; the same call resumes with the same result.
 
     Args:
         plan: the plan, or what `load_plan` takes. A folder holds the run of one plan.
-        out: the run's folder; it is made where it is not there.
+        out: folder to write to.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`. What it
             raises ends the training; the same call then resumes from the last checkpoint.
         on_wait: called with a sentence where another process works in the folder, which this one waits for.
@@ -156,14 +282,26 @@ def train(
         UserError: the folder holds another run, or the plan's data or weights are not there.
         DivergedError: the loss or the weights are not finite, or far too large.
     """
+    from tintype.runtime.interrupt import watch_signals
+    from tintype.train import loop
+    from tintype.train.record import RunRecord
+
     plan, path = plan_of(plan), Path(out)
-    work = partial(loop.train, plan, path, on_progress=on_progress or ignore, on_wait=on_wait or ignore)
+    first: int | None = None
+
+    def report(now: Progress) -> None:
+        nonlocal first
+        first = now.step if first is None else first
+        (on_progress or ignore)(now)
+
+    work = partial(loop.train, plan, path, on_progress=report, on_wait=on_wait or ignore)
     if interrupt is not None:
-        return Run(RunRecord(path, plan), work(interrupt).step)
-    with watch_signals() as own:
-        outcome = work(own)
-    deliver(own.signal)
-    return Run(RunRecord(path, plan), outcome.step)
+        outcome = work(interrupt)
+    else:
+        with watch_signals() as own:
+            outcome = work(own)
+        deliver(own.signal)
+    return Run(RunRecord(path, plan), outcome.step, trained=0 if first is None else outcome.step - first)
 
 
 def deliver(number: int | None) -> None:
@@ -172,7 +310,7 @@ def deliver(number: int | None) -> None:
         signal.raise_signal(signal.Signals(number))
 
 
-def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None = None) -> Run:
+def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> Run:
     """Return the run in a folder, or that of an arm and a seed in the folder of a study.
 
     Args:
@@ -183,6 +321,10 @@ def load_run(path: str | PathLike[str], arm: str | None = None, seed: int | None
     Raises:
         UserError: there is no such run.
     """
+    from tintype.plan import plan_from_folder
+    from tintype.runtime.files import STUDY
+    from tintype.train.record import RunRecord
+
     folder, chosen = Path(path), ""
     if (folder / STUDY).is_file():
         from tintype.study.lab import choose_run  # slow to import, and most commands are given a run's own folder
@@ -204,6 +346,9 @@ def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, st
     It is that of the study in whose folder the run lies, or the one that the run's plan names. `settings` replace
     settings of it.
     """
+    from tintype.evaluation.presets import PRESET, default_protocol, protocol_of
+    from tintype.train.record import RunRecord
+
     record = RunRecord(path)
     plan = record.plan
     if (study := record.study) is not None:
@@ -220,6 +365,7 @@ def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, st
     return protocol_of(settings, default), f"{words}; given: {', '.join(given)}" if given else words
 
 
+@overload
 def evaluate(
     run: AnyRun,
     *settings: str,
@@ -227,16 +373,45 @@ def evaluate(
     device: str | None = None,
     threads: int | None = None,
     on_progress: OnScoring | None = None,
-) -> EvaluationResult:
-    """Score a run's newest weights. The result is stored in the run's folder: the same call again only reads it.
+) -> EvaluationResult: ...
+@overload
+def evaluate(
+    run: None = None,
+    *settings: str,
+    images: AnyPath,
+    reference: AnyPath,
+    save_reference: AnyPath | None = None,
+    follow_links: bool = False,
+    device: str | None = None,
+    on_progress: OnScoring | None = None,
+) -> ImageSetResult: ...
+def evaluate(
+    run: AnyRun | None = None,
+    *settings: str,
+    images: AnyPath | None = None,
+    reference: AnyPath | None = None,
+    save_reference: AnyPath | None = None,
+    ema_length: float | None = None,
+    follow_links: bool = False,
+    device: str | None = None,
+    threads: Count | None = None,
+    on_progress: OnScoring | None = None,
+) -> MetricValues:
+    """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each.
+
+    The result of a run is stored in the run's folder: the same call again only reads it.
 
     Args:
-        run: a run, or the path of its folder.
-        settings: of the evaluation, each "key.path=value", as "count=256" or "preset=prx". By default it is that of the
-            run's study, or the one that the plan names in `run.protocol`.
-        ema_length: use the weight average of this length, made of the snapshots of a run with power-ema.
-        device: "auto", "cpu", "cuda" or "cuda:N"; by default the device in the run's plan.
-        threads: CPU threads; by default those of the plan. Another number changes last bits.
+        run: folder of a run.
+        settings: override the protocol: preset=prx, count=256, "encoders=[clip]". By default it is that of the run's
+            study, or the one that the plan names in `run.protocol`.
+        images: score these images instead of a run.
+        reference: images to compare the others with, or a file written by save_reference.
+        save_reference: save the features of the reference as FILE.safetensors.
+        ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
+        follow_links: follow symbolic links out of the folder of the images.
+        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
+        threads: CPU threads; by default run.threads. Another number changes last bits.
         on_progress: called with what is done (`doing`, `done` of `total`) and the `share` of the whole.
 
     Returns:
@@ -246,7 +421,98 @@ def evaluate(
         UserError: the run has no weights, or the settings do not fit its data.
         DivergedError: the run has diverged.
     """
-    path = path_of(run)
+    if (run is None) == (images is None) or (images is None) != (reference is None):
+        raise UserError(
+            "nothing to evaluate",
+            f"give the folder of a run, or {option('images', 'A')} {option('reference', 'B')}",
+        )
+    if run is not None:
+        if save_reference is not None:
+            goes_with = f"{option('images')} and {option('reference')}"
+            raise UserError(
+                f"{option('save-reference')} goes with {goes_with}; a run keeps its reference by itself", "leave it out"
+            )
+        if follow_links:
+            raise UserError(
+                f"{option('follow-links')} is for the folders of {option('images')} and {option('reference')}",
+                "leave it out for a run",
+            )
+        return _evaluate_run(path_of(run), settings, ema_length, device, threads, on_progress)
+    if ema_length is not None:
+        raise UserError(
+            f"{option('ema-length')} chooses among the weights of a run; {option('images')} have none", "leave it out"
+        )
+    if threads is not None:
+        raise UserError(f"{option('threads')} goes with a run", f"for {option('images')} set OMP_NUM_THREADS")
+    from tintype.config.strict import parse_assignments
+    from tintype.evaluation.images import evaluate_images
+    from tintype.evaluation.protocol import ImageProtocol
+    from tintype.runtime.dist import alone
+    from tintype.runtime.machine import choose_device
+
+    alone("tintype evaluate --images")
+    return evaluate_images(
+        Path(str(images)),
+        Path(str(reference)),
+        parse_assignments(ImageProtocol, "evaluation", settings),
+        choose_device(device or "auto"),
+        None if save_reference is None else Path(save_reference),
+        on_progress or ignore,
+        follow_links,
+    )
+
+
+def _evaluate_run(
+    path: Path,
+    settings: Sequence[str],
+    ema_length: float | None,
+    device: str | None,
+    threads: int | None,
+    on_progress: OnScoring | None,
+) -> EvaluationResult:
+    from tintype.evaluation import run as scoring
+    from tintype.train.reconstruct import reconstruction
+
     protocol, _ = protocol_for(path, settings)
     average = reconstruction(path, ema_length) if ema_length is not None else None
     return scoring.evaluate(path, protocol, on_progress or ignore, device, average, threads)
+
+
+def ema(
+    run: AnyRun,
+    *settings: str,
+    lengths: str = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
+    metric: str | None = None,
+    device: str | None = None,
+    threads: Count | None = None,
+    on_begin: Callable[[Curve], None] | None = None,
+    on_progress: Callable[[float, Scoring], None] | None = None,
+) -> Curve:
+    """Score a run with weight averages of several lengths. Running it again resumes.
+
+    Args:
+        run: folder of a run trained with power-ema.
+        settings: override the protocol: preset=prx, count=256, "encoders=[clip]".
+        lengths: lengths of the weight average, as fractions of the training.
+        metric: metric of the curve; by default the first of the protocol.
+        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
+        threads: CPU threads; by default run.threads. Another number changes last bits.
+        on_begin: called with the curve before its points are there; it grows while they are measured.
+        on_progress: called with a length and with what is done.
+
+    Raises:
+        UserError: the run has no snapshots, or a length or the metric is not valid.
+    """
+    from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths, score_lengths
+    from tintype.evaluation.fit import fit_protocol, refuse
+    from tintype.plan import plan_from_folder
+
+    path = path_of(run)
+    data = plan_from_folder(path).data
+    fitted = fit_protocol(protocol_for(path, settings)[0], data)
+    refuse(fitted.problems)
+    wanted = check_metric(fitted.protocol, metric, data.of_scenes)
+    curve = Curve(path, read_lengths(lengths), fitted.protocol, wanted, of_scenes=data.of_scenes)
+    (on_begin or ignore)(curve)
+    score_lengths(curve, on_progress or ignore, device, threads)
+    return curve

@@ -6,27 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tintype.config.strict import Document
 from tintype.errors import UserError
-from tintype.library.plans import AnyPlan, check_texts, plan_of
-from tintype.library.runs import AnyRun, deliver, ignore, path_of
-from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.notes import note
-from tintype.study import lab
-from tintype.study.folder import open_study
-from tintype.study.pooling import Pooled, pool_studies
-from tintype.study.priority import priorities
-from tintype.study.report.findings import cost_rows
-from tintype.study.results import StudyResults, read_results_file
-from tintype.study.runner import Message
-from tintype.study.settings import split_changes
-from tintype.study.side_by_side import SideBySide, compare_runs
-from tintype.study.study import Study, choose_arms, study_from_document
-from tintype.study.supervisor import Jobs
+from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, AnyStudy
+from tintype.library.plans import check_texts, plan_of
+from tintype.library.runs import deliver, ignore, path_of
+
+if TYPE_CHECKING:
+    from tintype.runtime.interrupt import Interrupt
+    from tintype.study.lab import StudyProgress
+    from tintype.study.pooling import Pooled
+    from tintype.study.results import StudyResults
+    from tintype.study.runner import Message
+    from tintype.study.side_by_side import SideBySide
+    from tintype.study.study import Study
+    from tintype.study.supervisor import Jobs
 
 _RESULTS, _REPORT = "results.json", "report.html"
 _BASELINE = "baseline.yaml"
@@ -67,6 +63,8 @@ class Results:
         `step_s` are the seconds of a training step, `relative` that over the baseline's, `peak_bytes` the most memory
         that torch reserved.
         """
+        from tintype.study.report.findings import cost_rows
+
         return cost_rows(self.content)
 
     def priority(self) -> list[dict[str, Any]]:
@@ -77,6 +75,8 @@ class Results:
         among `of` plans, and is on the `front` unless a plan that is no dearer is shown better: `dominated_by` names
         these. The front comes first, then the rank decides.
         """
+        from tintype.study.priority import priorities
+
         return [row.row for row in priorities(self.content)]
 
     @property
@@ -117,7 +117,7 @@ class Results:
         return [heads, *cells]
 
 
-def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] = ()) -> Study:
+def load_study(study: AnyPath, *settings: str, arms: Sequence[str] = ()) -> Study:
     """Return a study by its name, from its file or from its folder, with all its plans resolved and checked.
 
     Args:
@@ -129,6 +129,9 @@ def load_study(study: str | PathLike[str], *settings: str, arms: Sequence[str] =
     Raises:
         UserError: there is no such study, a setting is not valid, or an arm changes nothing or too much.
     """
+    from tintype.study.folder import open_study
+    from tintype.study.study import choose_arms
+
     found = open_study(str(study), settings)
     return choose_arms(found, arms) if arms else found
 
@@ -156,6 +159,10 @@ def make_study(
     Raises:
         UserError: a setting is not valid, or an arm changes nothing or more than it declares.
     """
+    from tintype.config.strict import Document
+    from tintype.study.settings import split_changes
+    from tintype.study.study import study_from_document
+
     if own := {"recipe", "set", "resolutions"} & set(settings):
         raise UserError(f"{min(own)}: the baseline is a plan here", "change it with load_plan, or write a study file")
     if not isinstance(arms, Mapping):
@@ -173,23 +180,25 @@ def make_study(
     return study_from_document(Document("the study", content), name, baselines={"": plan_of(baseline)})
 
 
-class _Calls(lab.StudyProgress):
-    """Progress of a study for a function; notes go to the log."""
+def _calling(on_progress: Callable[[Message], None]) -> StudyProgress:
+    """Return the progress of a study that calls a function; notes go to the log."""
+    from tintype.runtime.notes import note as log_note
+    from tintype.study.lab import StudyProgress
 
-    def __init__(self, on_progress: Callable[[Message], None]) -> None:
-        self._on_progress = on_progress
+    class Calls(StudyProgress):
+        @contextmanager
+        def runs(self, total: int, interrupt: Interrupt, doing: str = "study") -> Iterator[Callable[[Message], None]]:
+            yield on_progress
 
-    @contextmanager
-    def runs(self, total: int, interrupt: Interrupt, doing: str = "study") -> Iterator[Callable[[Message], None]]:
-        yield self._on_progress
+        def note(self, text: str) -> None:
+            log_note(text)
 
-    def note(self, text: str) -> None:
-        note(text)
+    return Calls()
 
 
 def run_study(
-    study: Study | str | PathLike[str],
-    out: str | PathLike[str],
+    study: AnyStudy,
+    out: AnyPath,
     *,
     jobs: Jobs = 1,
     on_progress: Callable[[Message], None] | None = None,
@@ -209,8 +218,11 @@ def run_study(
         UserError: the folder holds another study, the study cannot be trained or scored, or no run could be read. A
             single run that diverges or fails raises nothing: see `Results.failed`.
     """
+    from tintype.study import lab
+    from tintype.study.study import Study
+
     resolved = study if isinstance(study, Study) else load_study(study)
-    outcome = lab.run_study(resolved, Path(out), jobs, _Calls(on_progress or ignore))
+    outcome = lab.run_study(resolved, Path(out), jobs, _calling(on_progress or ignore))
     deliver(outcome.signal)
     if outcome.interrupted or outcome.report is None:
         done = f"{outcome.done} of {outcome.total} runs are done; make the same call to resume"
@@ -218,12 +230,14 @@ def run_study(
     return Results(Path(out), outcome.report.results)
 
 
-def load_results(path: str | PathLike[str]) -> Results:
+def load_results(path: AnyPath) -> Results:
     """Return the results of a study that was run and reported, from its folder or its results.json.
 
     Raises:
         UserError: there are none, or the file is damaged or of another version.
     """
+    from tintype.study.results import read_results_file
+
     file = Path(path)
     file = file / _RESULTS if file.is_dir() else file
     if not file.is_file():
@@ -245,10 +259,12 @@ def compare(*runs: AnyRun) -> SideBySide:
     Raises:
         UserError: fewer than two runs, the same run twice, or a folder that holds no run.
     """
+    from tintype.study.side_by_side import compare_runs
+
     return compare_runs([str(path_of(run)) for run in runs])
 
 
-def pool(*studies: str | PathLike[str], arms: Sequence[str] = ()) -> Pooled:
+def pool(*studies: AnyPath, arms: Sequence[str] = ()) -> Pooled:
     """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ.
 
     Args:
@@ -262,4 +278,6 @@ def pool(*studies: str | PathLike[str], arms: Sequence[str] = ()) -> Pooled:
     Raises:
         UserError: a study is given twice, has no results, or no two of them have an arm in common.
     """
+    from tintype.study.pooling import pool_studies
+
     return pool_studies([Path(one) for one in studies], arms)

@@ -11,12 +11,24 @@ from rich.table import Column, Table
 
 from tintype.page import numerals
 from tintype.plan import Change
-from tintype.study.side_by_side import ComparedRun, Score, ScoreRow, SharedCurve, SideBySide
+from tintype.study.side_by_side import ComparedRun, Score, ScoreRow, SharedCurve, SideBySide, as_json
+from tintype.terminal import documents
 from tintype.terminal.lines import number, say, say_note
 from tintype.terminal.progress import duration, short
+from tintype.terminal.view import View
 
 _SHOWN_CURVES = ("loss", "flow", "validation_loss")
 _SHOWN_STEPS = 10
+
+
+class SideBySideTables(View[SideBySide]):
+    """Runs side by side, as tables."""
+
+    def show(self, result: SideBySide) -> None:
+        show_side_by_side(result, self.console)
+
+    def document(self, result: SideBySide) -> documents.SideBySideRuns:
+        return documents.SideBySideRuns.model_validate(as_json(result))
 
 
 def show_side_by_side(compared: SideBySide, console: Console) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -14,47 +15,78 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.data.sources import open_held_out
-from tintype.evaluation.ema_curve import Curve, score_lengths
+from tintype.evaluation.ema_curve import Curve
 from tintype.evaluation.fit import FEWEST_SAMPLES, held_out_note
+from tintype.evaluation.images import image_definitions
 from tintype.evaluation.progress import Scoring
-from tintype.evaluation.protocol import Definition
-from tintype.evaluation.results import EvaluationResult, MetricValues
-from tintype.library.runs import train
-from tintype.plan import Plan
+from tintype.evaluation.protocol import Definition, definitions
+from tintype.evaluation.results import EvaluationResult, ImageSetResult, MetricValues
+from tintype.library.runs import protocol_for
+from tintype.plan import Plan, plan_from_folder
 from tintype.plugins.load import given_files
-from tintype.terminal.answers import answer
+from tintype.terminal import documents
 from tintype.terminal.interrupts import leave_training
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
+from tintype.terminal.view import View
 from tintype.train.divergence import SKIPS
 from tintype.train.record import RunRecord
 from tintype.train.session import training_device
 from tintype.train.speed import images_per_s
 from tintype.train.steps import Progress as TrainProgress
 
+if TYPE_CHECKING:
+    from tintype.library.runs import Run, Sampled
+
 _SCENE_PROMPT = "a red ball"
 
 
-def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
-    """Train, show how far it is, and print what was reached and what to do next."""
-    show_warnings(plan, console)
-    if not RunRecord(out, plan).is_trained:
-        training_device(plan)  # refuses before a line says that it trains
-    began_s, first_step = time.monotonic(), plan.train.steps  # where it was done before, nothing is reported
-    with stoppable("preparing", unit="steps") as (bars, interrupt):
+class Training(View["Run"]):
+    """The progress of a training, what it reached, and what to do next."""
 
-        def on_progress(now: TrainProgress) -> None:
-            nonlocal first_step
-            first_step = now.step if now.loss is None else first_step
-            bars.show("training", now.step, now.steps, speed_note(now.loss, now.images_per_s))
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        plan, out = self.given["plan"], self.given["out"]
+        show_warnings(plan, self.lines)
+        if not RunRecord(out, plan).is_trained:
+            training_device(plan)  # refuses before a line says that it trains
+        self._began_s = time.monotonic()
+        with stoppable("preparing", unit="steps") as (bars, self._interrupt):
 
-        def on_wait(text: str) -> None:
-            say(progress_console, text, "yellow")
+            def on_progress(now: TrainProgress) -> None:
+                bars.show("training", now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
-        run = train(plan, out, on_progress=on_progress, on_wait=on_wait, interrupt=interrupt)
-    record = RunRecord(out, plan)
+            def on_wait(text: str) -> None:
+                say(progress_console, text, "yellow")
+
+            yield {"on_progress": on_progress, "on_wait": on_wait, "interrupt": self._interrupt}
+
+    def finish(self, result: Run) -> None:
+        record = RunRecord(result.path, result.plan)
+        _show_events(record, result.step, self.lines)
+        if not result.finished:
+            leave_training(self._interrupt.signal, result.step)
+        super().finish(result)
+
+    def show(self, result: Run) -> None:
+        out, first_step = self.given["out"], result.step - result.trained
+        if not result.trained:
+            say(self.console, f"{out} is done: all {result.step} steps were trained before")
+        else:
+            lines = [line for line in RunRecord(out, result.plan).lines if line["step"] > first_step]
+            say(self.console, _trained_words(out, result.step, lines, time.monotonic() - self._began_s))
+        say_next(result.plan, out, self.console)
+
+    def document(self, result: Run) -> documents.Trained:
+        return documents.Trained(
+            folder=str(self.given["out"]), plan=result.plan.hash, step=result.step, already_done=not result.trained
+        )
+
+
+def _show_events(record: RunRecord, step: int, console: Console) -> None:
+    """Say which steps were skipped, and what was damaged and how it was restored."""
     if skipped := sum(event["event"] in SKIPS for event in record.events):
-        say_note(console, f"{skipped} of {run.step} steps were skipped: {record.events_file.name} says which")
+        say_note(console, f"{skipped} of {step} steps were skipped: {record.events_file.name} says which")
     for event in record.events:
         if event["event"] == "damaged-checkpoint":
             aside = f"a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']})"
@@ -62,15 +94,6 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
         elif event["event"] == "damaged-file":
             restored = "was damaged and is restored as far as it can be"
             say_note(console, f"{event['file']} {restored}: {event['reason']}")
-    if not run.finished:
-        leave_training(interrupt.signal, run.step)
-    answer(folder=str(out), plan=plan.hash, step=run.step, already_done=first_step == run.step)
-    if first_step == run.step:
-        say(console, f"{out} is done: all {run.step} steps were trained before")
-    else:
-        lines = [line for line in record.lines if line["step"] > first_step]
-        say(console, _trained_words(out, run.step, lines, time.monotonic() - began_s))
-    say_next(plan, out, console)
 
 
 def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], seconds: float) -> str:
@@ -97,6 +120,53 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
         evaluate = evaluate if held_out >= FEWEST_SAMPLES else ""
     prompt = _SCENE_PROMPT if plan.data.of_scenes else "PROMPT"
     say(console, f'next: {command} sample {run} "{prompt}"{evaluate}')
+
+
+class Sampling(View["Sampled"]):
+    """The progress of sampling, and where the images are."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        kept = f"images of whole batches are in {self.given['out']}; run the same command again"
+        with Progress("loading the run", kept=kept) as bars:
+            yield {"on_progress": lambda done, total: bars.show("sampling", done, total)}
+
+    def show(self, result: Sampled) -> None:
+        first = Path(result.images[0]).name
+        numbers = "" if first.startswith("0000") else f"; from {first}, after those that were there"
+        say(self.console, f"images: {len(result.images)}, all on {result.sheet}{numbers}")
+
+
+class Scores(View["MetricValues"]):
+    """The progress of scoring, and the metrics."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        run, images = self.given["run"], self.given["images"]
+        kept, first = "features of the reference are cached once they are whole; run the same command again", images
+        if run is not None:
+            kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
+            say(progress_console, f"protocol: {protocol_for(run, self.given['settings'])[1]}")
+        with Progress("loading the run" if run is not None else f"reading {first}", kept=kept) as bars:
+
+            def report(now: Scoring) -> None:
+                bars.show(now.doing, now.done, now.total)
+
+            yield {"on_progress": report}
+
+    def show(self, result: MetricValues) -> None:
+        if isinstance(result, EvaluationResult):
+            size = "" if result.size_px is None else f", images of {result.size_px} px"
+            title = f"{self.given['run']} at step {result.step} ({result.weights} weights{size})"
+            meanings = definitions(result.protocol, plan_from_folder(self.given["run"]).data.of_scenes)
+        elif isinstance(result, ImageSetResult):
+            counts = f"{result.images.count:,} against {result.reference.count:,} images"
+            title = f"{self.given['images']} against {self.given['reference']}: {counts}"
+            meanings = image_definitions(result.protocol)
+        show_evaluation(title, result, meanings, self.console)
+
+    def document(self, result: MetricValues) -> documents.Scores:
+        return documents.Scores.model_validate(result.dump())
 
 
 def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Definition], console: Console) -> None:
@@ -131,19 +201,41 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
         console.print(f"training time by part: {shares}", highlight=False)
 
 
-def score_lengths_with_progress(curve: Curve, device: str | None, threads: int | None = None) -> None:
-    """Score the lengths of a curve and show how far it is."""
+class Lengths(View[Curve]):
+    """The progress of scoring weight averages, and their curve, which an interrupted command shows too."""
 
-    def kept() -> str:
-        return f"{len(curve.points)} of {len(curve.lengths)} lengths are scored; run the same command to resume"
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        curve: Curve | None = None
+        say(progress_console, f"protocol: {protocol_for(self.given['run'], self.given['settings'])[1]}")
 
-    with Progress("scoring EMA lengths", len(curve.lengths), "lengths", kept=kept) as bars:
+        def kept() -> str:
+            counts = f"{len(curve.points)} of {len(curve.lengths)} lengths are scored; " if curve else ""
+            return f"{counts}run the same command to resume"
 
-        def on_progress(length: float, now: Scoring) -> None:
-            images = f", {now.done:.0f} of {now.total} images" if now.total else ""
-            bars.show(None, now.share * len(curve.lengths), note=f"length {length:g}: {now.doing}{images}")
+        with Progress("scoring EMA lengths", unit="lengths", kept=kept) as bars:
 
-        score_lengths(curve, on_progress, device, threads)
+            def on_begin(begun: Curve) -> None:
+                nonlocal curve
+                curve = begun
+
+            def on_progress(length: float, now: Scoring) -> None:
+                total = len(curve.lengths) if curve else 0
+                images = f", {now.done:.0f} of {now.total} images" if now.total else ""
+                bars.show(None, now.share * total, total, note=f"length {length:g}: {now.doing}{images}")
+
+            try:
+                yield {"on_begin": on_begin, "on_progress": on_progress}
+            except BaseException:
+                if curve is not None and curve.points:
+                    self.finish(curve)
+                raise
+
+    def show(self, result: Curve) -> None:
+        show_ema_curve(result, self.console)
+
+    def document(self, result: Curve) -> documents.EmaCurve:
+        return documents.EmaCurve.model_validate(result.as_json())
 
 
 def show_ema_curve(curve: Curve, console: Console) -> None:

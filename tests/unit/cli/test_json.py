@@ -89,7 +89,6 @@ def test_a_mistake_in_the_command_line_is_a_document(name: str) -> None:
 def test_documents_of_runs(here: Path) -> None:
     trained = document("train", "plan.yaml", "--out", "run")
     assert (trained["step"], trained["already_done"], trained["folder"]) == (2, False, "run")
-    assert "trained 2 steps" in trained["text"]
     assert document("train", "plan.yaml", "--out", "run")["already_done"]
     images = document("sample", "run", "a red ball", "--steps", "1", "--guidance", "1")["images"]
     assert all(Path(image).is_file() for image in images)

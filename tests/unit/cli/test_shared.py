@@ -129,7 +129,7 @@ def test_plans_of_arms_are_compared(study: tuple[Path, Study]) -> None:
         (["plan", "show", "pocket", "--arm", "x"], "pocket is none"),
         (["plan", "diff", "pocket", "mini", "--arm", "x"], "pocket is none"),
         (["plan", "diff", "pocket"], "give a second plan, or the folder of a study with --arm"),
-        (["evaluate", "--images", "a", "--reference", "b", "--arm", "x"], "--images have none"),
+        (["evaluate", "--images", "a", "--reference", "b", "--arm", "x"], "no run is given"),
         (["sample", "STUDY", "a"], "choose a run with --arm and --arm-seed:"),
         (["plan", "show", "STUDY", "--arm", "ema", "--set", "seed=1"], "are for recipes and plan files"),
     ],

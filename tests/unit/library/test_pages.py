@@ -21,6 +21,7 @@ ORDER = [
     "apply",
     "train",
     "load_run",
+    "sample",
     "evaluate",
     "run_study",
     "results",

@@ -127,7 +127,7 @@ def test_images_are_those_of_the_command(trained: tintype.Run, tmp_path: Path) -
 def test_weights_are_loaded_once(trained: tintype.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tintype.load_run(trained.path)
     first = run.sample("a red ball", steps=1)[0]
-    monkeypatch.setattr("tintype.library.runs.load_for_sampling", None)
+    monkeypatch.setattr("tintype.sampling.sample.load_for_sampling", None)
     assert run.sample("a red ball", steps=1)[0].tobytes() == first.tobytes()
 
 

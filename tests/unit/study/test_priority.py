@@ -13,7 +13,6 @@ from rich.console import Console
 
 from tests.unit.study.example_results import RESOLUTION
 from tests.unit.study.plain_rows import asked_arm, roles_of, runs_of
-from tintype.cli.schemas import PriorityRow
 from tintype.library.studies import Results
 from tintype.study.compare import compare
 from tintype.study.priority import Priority, no_order, priorities
@@ -32,6 +31,7 @@ from tintype.study.results import (
     Run,
     StudyResults,
 )
+from tintype.terminal.documents import PriorityRow
 from tintype.terminal.studies import show_verdicts
 
 LOSS = MetricInfo(name="m", label="M", direction="lower", definition="", primary=True)

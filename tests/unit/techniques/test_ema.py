@@ -21,6 +21,7 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
+from tintype.library import runs
 from tintype.optim.ema import Ema, EmaSettings
 from tintype.plan import Plan, plan_from_folder, plan_from_yaml
 from tintype.runtime.files import without_seal, write_sealed
@@ -28,7 +29,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study.settings import StudySettings
 from tintype.study.study import resolve
 from tintype.techniques.apply import apply_techniques
-from tintype.terminal.runs import train_with_progress
+from tintype.terminal.runs import Training
 from tintype.terminal.studies import show_arms
 from tintype.train import checkpoint
 from tintype.train.load import load_run
@@ -194,7 +195,10 @@ def uncorrected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def printed(plan: Plan, out: Path) -> str:
     console = Console(width=400, file=io.StringIO())
-    train_with_progress(plan, out, console)
+    view = Training(console, {"plan": plan, "out": out}, as_json=False)
+    with view.calls() as calls:
+        run = runs.train(plan, out, **calls)
+    view.finish(run)
     return text_of(console)
 
 

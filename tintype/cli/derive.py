@@ -1,0 +1,255 @@
+"""Commands made of the library's functions: options from the signature, their help from the docstring.
+
+A positional parameter is an argument, a keyword is an option, and `*settings` is `--set`. A plan is given as a recipe
+with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. Callbacks and interrupts are no
+options: the command's `View` gives them, and shows the result. With `--json` the result is the document.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from typer import Argument, Option
+
+from tintype.cli import complete, options
+from tintype.cli.shared import App, console, plan_of, run_of
+from tintype.errors import UserError
+from tintype.library import kinds
+from tintype.terminal.view import View
+
+_LIBRARY, _TERMINAL = "tintype.library", "tintype.terminal"
+_OWN_NAMES = {"license_": "license", "import_": "import", "from_": "from", "list_": "list", "all_": "all"}
+_NAMES = {"settings": "set", "techniques": "technique"}
+_COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
+    "preset": complete.preset_names,
+    "study": complete.study_names,
+    "recipe": complete.recipe_names,
+    "techniques": complete.technique_names,
+}
+"""Parameters whose values a shell completes."""
+_Expanded: TypeAlias = dict[str, inspect.Parameter]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A command and the function that it calls."""
+
+    command: str
+    function: Callable[..., Any]
+    view_place: str
+
+    @property
+    def view(self) -> type[View[Any]]:
+        """Return the class of its view; heavy modules are imported."""
+        found: type[View[Any]] = _loaded(_TERMINAL, self.view_place) if self.view_place else View
+        return found
+
+
+COMMANDS: dict[str, Derived] = {}
+"""Commands that are made of functions, by their names such as `data import`."""
+
+
+def command(app: App, name: str, function: str, view: str = "") -> None:
+    """Add a command that calls a function of the library, given as `module:name`, and shows its result by a view."""
+    called = _loaded(_LIBRARY, function)
+    derived = Derived(f"{app.path}{name}", called, view)
+    words = _Words(inspect.getdoc(called) or "")
+    signature = inspect.signature(called)
+    expanded = {one.name: _expanded(one, called, words) for one in signature.parameters.values() if not _is_call(one)}
+    required: list[inspect.Parameter] = []
+    optional: list[inspect.Parameter] = []
+    for parameters in expanded.values():
+        for one in parameters.values():
+            (required if one.default is inspect.Parameter.empty else optional).append(one)
+
+    def run(json_: bool = False, **given: Any) -> Any:
+        positional, named = _given(signature, expanded, given)
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        shown = derived.view(console, bound.arguments, json_)
+        with shown.calls() as calls:
+            result = called(*positional, **named, **calls)
+        shown.finish(result)
+
+    run.__doc__ = words.summary
+    every = [*required, *optional, *_named(json_=(options.Json, False)).values()]
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in every}
+    COMMANDS[derived.command] = derived
+    app.command(name)(run)
+
+
+def _loaded(room: str, place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"{room}.{module}"), name)
+
+
+class _Words:
+    """The parts of a docstring that a command shows."""
+
+    def __init__(self, text: str) -> None:
+        lead, _, rest = text.partition("\nArgs:\n")
+        self.summary = " ".join(lead.split("\n\n")[0].split())
+        self.arguments: dict[str, str] = {}
+        for line in rest.partition("\n\n")[0].splitlines():
+            if found := re.match(r" {4}(\w+): (.*)", line):
+                name, words = found.groups()
+                self.arguments[name] = words[0].upper() + words[1:]
+            elif self.arguments:
+                self.arguments[name] += f" {line.strip()}"
+
+    def of(self, name: str) -> str:
+        return self.arguments[name].rstrip(".")
+
+
+def _is_call(one: inspect.Parameter) -> bool:
+    """Return whether a view gives this parameter, and not the user."""
+    return one.name.startswith("on_") or one.name in ("interrupt", "consent")
+
+
+def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded:
+    """Return the parameters of the command that stand for one of the function."""
+    kind = _without_none(_kind_of(one, function))
+    if kind == kinds.AnyPlan:
+        return _named(recipe=options.Recipe, set_=(options.Set, []), technique=(options.Techniques, []))
+    if kind == kinds.AnyRun and one.kind is not inspect.Parameter.VAR_POSITIONAL:
+        folder = options.RunFolder if one.default is inspect.Parameter.empty else (options.OptionalRunFolder, None)
+        return _named(run=folder, arm=(options.Arm, None), arm_seed=(options.ArmSeed, None))
+    if one.name == "settings":
+        return _named(set_=(Annotated[list[str], Option("--set", help=words.of(one.name))], []))
+    if one.kind is inspect.Parameter.VAR_POSITIONAL:
+        return _named(**{one.name: Annotated[list[_typed(kind)], Argument(help=words.of(one.name))]})  # type: ignore[misc]
+    return {one.name: _parameter(one, _kind_of(one, function), words.of(one.name))}
+
+
+def _without_none(kind: Any) -> Any:
+    """Return a union without None."""
+    if get_origin(kind) in (Union, UnionType):
+        return Union[tuple(one for one in get_args(kind) if one is not NoneType)]  # noqa: UP007
+    return kind
+
+
+def _named(**given: Any) -> _Expanded:
+    """Return parameters by name, each an annotation or one with a default."""
+    pairs = {name: one if isinstance(one, tuple) else (one, inspect.Parameter.empty) for name, one in given.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return {
+        name: inspect.Parameter(name, keyword, annotation=annotation, default=default)
+        for name, (annotation, default) in pairs.items()
+    }
+
+
+def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Parameter:
+    """Return the argument or option of one parameter."""
+    typed = _typed(kind)
+    completed = _COMPLETED.get(one.name)
+    limits = _limits(kind)
+    is_argument = one.kind is not inspect.Parameter.KEYWORD_ONLY
+    many = get_origin(typed) is list
+    default = [] if many and not one.default else one.default
+    if is_argument and one.name != "out":
+        info = Argument(help=help, autocompletion=completed, **limits)
+    else:
+        names = [_flag_of(one, many)] if typed is bool and not one.default else []
+        names = names or ([f"--{_option_of(one.name, many)}"] if typed is not bool else [])
+        info = Option(*names, help=help, autocompletion=completed, **limits)
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[typed, info], default=default
+    )
+
+
+def _flag_of(one: inspect.Parameter, many: bool) -> str:
+    return f"--{_option_of(one.name, many)}"
+
+
+def _option_of(name: str, many: bool) -> str:
+    """Return the name of an option; a list is given one by one, so its option is singular."""
+    single = _OWN_NAMES.get(name) or _NAMES.get(name) or (name.removesuffix("s") if many else name)
+    return single.replace("_", "-")
+
+
+def _kind_of(one: inspect.Parameter, function: Any) -> Any:
+    """Return the type of a parameter, whose annotation is text."""
+    text = one.annotation
+    return eval(text, dict(function.__globals__)) if isinstance(text, str) else text
+
+
+def _typed(kind: Any) -> Any:
+    """Return the type that the command line reads: a path for what may be text or a path, a list for a sequence."""
+    if get_origin(kind) is Annotated:
+        return _typed(get_args(kind)[0])
+    if kind == kinds.AnyPath:
+        return Path
+    if kind in (kinds.AnyStudy, kinds.AnyRun):
+        return str
+    if get_origin(kind) in (Union, UnionType):
+        inner = [one for one in get_args(kind) if one is not NoneType]
+        optional = len(inner) < len(get_args(kind))
+        whole: Any = Union[tuple(inner)]  # noqa: UP007
+        if any(get_origin(one) in (Sequence, list) for one in inner):
+            return list[str]
+        chosen = Path if PathLike[str] in inner else str if str in inner else _typed(inner[0])
+        if whole in (kinds.AnyStudy, kinds.AnyRun):
+            chosen = str
+        return chosen | None if optional else chosen
+    if isinstance(kind, type) or get_origin(kind) in (Literal, tuple):
+        return kind
+    if get_origin(kind) in (Sequence, list):
+        item = _typed(get_args(kind)[0])
+        return list[item]  # type: ignore[valid-type]
+    raise TypeError(f"no option is of type {kind}")
+
+
+def _limits(kind: Any) -> dict[str, Any]:
+    """Return the bounds of a number."""
+    found: dict[str, Any] = {}
+    for one in (kind, *get_args(kind)):
+        for bound in getattr(one, "__metadata__", ()):
+            if isinstance(bound, Ge):
+                found["min"] = bound.ge
+            elif isinstance(bound, Le):
+                found["max"] = bound.le
+            elif isinstance(bound, Gt):
+                raise TypeError("the command line has no open bounds")
+    return found
+
+
+def _given(
+    signature: inspect.Signature, expanded: Mapping[str, _Expanded], given: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments of the function."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameters in expanded.items():
+        one = signature.parameters[name]
+        values = [given[inner] for inner in parameters]
+        if "recipe" in parameters:
+            value: Any = plan_of(*values)
+        elif "arm_seed" in parameters:
+            value = _run(*values)
+        else:
+            value = values[0]
+        if one.kind is inspect.Parameter.VAR_POSITIONAL:
+            positional += value
+        elif one.kind is inspect.Parameter.KEYWORD_ONLY:
+            named[name] = value
+        else:
+            positional.append(value)
+    return positional, named
+
+
+def _run(folder: Path | None, arm: str | None, seed: int | None) -> Path | None:
+    if folder is not None:
+        return run_of(folder, arm, seed)
+    if arm is not None or seed is not None:
+        raise UserError("--arm and --arm-seed choose a run of a study; no run is given", "leave them out")
+    return None

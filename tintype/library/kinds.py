@@ -1,0 +1,27 @@
+"""Types of arguments. Commands derive their arguments and options from them; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, Union
+
+from annotated_types import Ge, Le
+
+if TYPE_CHECKING:
+    from tintype.library.runs import Run
+    from tintype.plan import Plan
+    from tintype.study.study import Study
+
+AnyPath: TypeAlias = str | PathLike[str]
+AnyPlan: TypeAlias = Union["Plan", str, PathLike[str]]
+"""A plan, or what `load_plan` takes."""
+AnyRun: TypeAlias = Union["Run", str, PathLike[str]]
+"""A run, or the path of its folder."""
+AnyStudy: TypeAlias = Union["Study", str, PathLike[str]]
+"""A study, or what `load_study` takes."""
+
+Count: TypeAlias = Annotated[int, Ge(1)]
+Seed: TypeAlias = Annotated[int, Ge(0)]
+Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
+Weights: TypeAlias = Literal["raw", "average"]
+Split: TypeAlias = Literal["train", "eval"]

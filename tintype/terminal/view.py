@@ -1,0 +1,58 @@
+"""Views: how the terminal shows a function of the library while it works, and what it returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from tintype.terminal import answers
+from tintype.terminal.lines import progress_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+R = TypeVar("R")
+
+
+@runtime_checkable
+class Ended(Protocol):
+    """A result that may be bad news: the exit code of its command, 0 if all is well."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+
+class View(Generic[R]):
+    """The view of one command. With `--json` the result is the document, and lines go to stderr."""
+
+    def __init__(self, console: Console, given: Mapping[str, Any], as_json: bool) -> None:
+        self.console, self.given = console, given
+        self.lines = progress_console if as_json else console
+        self._as_json = as_json
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show progress while the function works; yield the callbacks to call it with."""
+        yield {}
+
+    def show(self, result: R) -> None:
+        """Print the result."""
+        raise NotImplementedError
+
+    def document(self, result: R) -> object:
+        """Return what is written as JSON: the result, or an object of another type."""
+        return result
+
+    def finish(self, result: R) -> None:
+        """Print the result, or write its document; end with its exit code if that is not 0."""
+        if not self._as_json:
+            self.show(result)
+        elif not self.console.quiet:  # another rank prints it
+            from pydantic import TypeAdapter  # slow to import
+
+            found = self.document(result)
+            answers.put(TypeAdapter(type(found)).dump_python(found, mode="json"))
+        if isinstance(result, Ended) and result.exit_code:
+            sys.exit(result.exit_code)
