@@ -9,7 +9,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from tests.fault.promises import Promise
-from tests.tiny import tiny_plan
+from tests.tiny import GOLDEN_PLAN, tiny_plan
 from tintype import recipes
 from tintype.cli.shared import plan_of
 from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_in, write_yaml
@@ -53,7 +53,6 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     ("name", "expected"),
     [
         ("mini", "928d362ed9aaf2d5"),
-        ("pocket", "d70716dcaf32df2a"),
         ("prx-256", "7d73eb296a09174e"),
         ("prx-jit-1024", "dfbaef9e2ed0115a"),
     ],
@@ -61,6 +60,10 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
 def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
     """Runs are found by them. A setting that joins later is marked with `Since`."""
     assert plan_from_document(recipes.find("plans", name)).hash == expected
+
+
+def test_the_plan_of_the_golden_losses_keeps_its_hash() -> None:
+    assert read_plan(str(GOLDEN_PLAN)).hash == "d70716dcaf32df2a"
 
 
 def test_data_of_another_kind_takes_the_place_of_scenes() -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.edit_checked import edit_json
-from tests.tiny import tiny_plan
+from tests.tiny import GOLDEN_PLAN, tiny_plan
 from tests.tiny_store import tiny_store
 from tintype.config.strict import parse, read_yaml
 from tintype.data.scenes.source import SceneSource
@@ -198,7 +198,7 @@ def test_two_sets_of_images_have_no_training_images() -> None:
 @pytest.mark.slow
 def test_a_model_of_six_images_is_found_to_copy_them(tmp_path: Path) -> None:
     """Held-out prompts alone do not show it. It takes as long as a model needs to learn six images by heart."""
-    plan = read_plan("pocket", ["data.count=6", "train.steps=300", "run.log_every_steps=100"])
+    plan = read_plan(str(GOLDEN_PLAN), ["data.count=6", "train.steps=300", "run.log_every_steps=100"])
     train(plan, tmp_path, Interrupt())
     protocol = protocol_of("reference_count=256", "memorisation.captions=24", "sampler.steps=12")
     result = evaluate(tmp_path, protocol)
