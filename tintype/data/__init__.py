@@ -1,1 +1,1 @@
-"""Images and captions: where they come from, in which order, and what the model reads of them."""
+"""Images and captions: their sources, their order, and the captions that the model reads."""

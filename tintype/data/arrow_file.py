@@ -1,9 +1,9 @@
-"""Write Arrow IPC files, and check those from outside before they are read.
+"""Write Arrow IPC files, and check foreign Arrow files before they are read.
 
-What is not compressed is used where it lies in the file, and takes no memory. A compressed buffer states how large it
-is when unpacked, and the reader takes that much: a few kilobytes can stand for gigabytes. No tool whose files are read
-here compresses them, so such files are refused. The messages are read as the format writes them (Apache Arrow,
-`Message.fbs`, in FlatBuffers).
+An uncompressed buffer is memory-mapped and takes no memory. A compressed buffer states its unpacked size, and Arrow's
+reader allocates that many bytes: a file of a few kilobytes can claim gigabytes. The tools that write the supported
+formats do not compress buffers, so compressed files are refused. The messages are parsed as the format defines them
+(Apache Arrow, `Message.fbs`, in FlatBuffers).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pyarrow
 from tintype.errors import UserError, as_user_error
 
 FILE_HEAD = 8
-"""Bytes before the stream in a file of the form with a footer."""
+"""Bytes before the stream in a file of the Arrow file format, which has a footer."""
 _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
-"""Numbers of the fields that lead from a message to its batch, and of the batch's own field."""
+"""FlatBuffers field numbers: those from a message to its record batch, and the batch's `compression` field."""
 
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:
@@ -31,7 +31,7 @@ def file_of(batch: pyarrow.RecordBatch) -> bytes:
 
 
 def refuse_compressed(path: Path, first: int = 0) -> None:
-    """Raise where a batch of the stream that begins at byte `first` is compressed, or the stream is cut short."""
+    """Raise if a batch of the stream that begins at byte `first` is compressed, or if the stream is truncated."""
     damaged = f"{path} cannot be read as an Arrow stream: it is cut short or damaged"
     explained = as_user_error((pyarrow.ArrowException, OSError, struct.error), damaged)
     with explained, pyarrow.memory_map(str(path)) as file:
@@ -42,7 +42,7 @@ def refuse_compressed(path: Path, first: int = 0) -> None:
 
 
 def _is_compressed(message: pyarrow.Message) -> bool:
-    """Return whether a message has a batch that names a compression. Arrow has checked the offsets in it."""
+    """Return whether the message's record batch names a compression. Arrow has checked the offsets in the message."""
     if message.type not in _WAY_TO_BATCH:
         return False
     data = message.metadata.to_pybytes()
@@ -55,7 +55,7 @@ def _is_compressed(message: pyarrow.Message) -> bool:
 
 
 def _place(data: bytes, table: int, field: int) -> int | None:
-    """Return where a field of a table in FlatBuffers lies, or None where the table lacks it."""
+    """Return the position of a field in a FlatBuffers table, or None if the table lacks the field."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, fields)
     at = 4 + 2 * field

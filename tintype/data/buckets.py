@@ -1,13 +1,15 @@
-"""Shapes beside the square: images keep about their proportions, and each micro-batch has one shape.
+"""Aspect-ratio buckets: images roughly keep their proportions, and each micro-batch has one shape.
 
-An image belongs to the shape of the nearest proportions, is shrunk until it covers it, and the middle is cut out.
+An image goes to the bucket with the nearest aspect ratio. The image is shrunk until it covers the bucket's shape, and
+is center-cropped.
 
-The order is a pure function of (seed, position). The images of a shape are an endless stream of their own, shuffled
-anew in each epoch, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
-same images for any number of them; of whole micro-batches of every stage, where stages have several sizes of them).
-Epoch e has the units that lie between e and e + 1 times round, of all shapes, shuffled together; what fills no unit
-comes with the first unit of the next epoch. So nothing is left out, and within a stream no image comes twice before
-each has come once.
+The order is a pure function of (seed, position). Each bucket has an endless stream of its images, shuffled anew in each
+epoch. The stream is split into units of one micro-batch over all ranks, so a step has the same images for any number of
+ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
+
+Epoch e has the units that end within the e-th pass over each bucket, shuffled together. Images that do not fill a unit
+join the first unit of the next epoch. So no image is left out, and each bucket's stream repeats an image only after all
+its images have come.
 
 In a stage of smaller images each shape is scaled down, and an image stays in its bucket: the order does not depend on
 the stages' sizes.
@@ -35,9 +37,10 @@ Shape = tuple[int, int]
 
 
 def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
-    """Return heights and widths in multiples of the unit, of at most size_px² pixels and this ratio of the sides.
+    """Return the (height, width) shapes in multiples of `unit_px`, with at most size_px² pixels.
 
-    Of one that covers another only the larger is there. No image whose short side has size_px is too small for any.
+    `ratio` is the largest quotient of long and short side. Of two shapes where one covers the other, only the larger is
+    returned. An image whose short side has at least `size_px` pixels is large enough for every shape.
     """
     found = []
     for short in range(unit_px, size_px + 1, unit_px):
@@ -49,18 +52,18 @@ def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
 
 
 def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) -> Tensor:
-    """Return the index of the shape whose proportions are nearest, by the distance of their logarithms."""
+    """Return for each image the index of the shape with the nearest aspect ratio, by the distance of logarithms."""
     ratio_N = height_N.double().log() - width_N.double().log()
     ratio_S = torch.tensor([math.log(height / width) for height, width in chosen], dtype=torch.float64)
     return (ratio_N[:, None] - ratio_S).abs().argmin(1)
 
 
 def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Shape:
-    """Return a shape of data of `size_px` as a stage of `stage_px` has it, in multiples of the unit.
+    """Scale a shape for data of `size_px` down to a stage of `stage_px`, in multiples of `unit_px`.
 
-    Both sides shrink by stage_px / size_px. Of the multiples next to them those are taken whose proportions are nearest
-    to the shape's, and then the most pixels; never more than stage_px². Raise ValueError where a side is shorter than
-    the unit.
+    Both sides shrink by stage_px / size_px and are rounded up or down to a multiple. The result has the nearest aspect
+    ratio, and at equal ratios the most pixels, of all such shapes with at most stage_px² pixels. Raise ValueError if a
+    side would be shorter than `unit_px`.
     """
     height, width = shape
     if min(height, width) * stage_px < unit_px * size_px:
@@ -71,7 +74,7 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
         return {below * unit_px, (below + (rest > 0)) * unit_px}
 
     def loss(found: Shape) -> tuple[Fraction, int]:
-        """Return by what factor the proportions differ, and the pixels that it lacks."""
+        """Return the factor by which the aspect ratios differ, and the number of pixels below stage_px²."""
         high, wide = found[0] * width, found[1] * height
         return Fraction(max(high, wide), min(high, wide)), stage_px**2 - found[0] * found[1]
 
@@ -81,12 +84,12 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """Units of images of one bucket each. `bucket_N` says which bucket each image is in."""
+    """The order of images in units, each from one bucket. `bucket_N` holds each image's bucket."""
 
     seed: int
     bucket_N: Tensor
     unit: int
-    """Images of a micro-batch, over all ranks: see `TrainSettings.alike`."""
+    """Number of images in a micro-batch over all ranks: see `TrainSettings.alike`."""
 
     def ids(self, first: int, count: int) -> list[int]:
         found: list[int] = []
@@ -108,7 +111,7 @@ class Bucketed:
 
     @cached_property
     def _members(self) -> list[Tensor]:
-        """The images of each bucket, without empty ones."""
+        """Image ids of each non-empty bucket."""
         return [(self.bucket_N == bucket).nonzero().flatten() for bucket in self.bucket_N.unique()]
 
     def _of_bucket(self, bucket: int, first: int, count: int) -> list[int]:
@@ -118,11 +121,11 @@ class Bucketed:
         return found
 
     def _units_before(self, epoch: int) -> list[int]:
-        """Return the full units of each bucket after so many epochs."""
+        """Return the number of full units of each bucket after `epoch` epochs."""
         return [epoch * len(members) // self.unit for members in self._members]
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the bucket of a unit, and which of the bucket's units it is."""
+        """Return the bucket of a unit, and the unit's number within the bucket."""
         most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
         epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
         before, after = self._units_before(epoch), self._units_before(epoch + 1)

@@ -1,7 +1,7 @@
-"""Captions as training reads them: one is picked, parts of it may go, it may be cut, and some samples read none.
+"""Captions as training reads them: one is picked per sample, may lose parts, may be truncated, and may be dropped.
 
-Every draw is a function of (seed, sample position), and what comes out are strings: the same for any number of ranks
-and micro-batches, and a cache of encoded texts can be keyed by them.
+Every draw is a function of (seed, sample position), so the captions do not depend on the number of ranks and
+micro-batches. The results are strings, which a cache of encoded texts can use as keys.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ NULL_CAPTION = ""
 
 
 class CaptionsPart(Part):
-    """The kind picks a caption. What all kinds have here is done to it then, in this order: parts, words, tokens,
-    dropout."""
+    """The kind picks a caption. Settings that all kinds share then apply in order: parts, words, tokens, dropout."""
 
     keep_parts: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
@@ -37,14 +36,14 @@ class CaptionsPart(Part):
 
     @property
     def common(self) -> dict[str, Any]:
-        """Return the settings that stay when the captions become those of another kind."""
+        """Return the settings that stay when the kind of captions changes."""
         return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have these captions."""
+        """Raise ValueError if these captions do not fit the plan."""
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Return one of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none."""
+        """Pick one of an image's captions by a uniform draw u in [0, 1); return the null caption if there is none."""
         raise NotImplementedError
 
     def columns(self) -> frozenset[str]:
@@ -53,7 +52,7 @@ class CaptionsPart(Part):
 
 
 class ColumnSettings(CaptionsPart):
-    """Always the same caption column."""
+    """Every sample reads the same caption column."""
 
     kind: Literal["column"] = "column"
     column: str = Field("long", description="Column of the data that has the captions")
@@ -80,7 +79,7 @@ def _are_weights(weights: dict[str, float]) -> dict[str, float]:
 
 
 Weights = Annotated[dict[str, float], AfterValidator(_are_weights)]
-"""Caption columns and how often each is picked, relative to the others."""
+"""Caption columns with their relative weights."""
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
@@ -89,7 +88,7 @@ def describe_weights(weights: Mapping[str, float]) -> str:
 
 
 def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:
-    """Pick one of the present captions by weight; the null caption where no weighted column has one.
+    """Pick one of the present captions by weight; return the null caption if every weighted column is empty.
 
     Columns are sorted by name: their order in the plan does not matter.
     """
@@ -109,8 +108,8 @@ def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: 
 class MixSettings(CaptionsPart):
     """Each sample reads one of several captions of its image, drawn by their weights.
 
-    A caption that an image lacks, or that is empty, cannot be drawn: the weights of its others share what it had. PRX
-    gives it a weight of 1e-9 instead, so that it can.
+    A missing or empty caption is never drawn: its weight goes to the image's other captions in proportion. PRX gives it
+    a weight of 1e-9 instead, so that it can be drawn.
     """
 
     kind: Literal["mix"] = "mix"
@@ -131,11 +130,11 @@ class MixSettings(CaptionsPart):
 
 
 class CurriculumSettings(CaptionsPart):
-    """One caption first, then more and more of a mix.
+    """Training reads one caption column first, then more and more of a mix.
 
-    PRX's authors advise to end training on a mix of long and short captions, without a number; when it begins and how
-    long the change takes are this project's choice. With the schedule's factor s, a sample reads the first column with
-    weight 1 - s and the mix with weight s. A schedule that falls (cosine) goes the other way.
+    PRX's authors advise to end training on a mix of long and short captions, but give no numbers. The start and the
+    length of the change are this project's choice. With the schedule's factor s, a sample reads the first column with
+    weight 1 - s and the mix with weight s. A schedule that falls (cosine) goes from the mix to the first column.
     """
 
     kind: Literal["curriculum"] = "curriculum"
@@ -169,7 +168,7 @@ class CurriculumSettings(CaptionsPart):
         return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Pick by the weights of the step; an image without any such caption reads another of its captions."""
+        """Pick a caption by the step's weights; if the image lacks these captions, pick another of its columns."""
         every = {self.first: 1.0, **self.weights}
         return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
 
@@ -184,15 +183,18 @@ class CurriculumSettings(CaptionsPart):
 @dataclass(frozen=True)
 class Captions:
     texts: list[str]
-    """One for each sample."""
+    """One caption for each sample."""
     lacking: int
-    """Number of images without a caption to pick. They are read with the null caption, dropped or not."""
+    """Number of images that have no caption to pick, counted before dropout. They are read with the null caption."""
 
 
 def captions_of(
     records: Sequence[Record], settings: CaptionsPart, draws: Draws, step: int, text: TextEncoder
 ) -> Captions:
-    """Return the caption of each sample, drawn by sample position, which is on the host: a GPU's would make it wait."""
+    """Return the caption of each sample, drawn by sample position.
+
+    The draws are made on the host, so that it does not wait for the GPU.
+    """
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
     texts = [settings.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
     texts = [one if one.strip() else NULL_CAPTION for one in texts]
@@ -211,22 +213,22 @@ _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\
 
 
 def parts_of(caption: str) -> list[str]:
-    """Return its sentences and the clauses between commas and semicolons, each with the mark that ends it.
+    """Split a caption into sentences, and clauses between commas and semicolons, each with its closing mark.
 
-    A comma within a number ends nothing, since no space follows it.
+    A comma within a number ends no clause, since no space follows it.
     """
     return [part for part in _BETWEEN_PARTS.split(caption.strip()) if part]
 
 
 def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[str]:
-    """Keep each part of each text with this probability, in order; where none would be left, keep one at random."""
+    """Keep each part of each text with this probability, in order. If none is kept, keep a random part."""
     parts = [parts_of(text) for text in texts]
     u_BP = draws.uniform("caption-parts", (1 + max(map(len, parts), default=0),)).tolist()
     return [_kept(text, its, probability, u) for text, its, u in zip(texts, parts, u_BP, strict=True)]
 
 
 def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
-    """Keep parts by their own draws `u[1:]`; where none is kept, keep the one that `u[0]` chooses."""
+    """Keep parts by their own draws `u[1:]`; if none is kept, keep the part that `u[0]` chooses."""
     if not parts:
         return text
     kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]

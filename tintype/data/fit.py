@@ -1,12 +1,12 @@
-"""Bring images to a size: shrunk by their short side, then cropped, or stretched. They are never enlarged.
+"""Bring images to a size: shrink to cover and crop, or stretch. Images are never enlarged.
 
-One image is shrunk on a CPU, in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each pixel
-of the result sees a few of the image's, so only the blocks around the diagonal are multiplied, and only what is cut out
-is computed, in about an eighth of the time.
+An image is shrunk on the CPU in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each output
+pixel depends on a few input pixels. So only the blocks around the diagonal are multiplied, and only the cropped part is
+computed, which takes about an eighth of the time.
 
-The bytes are those of the whole products. Both add up the same numbers, but a library may do so in another order when
-there are many, and then the last bit of a sum can differ. That shows where a sum lies on the edge between two bytes, as
-averages in the middle of an image do; so an image with such a sum is shrunk by the whole products.
+The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers, but may add
+them in another order, so the last bit of a sum can differ. Such a bit matters only if a sum lies on the edge between
+two bytes, for example an average at the middle of an image. An image with such a sum is shrunk by the full products.
 
 C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
 """
@@ -30,29 +30,29 @@ _CPU = torch.device("cpu")
 
 
 def square(image_CHW: Tensor, size_px: int) -> Tensor:
-    """Return the middle of an image, its short side shrunk to the size."""
+    """Shrink an image's short side to `size_px` and center-crop it to a square."""
     return covering(image_CHW, size_px, size_px)
 
 
 def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Return the middle of an image that is shrunk until it just covers height and width."""
+    """Shrink an image until it just covers height and width, and center-crop it."""
     rows, columns = _covering_size(image_CHW, height_px, width_px)
     return _fitted(image_CHW, rows, columns, _cut(0.5, rows, height_px), _cut(0.5, columns, width_px))
 
 
 def stretched(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Return the whole image, shrunk to height and width by a factor for each."""
+    """Resize the whole image to height and width, each by its own factor."""
     return _fitted(image_CHW, height_px, width_px, slice(0, height_px), slice(0, width_px))
 
 
 def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
-    """Return a square whose position is given in shares of the free pixels."""
+    """Crop a square. `down` and `right` give the crop's position as fractions of the free pixels."""
     height, width = image_CHW.shape[-2:]
     return image_CHW[:, _cut(down, height, size_px), _cut(right, width, size_px)]
 
 
 def shrunk(image_CHW: Tensor, short_px: int) -> Tensor:
-    """Return the image with a short side of so many pixels."""
+    """Shrink the whole image to a short side of `short_px` pixels."""
     rows, columns = _covering_size(image_CHW, short_px, short_px)
     return _fitted(image_CHW, rows, columns, slice(0, rows), slice(0, columns))
 
@@ -67,7 +67,7 @@ def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
 
 
 def _cut(share: float, from_px: int, size_px: int) -> slice:
-    """Return the pixels of a cut that has this share of the free pixels before it."""
+    """Return the pixels of a crop that has this fraction of the free pixels before it."""
     first = min(int(share * (from_px - size_px + 1)), from_px - size_px)
     return slice(first, first + size_px)
 
@@ -80,7 +80,7 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slice) -> Tensor:
-    """Return a cut of the image, which is shrunk to so many rows and columns and rounded once."""
+    """Shrink an image to `rows` × `columns`, crop it, and round it once."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down, right]
@@ -94,17 +94,17 @@ def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slic
 
 @dataclass(frozen=True)
 class _Axis:
-    """Pixels of an axis that is shrunk, in blocks: (pixels of the cut, pixels of what is seen, weights [O, I])."""
+    """Resampling weights of a shrunk axis, in blocks: (pixels of the crop, pixels of the input, weights [O, I])."""
 
     seen: slice
-    """The image's pixels that have a weight."""
+    """Input pixels that have a weight."""
     blocks: tuple[tuple[slice, slice, Tensor], ...]
     exact_O: Tensor
-    """True where all weights are multiples of 2^-16: such sums of bytes, along both axes, are exact in any order."""
+    """True if all weights of an output pixel are multiples of 2^-16: such sums of bytes are exact in any order."""
 
 
 def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
-    """Shrink one channel after the other: a CPU's caches hold one."""
+    """Shrink and crop an image, one channel after the other: a CPU's caches hold one channel."""
     seen_CHW = image_CHW[:, rows.seen, columns.seen]
     out_COO = torch.empty(len(image_CHW), len(rows.exact_O), len(columns.exact_O), dtype=torch.float64)
     wide_HO = out_COO.new_empty(seen_CHW.shape[1], len(columns.exact_O))
@@ -118,14 +118,14 @@ def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
 
 
 def _on_edge(rest_CHW: Tensor, rows: _Axis, columns: _Axis) -> bool:
-    """Return whether a sum that is not exact lies within rounding of the edge between two bytes."""
+    """Return whether a sum that is not exact lies within rounding error of the edge between two bytes."""
     edge_CHW = rest_CHW.abs_() > 0.5 - _CLOSE
     return bool(edge_CHW.any()) and bool((edge_CHW & ~(rows.exact_O[:, None] & columns.exact_O)).any())
 
 
 @lru_cache(maxsize=512)
 def _axis(from_px: int, to_px: int, begin: int, end: int) -> _Axis:
-    """Return pixels `begin` to `end` - 1 of an axis that is shrunk from `from_px` to `to_px`."""
+    """Return the weights of pixels `begin` to `end` - 1 of an axis shrunk from `from_px` to `to_px`."""
     weights_OI = axis_weights(from_px, to_px, SHRINK, None, _CPU)[begin:end]
     used_OI = weights_OI.numpy() != 0
     first_O, last_O = used_OI.argmax(1), from_px - used_OI[:, ::-1].argmax(1)

@@ -1,7 +1,7 @@
-"""List the files of a folder that somebody else may have filled: a symbolic link must not lead out of it.
+"""List the files of an untrusted folder: a symbolic link must not lead out of it.
 
-A link to a file in the folder is followed. A link to a folder in the folder is passed over, since its files are listed
-where they lie. A link that leads out of the folder is refused, unless the user says that it is meant.
+A link to a file within the folder is followed. A link to a subfolder is skipped, since the subfolder is listed itself.
+A link that leads out of the folder is refused, unless the user allows such links.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tintype.wording import option
 
 
 def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
-    """Return the files at any depth by name, without hidden ones; raise where a link leads out of the folder.
+    """Return the files at any depth, sorted by name, without hidden files; raise if a link leads out of the folder.
 
-    Of a file in place of the folder, return the file itself.
+    If `folder` is a file, return that file.
     """
     if folder.is_file():
         return [folder] if suffixes is None or folder.suffix.lower() in suffixes else []
@@ -28,7 +28,9 @@ def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: 
     for place, folders, files in os.walk(folder, followlinks=follow_links):
         links = [Path(place, name) for name in _shown(folders) if Path(place, name).is_symlink()]
         leaving = [link for link in links if leaves(link, root)]
-        new = {_real(link): link.name for link in leaving if _real(link) not in seen}  # a link may lead to one above it
+        new = {
+            _real(link): link.name for link in leaving if _real(link) not in seen
+        }  # a link may lead to a parent folder
         seen.update(new)
         folders[:] = [name for name in _shown(folders) if Path(place, name) not in links or name in new.values()]
         paths = [Path(place, name) for name in _shown(files)]
@@ -40,25 +42,25 @@ def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: 
 
 
 def leaves(path: Path, root: Path) -> bool:
-    """Return whether a path leads out of the folder `root`, which has no links in its own path."""
+    """Return whether a path leads out of the folder `root`. `root` must be a resolved path."""
     return not _real(path).is_relative_to(root)
 
 
 def check_inside(folder: Path, files: Sequence[Path], follow_links: bool) -> None:
-    """Raise where one of the files that a data set names is a link that leads out of its folder."""
+    """Raise if a data set names a file that is a link out of the data set's folder."""
     root = _real(folder)
     if not follow_links and (outside := [file for file in files if leaves(file, root)]):
         raise _refusal(folder, outside)
 
 
 def first_folder(file: Path, source: Path) -> str | None:
-    """Return the first folder on the path to a file, for splits that lie in folders."""
+    """Return the first folder on the path from `source` to a file, or None. Splits often lie in such folders."""
     parts = file.relative_to(source).parts
     return parts[0] if len(parts) > 1 else None
 
 
 def leads_out(name: str) -> bool:
-    """Return whether a path in a set's own files points outside the set."""
+    """Return whether a path that a data set names points outside the data set."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
@@ -73,7 +75,7 @@ def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
 
 
 def _real(path: Path) -> Path:
-    """Return the path without links; unlike `Path.resolve`, also of links that lead to themselves."""
+    """Return the resolved path; unlike `Path.resolve`, accept links that lead to themselves."""
     return Path(os.path.realpath(path))
 
 

@@ -1,7 +1,7 @@
 """Open image files: the only place in the package that calls Pillow's opener.
 
 Pillow knows some forty formats. One of them, EPS, starts Ghostscript, whatever the file is called. So only formats with
-a plain decoder are accepted, and what a file states about its size is checked before any pixel is decoded.
+a plain decoder are accepted. The size in a file's header is checked before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one image may have. What a store holds is within the default limits."""
+    """Largest bytes and pixels of one image. Every image in a store is within the default limits."""
 
     bytes: int = 64 << 20
     pixels: int = 1 << 26
@@ -58,7 +58,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Encoded:
-    """An image as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
+    """An image as the bytes of its file. `name` is for messages; `stem` is the file name without suffix, if known."""
 
     name: str
     content: bytes
@@ -66,12 +66,12 @@ class Encoded:
 
 
 class BadImageError(UserError):
-    """An image that is damaged, too large or of a format that is not accepted; the message names it."""
+    """An image that is damaged, too large or of an unsupported format; the message names the image."""
 
 
 @contextmanager
 def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
-    """Yield the image with its header read; raise `BadImageError`, also where its pixels cannot be decoded."""
+    """Yield the image with its header read; raise `BadImageError`, also if decoding fails within the block."""
     if len(content) > limits.bytes:
         raise BadImageError(too_large(name, len(content), limits.bytes))
     try:
@@ -88,7 +88,7 @@ def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[I
 
 
 def pixels_stated(content: bytes) -> int:
-    """Return the number of pixels that the header states; 0 where it cannot be read or exceeds Pillow's own limit."""
+    """Return the number of pixels in the header; 0 if it cannot be read or exceeds Pillow's own limit."""
     try:
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
             return image.width * image.height
@@ -97,7 +97,7 @@ def pixels_stated(content: bytes) -> int:
 
 
 def read_file(path: Path, most: int = LIMITS.bytes) -> bytes:
-    """Return the content of a file; raise `BadImageError` before it is read where it has more than `most` bytes."""
+    """Return the content of a file; raise `BadImageError` without reading it if it has more than `most` bytes."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
@@ -112,7 +112,7 @@ def too_large(name: str, size: int, most: int) -> str:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the accepted formats that this build of Pillow has: AVIF is missing from some."""
+    """Return the accepted formats that this build of Pillow supports: some builds lack AVIF."""
     Image.init()
     return tuple(one for one in FORMATS if one in Image.OPEN)
 

@@ -1,6 +1,6 @@
-"""Sets of images on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
+"""Sets of images on disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
 
-Every image counts. One that cannot be read is an error that names it, since a set without it is another set.
+Every image counts. An image that cannot be read raises an error that names it, since the set would differ without it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 SHEET = "tintype-contact-sheet"
-"""Key in the metadata of a PNG that shows the images beside it once more."""
+"""Metadata key of a PNG that is a contact sheet: it repeats the images in its folder."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
-"""Kinds of pixels that have an exact meaning in eight bits."""
+"""Pillow modes whose pixels have an exact meaning in eight bits."""
 _PREFETCHED = 16
 _STRIP_PIXELS = 1 << 22
 
@@ -44,16 +44,16 @@ B = TypeVar("B")
 
 @dataclass
 class Images:
-    """A set that can be iterated many times."""
+    """A set of images that can be iterated many times."""
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
     left_out: tuple[str, ...] = ()
-    """Names of contact sheets, which show the other images once more."""
+    """Names of the contact sheets that were skipped, since they repeat other images."""
     _fingerprint: tuple[str, int] | None = None
 
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
-        """Return the SHA-256 over the content of the images, in order, and how many there are. Read once."""
+        """Return the SHA-256 over the content of the images, in order, and their number. Both are cached."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.encoded(), on_images)
         return self._fingerprint
@@ -67,7 +67,7 @@ class Images:
 
 
 def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
-    """Return the SHA-256 over the content of images, in order, and how many there are."""
+    """Return the SHA-256 over the content of images, in order, and their number."""
     total, count = hashlib.sha256(), 0
     for one in encoded:
         total.update(hashlib.sha256(one.content).digest())
@@ -77,8 +77,11 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
-    """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
-    (both its splits). A link that leads out of a folder is refused unless `follow_links`. `limit` takes the first."""
+    """Open a set of images: a folder, a `.tar`, a `.parquet` file, a folder of such files, or a store (both splits).
+
+    A folder is read at any depth, by name. A link that leads out of a folder is refused unless `follow_links`. `limit`
+    keeps the first images.
+    """
     sheets: tuple[str, ...] = ()
     if is_store(path):
         read: Callable[[], Iterator[Encoded]] = open_store(path).all_encoded
@@ -94,7 +97,7 @@ def open_images(path: Path, limit: int | None = None, follow_links: bool = False
 
 
 def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterator[Encoded]], tuple[str, ...]]:
-    """Return the reader of a folder, and the names of the contact sheets that it leaves out."""
+    """Return the reader of a folder, and the names of the contact sheets that it skips."""
     by_kind: dict[str, list[Path]] = {}
     sheets = []
     for file in files_in(path, follow_links=follow_links):
@@ -120,7 +123,7 @@ def _is_sheet(file: Path) -> bool:
         with open_image(read_file(file), file.name) as image:
             return SHEET in image.info
     except BadImageError:
-        return False  # it is refused by its name when it is read
+        return False  # reading the image later raises an error with its name
 
 
 def _read_tar(path: Path) -> Iterator[Encoded]:
@@ -136,7 +139,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
-    """Yield the column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
+    """Yield the column `image`: bytes, or a struct with `bytes` as Hugging Face data sets have it."""
     names = open_bounded(path).schema_arrow.names
     if "image" not in names:
         raise UserError(f"{path} has no column 'image'; its columns are {', '.join(names)}")
@@ -151,7 +154,7 @@ def _read_parquet(path: Path) -> Iterator[Encoded]:
 
 
 def _read_shard(path: Path) -> Iterator[Encoded]:
-    """Yield the images of an evaluation's shard in a file format that keeps raw pixels exactly."""
+    """Yield the images of an evaluation's shard as BMP, a format that keeps raw pixels exactly."""
     for index, image_CHW in enumerate(read_shard(path)):
         yield Encoded(f"{path}, image {index}", encode(image_CHW, "BMP"))
 
@@ -164,7 +167,7 @@ _SETS: dict[str, Callable[[Path], Iterator[Encoded]]] = {
 
 
 def decode(one: Encoded) -> Tensor:
-    """Return uint8 [3, H, W] in RGB. Size and format are checked before any pixel is decoded."""
+    """Decode an image to uint8 [3, H, W] in RGB. Size and format are checked before any pixel is decoded."""
     try:
         with open_image(one.content, one.name) as image:
             return pixels_of(image, one.name)
@@ -174,14 +177,14 @@ def decode(one: Encoded) -> Tensor:
 
 
 def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
-    """Return the pixels as an image file of a format of Pillow's."""
+    """Encode the pixels as an image file in a format of Pillow."""
     buffer = io.BytesIO()
     Image.fromarray(image_CHW.permute(1, 2, 0).contiguous().numpy()).save(buffer, form, **options)
     return buffer.getvalue()
 
 
 def pixels_of(image: Image.Image, name: str) -> Tensor:
-    """Return uint8 [3, H, W] in RGB; raise where eight opaque bits a channel cannot hold the image."""
+    """Return uint8 [3, H, W] in RGB; raise if eight opaque bits per channel cannot hold the image."""
     if image.mode not in _MODES:
         raise BadImageError(f"{name} has pixels of the kind {image.mode}", "convert it to 8 bits a channel first")
     if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
@@ -190,7 +193,7 @@ def pixels_of(image: Image.Image, name: str) -> Tensor:
 
 
 def _channels_first(image: Image.Image) -> Tensor:
-    """Copy the pixels; of a large image strip by strip, since Pillow hands them out through two copies."""
+    """Copy the pixels, a large image strip by strip: Pillow makes two copies of the pixels that it returns."""
     width, height = image.size
     strip = max(1, _STRIP_PIXELS // width)
     if height <= strip:
@@ -208,10 +211,10 @@ def map_prefetched(
     pixels: Callable[[A], int] = lambda item: 0,
     most_pixels: int = MOST_PIXELS_AT_ONCE,
 ) -> Iterator[B]:
-    """Map in order, and prefetch a few items in threads.
+    """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` says how many pixels are decoded for an item. From when an item is begun until its result is asked for they
-    count; no item is begun that would bring them above `most_pixels`, unless it is the only one.
+    `pixels` returns the number of pixels decoded for an item. An item's pixels count from its start until its result is
+    taken. An item that would raise their sum above `most_pixels` is started only if no other item is in progress.
     """
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()

@@ -1,7 +1,7 @@
 """The order of the data: a pure function of (seed, position). The whole data state is one integer, the position.
 
-Each epoch is a permutation of the ids, made by a keyed Feistel network with cycle walking: no table is built, any
-position is found at once, and within an epoch every id comes exactly once.
+Each epoch is a permutation of the ids, made by a keyed Feistel network with cycle walking. No table is built, any
+position is computed directly, and each epoch has every id exactly once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGE = 1 << 12
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Every image of a source once in each epoch, and in each epoch in another order."""
+    """The order of a single source: each epoch has every image once, in a new random order."""
 
     seed: int
     source: Sized
@@ -32,7 +32,7 @@ class Shuffled:
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
         size = len(self.source)
-        epoch = -(-first // size) * size  # the next that begins: where it is whole, it has every image
+        epoch = -(-first // size) * size  # start of the next epoch: a whole epoch has every image
         if epoch + size <= end:
             first, end = epoch, epoch + size
         for start in range(first, end, chunk):
@@ -48,7 +48,7 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _page(seed: int, page: int, size: int) -> Tensor:
-    """Return the ids of a page of positions: a step needs few, and soon asks again."""
+    """Return the ids of a page of positions, cached: consecutive steps read the same page."""
     position = torch.arange(page * _PAGE, (page + 1) * _PAGE)
     epoch, place = position // size, position % size
     return _permute(place, epoch, stream_key(seed, "order"), size)

@@ -1,8 +1,8 @@
-"""Read Parquet files, and rows of Arrow tables, from outside: one row at a time and within bounds.
+"""Read foreign Parquet files and rows of Arrow tables, one row at a time and within limits.
 
-The reader unpacks the footer and each page as a whole, and takes their sizes from the file: a few kilobytes can stand
-for gigabytes. So the headers of all pages of a column are read here before the column is, as the format writes them
-(Apache Parquet, `parquet.thrift`, in Thrift's compact protocol).
+Arrow's reader unpacks the footer and each page as a whole, and trusts the sizes in the file: a file of a few kilobytes
+can claim gigabytes. So the headers of all pages of a column are checked here before the column is read. Headers are
+parsed as the format defines them (Apache Parquet, `parquet.thrift`, in Thrift's compact protocol).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tintype.errors import UserError, as_user_error
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
-"""Largest size of an unpacked page."""
+"""Most bytes of an unpacked page."""
 UNCOUNTED_PAGE_BYTES = 64 << 20
 MOST_TIMES = 100
-"""A page of more than the bytes above has at most so many times its size in the file: images hardly shrink."""
+"""Largest compression factor of a page with more than `UNCOUNTED_PAGE_BYTES`: images hardly compress."""
 MOST_PAGE_VALUES = 1 << 24
 _READ_AHEAD = 1 << 20
 _MOST_HEADER_BYTES = 1 << 24
 _DEEPEST = 8
 _DATA, _DATA_V2 = 0, 3
-"""Kinds of pages."""
+"""Page types of data pages."""
 
 
 def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.ParquetFile:
-    """Open a file whose footer is within its bound. Columns are read piece by piece, not all row groups at once."""
-    kinds = (ArrowException, OSError, UnicodeDecodeError)  # the last of a column's name
+    """Open a file after checking its footer's size. Columns are read piece by piece, not a row group at a time."""
+    kinds = (ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError comes from a column's name
     with as_user_error(kinds, f"{path} cannot be read as a Parquet file"):
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -50,7 +50,7 @@ def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.Par
 
 
 def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -> None:
-    """Raise where a page of these columns is too large, or a row has more than one value of one."""
+    """Raise if a page of these columns is too large, or if a column holds lists."""
     leaves = [leaf for leaf in range(len(file.schema)) if _is_of(file.schema.column(leaf).path, columns)]
     for leaf in leaves:
         if file.schema.column(leaf).max_repetition_level:
@@ -96,11 +96,11 @@ def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMeta
 
 
 _Fields: TypeAlias = dict[tuple[int, ...], int]
-"""Numbers by their field; one in a struct by the struct's field and its own."""
+"""Numbers by field path: a number in a nested struct has the struct's field and its own."""
 
 
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
-    """Read the numbers of a struct in Thrift's compact protocol, by field; all else is passed over."""
+    """Read the numbers of a struct in Thrift's compact protocol, by field; skip all other values."""
     if not deepest:
         raise ValueError("it is nested too deeply")
     fields: _Fields = {}
@@ -146,7 +146,7 @@ def _signed(data: memoryview, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A value that is not read."""
+    """A value above the byte limit, which is not read."""
 
     bytes: int
     most: int
@@ -156,10 +156,10 @@ class TooLarge:
 
 
 def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch, one at a time: a dictionary with one large value may stand for any number of them.
+    """Yield the rows of a batch one at a time: with a dictionary, many rows can refer to one large value.
 
-    Texts are bytes until their own row is read: one that is not UTF-8 spoils no other. For a value of more than
-    `most_bytes` a `TooLarge` is given.
+    Texts are bytes until their own row is read, so that a text that is not UTF-8 fails only its row. A value of more
+    than `most_bytes` is yielded as `TooLarge`.
     """
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)
@@ -168,16 +168,16 @@ def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, obje
 
 def _value(column: pyarrow.Array, most_bytes: int) -> object:
     column = column.cast(_as_bytes(column.type))
-    column.validate(full=True)  # offsets that point elsewhere would be followed
+    column.validate(full=True)  # rejects offsets that point outside the buffers
     return TooLarge(column.nbytes, most_bytes) if column.nbytes > most_bytes else column[0].as_py()
 
 
 def parquet_rows(
     path: Path, columns: Sequence[str], most_bytes: int, first: int = 0
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their numbers, from `first` on; texts are bytes.
+    """Yield the rows of a file with their numbers, from `first` on. Texts are bytes.
 
-    A batch is one row: what a row of a compressed file holds is known only when it is read.
+    A batch is one row: the size of a row in a compressed file is known only when it is read.
     """
     file = open_bounded(path)
     check_pages(file, path, columns)
@@ -200,7 +200,7 @@ def parquet_rows(
 
 
 def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type with bytes in place of texts, also of those in a struct."""
+    """Return the type with binary in place of string, also within structs."""
     kind = plain_type(kind)
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])

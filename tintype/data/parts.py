@@ -1,4 +1,4 @@
-"""The kinds of data and of captions that a plan may have, and data that is like other data but for a few settings."""
+"""The kinds of data and captions that a plan can have, and functions that derive data from other data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tintype.settings import DataPart, KeysOf, plain
 DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
 CAPTIONS: tuple[type[CaptionsPart], ...] = (ColumnSettings, MixSettings, CurriculumSettings)
 Given = Annotated[dict[str, Any], KeysOf(DATA)]
-"""Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
+"""Settings of data as a command line option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS = {part.kind_name(): part for part in DATA}
 _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha256"}
 
 
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `data` with the given settings; of another kind, only the size stays. `where` precedes errors."""
+    """Return `data` with the given settings. If the kind changes, only the size stays. `where` precedes errors."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'", nearest(kind, _KINDS))
@@ -31,10 +31,11 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
 
 
 def instead(data: DataPart, given: Mapping[str, object], store: str | None, where: str) -> DataPart:
-    """Return other training data for a plan: on a store the one in the folder `store`, else `like`.
+    """Return other training data for a plan. A plan on a store gets the store in the folder `store`, other plans
+    `like`.
 
-    Which records of a store are taken says nothing about another store. What runs are scored against stays where
-    `data` names it (`evaluate_path`, `evaluate_style`).
+    The choice of records (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set
+    that `data` names (`evaluate_path`, `evaluate_style`) stays.
     """
     if store is None or not isinstance(data, StoreSettings):
         return like(data, given, where)
@@ -43,18 +44,18 @@ def instead(data: DataPart, given: Mapping[str, object], store: str | None, wher
 
 
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `like` for a source of a mixture, which is no mixture itself."""
+    """Return `like` for a source of a mixture; raise if the source is a mixture itself."""
     if given.get("kind") == MixtureSettings.kind_name():
         raise UserError(f"{where}: a source of a mixture is no mixture itself", "name the sources one by one")
     return like(data, given, where)
 
 
 def _over(same: Any, given: Any) -> Any:
-    """Merge key by key, so that one source of a mixture can be changed; another kind replaces all."""
+    """Merge settings key by key, so that one source of a mixture can be changed. A new kind replaces all keys."""
     if not isinstance(same, Mapping) or not isinstance(given, Mapping):
         return given
     if given.get("kind", same.get("kind")) != same.get("kind"):
         return given
-    moved = {pin for place, pin in _PINS.items() if place in given}  # it names what lies in the other place
+    moved = {pin for place, pin in _PINS.items() if place in given}  # the pin belongs to the old path
     kept = {key: value for key, value in same.items() if key not in moved}
     return {**kept, **{key: _over(kept.get(key), value) for key, value in given.items()}}

@@ -1,7 +1,7 @@
-"""Presets: public sets of images by name, with their columns, splits, licence, expected counts, and where to get them.
+"""Presets: public image sets by name, with columns, splits, licence, expected counts, and download steps.
 
-A preset is a file in `tintype/recipes/data`, or one of the user's own. It downloads nothing: its `get` says how. Facts
-that could not be checked against the set's own publisher are listed in its `unverified`.
+A preset is a file in `tintype/recipes/data`, or a user's own file. A preset downloads nothing: its `get` lists the
+steps. `unverified` lists the facts that could not be checked with the set's publisher.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ALL = "all"
 
 
 class ListedSettings(Settings):
-    """Where the lines and the images of a set of the format `listed` lie."""
+    """Files of a set in the format `listed`, and the folders of their images."""
 
     image: str = Field(description="entry of a line that names its image")
     files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the folder of images of each")
 
 
 class Preset(Settings):
-    """A public set of images, in the form in which it can be had."""
+    """A public image set, in the form in which it is published."""
 
     title: str = Field(description="the set, in words")
     home: str = Field(description="web page of the set")
@@ -62,7 +62,7 @@ class Preset(Settings):
             yield "splits: they say what the values of a column mean; give split_column too"
 
     def options(self, name: str) -> ImportOptions:
-        """Return the options of an import of this set."""
+        """Return the import options for this set."""
         return ImportOptions(
             captions=self.captions,
             attributes=read_attributes(self.attributes),
@@ -76,7 +76,7 @@ class Preset(Settings):
         )
 
     def unexpected(self, done: int, counts: Mapping[str, int]) -> list[str]:
-        """Return how the numbers of records differ from those that are expected."""
+        """Return the differences between found and expected numbers of records."""
         found = {_ALL: done, **counts}
         return [
             f"{found[which]:,} records{'' if which == _ALL else f' in the split {which}'} instead of {expected:,}"
@@ -86,7 +86,7 @@ class Preset(Settings):
 
 
 def read_preset(name: str) -> Preset:
-    """Return the preset of that name, or of the file at that path."""
+    """Return the built-in preset of that name, or the preset in the file at that path."""
     return parse(Preset, recipes.find("data", name))
 
 

@@ -1,4 +1,4 @@
-"""Images of a source that stay on the device once they were made.
+"""Images of a source that stay on the device once they are made.
 
 B: images. C: channels. H, W: rows, columns. N: images of the source.
 """
@@ -14,7 +14,7 @@ from tintype.runtime.transfer import send
 
 
 class Resident:
-    """Each image is made once, when it is first asked for, by a function that gives the images with some ids."""
+    """Caches a source's images on the device. A function makes each image at its first use."""
 
     def __init__(self, count: int, size_px: int, device: torch.device) -> None:
         self._device = device

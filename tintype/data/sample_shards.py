@@ -1,4 +1,4 @@
-"""Shards of generated images: raw pixels with their checksum, and digests of the prompts that they were made for."""
+"""Shards of generated images: raw pixels with their checksum, and digests of their prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str], fence: F
 
 
 def read_shard(path: Path) -> Tensor:
-    """Return the images of a shard: uint8 [n, 3, H, W]. Refuse a damaged one."""
+    """Return the images of a shard: uint8 [n, 3, H, W]. Refuse a damaged shard."""
     images, expected = _read(path)
     if digest(images) != expected:
         raise damaged(path, "it does not match its checksum", _REMAKE)
@@ -37,12 +37,12 @@ def read_shard(path: Path) -> Tensor:
 
 
 def read_unchecked(path: Path, first: int, last: int) -> Tensor:
-    """Return some images of a shard that `read_shard` has checked before."""
+    """Return some images of a shard that `read_shard` has already checked."""
     return _read(path, first, last)[0]
 
 
 def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, str]:
-    """Return images of a shard, and the checksum of all of them."""
+    """Return some images of a shard, and the checksum of all its images."""
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata()
@@ -56,7 +56,7 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
 
 
 def prompt_digests(path: Path) -> list[str]:
-    """Return the digests of the prompts of a shard's images; none where there is no whole shard of this run."""
+    """Return the digests of the prompts of a shard's images; empty without a complete shard of this run."""
     if not path.exists():
         return []
     try:
@@ -82,7 +82,7 @@ def _check_seal(path: Path, about: Mapping[str, str]) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's numbers."""
+    """Return the SHA-256 of a tensor's values."""
     return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Open the images of a plan's data, of any kind, and compare them with what a run recorded."""
+"""Open the images of a plan's data, of any kind, and compare their identity with a run's record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_source(
 ) -> ImageSource:
     """Return one source per (data, split, device) in a process, so that the runs of a study share images.
 
-    `stage_shapes` are those that the buckets of a store have in an earlier stage. An image stays in its bucket.
+    `stage_shapes` are the shapes of a store's buckets in an earlier stage. An image stays in its bucket.
     """
     if isinstance(data, StoreSettings):
         held_out = split != "train"  # held-out images of a store are like those of training
@@ -46,7 +46,7 @@ def open_source(
 
 
 def forget_sources() -> None:
-    """Drop every open source, and the images that it caches."""
+    """Drop every open source and its cached images."""
     open_source.cache_clear()
 
 
@@ -57,9 +57,9 @@ def open_held_out(
     shaped: bool = False,
     stage_shapes: tuple[Shape, ...] | None = None,
 ) -> ImageSource:
-    """Open the held-out images that a run is scored against; those of one source of a mixture.
+    """Open the held-out images that a run is scored against. For a mixture, these are the images of one source.
 
-    They are square, or where `shaped` of the shapes that training has, in an earlier stage the `stage_shapes`.
+    Images are square. With `shaped` the images have the shapes of training, or in an earlier stage the `stage_shapes`.
     """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else _naming_other(data):
         try:
@@ -72,19 +72,22 @@ def open_held_out(
 
 
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
-    """Open images like those of training that training never sees, square; of scenes `count`, of a store all."""
+    """Open square images from the distribution of the training images, which training never reads.
+
+    These are `count` unseen scenes, or the whole evaluation split of a store.
+    """
     return open_source(data.held_out(count), "unseen", device)
 
 
 def buckets_of(source: ImageSource) -> Tensor | None:
-    """Return the bucket of each image, the same in every stage; None for images of one shape."""
+    """Return the bucket of each image, the same in every stage; None if all images have one shape."""
     return source.bucket_N if isinstance(source, StoreSource) else None
 
 
 def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | None, list[int]]]:
-    """Return ids of a source, those of one bucket together, each bucket with its shape; None for one shape.
+    """Group ids of a source by bucket, each with the bucket's shape. Without buckets, return one group with shape None.
 
-    The order of the buckets is the same in every stage. In a small one, several may have one shape.
+    The order of the buckets is the same in every stage. In a stage of small images, several buckets may have one shape.
     """
     if not isinstance(source, StoreSource) or (bucket_N := buckets_of(source)) is None:
         return [(None, list(ids))]
@@ -96,9 +99,9 @@ def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | 
 
 
 def scored_identity(data: DataPart) -> dict[str, str]:
-    """Return the identity of the other store that a run is scored against, by its name in the run's record.
+    """Return the identity of a separate evaluation store, by its name in the run's record.
 
-    There is none where runs are scored against their own data, or where that store is not on this machine yet.
+    Return an empty dict if runs are scored against their own data, or if the store is not on this machine.
     """
     if data.scored_name == "data" or not isinstance(data.scored, StoreSettings) or not data.at_hand:
         return {}
@@ -108,7 +111,7 @@ def scored_identity(data: DataPart) -> dict[str, str]:
 
 @contextmanager
 def _naming_other(data: DataPart) -> Iterator[None]:
-    """Name the setting in errors about the other store that a run is scored against."""
+    """Name the setting in errors about a separate evaluation store."""
     try:
         yield
     except UserError as error:
@@ -125,7 +128,7 @@ def _naming_other(data: DataPart) -> Iterator[None]:
 
 @contextmanager
 def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
-    """Name the source in errors: its `data.where` is a deeper setting of the mixture. The size is the mixture's."""
+    """Name the source in errors: its `data.where` is a nested setting of the mixture. The size is the mixture's."""
     try:
         yield
     except UserError as error:
@@ -137,7 +140,7 @@ def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
 
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource) -> Order:
-    """Return the order of the training images. `source` is that of the training split."""
+    """Return the order of the training images. `source` is the source of the training split."""
     if (bucket_N := buckets_of(source)) is not None:
         unit = train.alike if len(data.shapes) > 1 else train.batch // train.accumulate
         return Bucketed(seed, bucket_N, unit)
@@ -147,10 +150,10 @@ def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSou
 
 
 def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
-    """Return whether only captions were added to the stores of a run since it recorded their identities.
+    """Return whether the stores of a run have changed only by added captions since the run recorded their identities.
 
-    The run cannot read such captions: they were not there when it began, and its plan names all that it reads.
-    `name` and `known` are of a run's record of identities: `data`, and `data/NAME` for a source of a mixture.
+    The run cannot read such captions: its plan names every column that it reads, and was made before. `name` and
+    `known` come from the run's record of identities: `data`, and `data/NAME` for a source of a mixture.
     """
     whole, _, source = name.partition("/")
     if whole != "data" or name not in known:

@@ -1,4 +1,4 @@
-"""Read the members of tars from outside. Nothing is unpacked to the disk."""
+"""Read the members of foreign tars. Nothing is unpacked to disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members but folders, in the order of the file; raise where the tar is not whole.
+    """Yield the members except folders, in the order of the file; raise if the tar is incomplete.
 
-    Python's reader accepts a tar that ends between members, and takes a damaged header for the end.
+    Python's reader alone would accept a tar that ends between members, and would take a damaged header for the end.
     """
     size = path.stat().st_size
     explained = as_user_error((tarfile.TarError, OSError), f"{path} cannot be read as a tar file")
@@ -39,12 +39,12 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def is_plain(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a file whose bytes lie in the tar: no link, no device, not sparse."""
+    """Return whether a member is a regular file whose bytes lie in the tar: no link, no device, not sparse."""
     return member.type in _PLAIN and not member.issparse()
 
 
 def content(path: Path, start: int, size: int) -> bytes:
-    """Return the bytes of a plain member."""
+    """Return the bytes of a regular member."""
     with path.open("rb") as file:
         file.seek(start)
         return file.read(size)

@@ -1,1 +1,1 @@
-"""Images are decoded beside the training: in threads, or in processes of their own."""
+"""Decode images in parallel to the training, in threads or in separate processes."""

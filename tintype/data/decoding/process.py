@@ -1,8 +1,9 @@
-"""A process that decodes images for another: it reads one, answers with its pixels, and ends with its input.
+"""A worker process that decodes images: it reads a request, answers with the pixels, and ends when its input ends.
 
-Messages are bytes; nothing is unpickled. A question is `QUESTION` (height and width, and whether the image is stretched
-to them or covers them) with the image's name, and the content. An answer is `ANSWER` (whether an error follows;
-nanoseconds of the CPU), and the pixels or the parts of the error as JSON.
+Messages are bytes; nothing is unpickled. A request is two messages: `QUESTION` with the image's name, and the image
+file. `QUESTION` has height and width, and whether to stretch the image to them or to cover them and crop. An answer is
+two messages: `ANSWER`, and the pixels or the error as JSON. `ANSWER` has whether decoding failed, and the CPU time in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ANSWER = struct.Struct("<?Q")
 
 
 def serve(connection: Connection) -> None:
-    """Decode one image after the other; raises EOFError once the other end is closed."""
+    """Decode one image after the other; raise EOFError when the other end is closed."""
     while True:
         question, content = connection.recv_bytes(), connection.recv_bytes()
         began_ns = time.process_time_ns()
@@ -44,10 +45,11 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Decode for the process whose id is the first argument, through the open file that is the second.
+    """Run a worker. Arguments are the parent's process id, and the file descriptor of the connection.
 
-    A thread of that process started this one, and may end before it: the kernel is not asked. Signals are for the run:
-    a scheduler sends them to all processes of a job.
+    The parent id is watched by polling: the thread that started this process may end before it, which the kernel's
+    parent-death signal would take for the parent's end. SIGINT and SIGTERM are ignored, since the run handles them: a
+    scheduler sends them to all processes of a job.
     """
     watch_parent(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,8 +1,8 @@
-"""Processes that decode images, for a training that needs more of them than threads give.
+"""Worker processes that decode images, for training that needs more throughput than threads give.
 
-Threads of Python take turns at all that is not decoding itself, and with the thread that drives the GPU: sixteen of
-them decode hardly more than one where images are also shrunk. Each process here is asked by one thread at a time,
-which waits for the answer and turns for nothing else.
+Python threads take turns on the interpreter lock for everything but decoding, and compete with the thread that drives
+the GPU. If images are also shrunk, sixteen threads decode hardly more than one. Each worker process serves one thread
+at a time, and that thread only waits for the answer.
 
 C: channels. H, W: rows, columns.
 """
@@ -31,8 +31,10 @@ _TRIES = 2
 
 
 class _Decoder:
-    """One process. It is no part of the terminal's group, whose Ctrl-C is for the run alone; it ends when the run does:
-    its input ends then, and in the middle of an image it finds that its parent is gone."""
+    """A worker process in a session of its own, since a terminal's Ctrl-C is for the run alone.
+
+    The worker ends with the run: its input ends, or in the middle of an image it notices that its parent is gone.
+    """
 
     def __init__(self) -> None:
         places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
@@ -41,14 +43,14 @@ class _Decoder:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tintype.data.decoding.process", str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what writes there by mistake writes to the errors
+                stdout=2,  # stray prints go to stderr
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
 
     def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool) -> float:
-        """Write the image to `out_CHW`; return the CPU seconds that it took."""
+        """Write the image to `out_CHW`; return the CPU seconds spent."""
         self._connection.send_bytes(QUESTION.pack(*out_CHW.shape[1:], stretch) + one.name.encode())
         self._connection.send_bytes(one.content)
         failed, cpu_ns = ANSWER.unpack(self._connection.recv_bytes())
@@ -58,13 +60,13 @@ class _Decoder:
         return float(cpu_ns) / 1e9
 
     def end(self) -> int:
-        """Wait for the process; return its exit code."""
+        """Wait for the process to exit; return its exit code."""
         self._connection.close()
         return self.process.wait()
 
 
 class Decoders:
-    """A pool of processes; another one is started when all present ones are busy."""
+    """A pool of worker processes. A further worker is started when all running workers are busy, up to `count`."""
 
     def __init__(self, count: int) -> None:
         self._free: LifoQueue[_Decoder | None] = LifoQueue()
@@ -74,9 +76,9 @@ class Decoders:
         self.running: list[_Decoder] = []
 
     def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool = False) -> None:
-        """Write the middle of the image, shrunk to cover `out_CHW`, there; or all of it, stretched to that shape.
+        """Write the image to `out_CHW`: shrunk to cover it and center-cropped, or with `stretch` resized to its shape.
 
-        A process that was killed is replaced, and its image asked for again.
+        If a worker was killed, another worker replaces it and decodes the image.
         """
         code = 0
         for _ in range(_TRIES):
@@ -88,7 +90,7 @@ class Decoders:
             except UserError:
                 self._free.put(decoder)
                 raise
-            except BaseException:  # its answer would be taken for that to the next question
+            except BaseException:  # else the next request would get this answer
                 self._forget(decoder)
                 raise
             else:
@@ -104,7 +106,7 @@ class Decoders:
 
     def end(self) -> None:
         for decoder in self.running:
-            decoder.process.kill()  # they keep nothing
+            decoder.process.kill()  # workers hold no state
         while self.running:
             self.running.pop().end()
 
@@ -112,7 +114,7 @@ class Decoders:
         try:
             decoder = _Decoder()
         except OSError as error:
-            self._free.put(None)  # or the next would wait for it for ever
+            self._free.put(None)  # else the next caller would wait for ever
             raise UserError(
                 f"a process that decodes images cannot be started: {error.strerror or error}",
                 f"allow more processes, memory or open files, then {again()} again to resume",
@@ -130,7 +132,7 @@ class Decoders:
 
 @lru_cache(maxsize=8)
 def decoders(count: int) -> Decoders:
-    """Return one set of processes for all sources of a run."""
+    """Return the worker pool that all sources of a run share."""
     found = Decoders(count)
     atexit.register(found.end)
     return found

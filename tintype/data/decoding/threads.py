@@ -13,27 +13,27 @@ import torch
 from tintype.runtime.machine import cores
 
 MOST_PIXELS_AT_ONCE = 100_000_000
-"""Pixels decoded at a time, by all threads. One image is always decoded, however large."""
+"""Most pixels that all threads decode at the same time. A single image is always decoded, however large."""
 _MOST_THREADS = 16
 _sharing = 1
 
 
 def usual_threads() -> int:
-    """Return how many threads this process may run, beside others that do the same work."""
+    """Return the number of threads for this process, considering other ranks and runs on the machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MOST_THREADS, max(1, cores() // (ranks * _sharing)))
 
 
 def share_cores(processes: int) -> None:
-    """Set how many processes of one study share this machine."""
+    """Set the number of processes of one study that share this machine."""
     global _sharing
     _sharing = processes
 
 
 def decoding_pool(threads: int) -> ThreadPoolExecutor:
-    """Return threads that compute alone: torch would start a busily waiting team for each.
+    """Return a thread pool whose threads run torch single-threaded: torch would start a busy-waiting team for each.
 
-    All are started here, since a thread that begins takes the number that was set last, by whichever thread.
+    All threads are started here: a new thread takes over the thread count that any thread of the process set last.
     """
     own = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "decode", initializer=_alone)
@@ -46,14 +46,14 @@ def decoding_pool(threads: int) -> ThreadPoolExecutor:
 
 
 class PixelBudget:
-    """Bounds the pixels that threads decode at a time. One image is always decoded, however large."""
+    """Limits the pixels that threads decode at the same time. A single image is always decoded, however large."""
 
     def __init__(self, most: int = MOST_PIXELS_AT_ONCE) -> None:
         self._most, self._used, self._changed = most, 0, Condition()
 
     @contextmanager
     def take(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for an image of so many pixels."""
+        """Wait until an image of this many pixels fits into the budget."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._most)
             self._used += pixels
@@ -67,4 +67,4 @@ class PixelBudget:
 
 def _alone() -> None:
     torch.set_num_threads(1)
-    torch.get_num_threads()  # settles it: a thread looks for the number when it first needs it, and then never again
+    torch.get_num_threads()  # torch reads the number at its first use in a thread, and never again

@@ -1,8 +1,8 @@
-"""Importers read images of foreign formats into a store: one file for each format.
+"""Importers read foreign image formats into a store: one module for each format.
 
-To add one, write a file with an `open_…(path, reading)` that returns an `Importer`, or None where the path is not of
-its format, and add it to `_IMPORTERS`; a plugin has it in `IMPORTERS`. An importer reads no image of more bytes than
-`reading` allows, and follows no link out of the folder.
+To add an importer, write a module with a function `open_…(path, reading)` and add the function to `_IMPORTERS`. The
+function returns an `Importer`, or None if the path has another format. A plugin lists its functions in `IMPORTERS`. An
+importer must not read an image of more bytes than `reading` allows, nor follow a link out of the folder.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ FORMATS: dict[str, Callable[[Path, Reading], Importer | None]] = {
     "coco": open_coco,
     "listed": open_listed,
 }
-"""Formats that a preset can name. Files of other kinds in the same folder are passed over then."""
+"""Formats that a preset can name. Files of other formats in the same folder are then skipped."""
 
 
 def open_importer(path: Path, reading: Reading | None = None) -> Importer:
-    """Return the one importer that reads the path."""
+    """Return the importer that reads the path; raise unless exactly one does."""
     if (scenes := open_scenes(path)) is not None:
         return scenes
     if reading is not None and reading.format is not None:
@@ -66,7 +66,7 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
 
 
 def _open_as(path: Path, form: str, reading: Reading) -> Importer:
-    """Return the importer of one format."""
+    """Return the importer of the format `form`."""
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if (opened := FORMATS[form](path, reading)) is None:

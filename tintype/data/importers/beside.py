@@ -1,7 +1,7 @@
-"""Images with captions in files that stand beside them under their name, on a disk or in a tar.
+"""Images with captions in sidecar files of the same name, on disk or in a tar.
 
-`dog.txt` is the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The entries
-of `dog.json` are columns under their own names; captions are those that are strings.
+`dog.txt` becomes the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The
+keys of `dog.json` become columns of the same names; its strings can be captions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN, _JSON = "txt", "json"
 
 
 class UnreadableError(Exception):
-    """A file beside an image, or a column, that cannot be used; the message says why."""
+    """A sidecar file or a column that cannot be used; the message gives the reason."""
 
 
 def text_of(content: bytes, name: str) -> str:
@@ -35,7 +35,7 @@ def text_of(content: bytes, name: str) -> str:
 
 
 def entries_of(content: bytes, name: str) -> dict[str, Json]:
-    """Return the entries of a JSON object."""
+    """Parse a JSON object."""
     try:
         return parse_object(text_of(content, name))
     except ValueError as error:
@@ -44,10 +44,10 @@ def entries_of(content: bytes, name: str) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file on the disk, or a piece of a tar."""
+    """A file on disk, or a member of a tar."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
     path: Path
     start: int = 0
     size: int | None = None
@@ -70,23 +70,27 @@ class Member:
 class Sample:
     source: str
     members: dict[str, Member] = field(default_factory=dict)
-    """The image and what stands beside it, by what follows the name and a dot: `png`, `txt`, `short.txt`, `json`."""
+    """The image and its sidecar files, by the rest of the name after the stem: `png`, `txt`, `short.txt`, `json`."""
     known: dict[str, str | None] = field(default_factory=dict)
-    """Values of columns that are in no file."""
+    """Values of columns that come from no file."""
     problem: str = ""
 
     @property
     def image(self) -> str | None:
-        """Return the member that is the image: one with a plain ending, or else the only one that ends so."""
+        """Return the member that is the image: one with a plain ending such as `png`, else with an ending such as
+        `left.png`.
+
+        Return None if several members qualify, or none.
+        """
         plain = [ending for ending in self.members if f".{ending}" in SUFFIXES]
         some = plain or [ending for ending in self.members if ending.endswith(SUFFIXES)]
         return some[0] if len(some) == 1 else None
 
 
 class SideImporter(Importer):
-    """Captions are every text file, and of the entries those with a usual name.
+    """Reads captions from text files, and from JSON keys with a known caption name.
 
-    A text file takes precedence over an entry of its name.
+    On a clash, the text file takes precedence over the JSON key of the same name.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class SideImporter(Importer):
 
 
 def _column(ending: str) -> str | None:
-    """Return the column of a text file, by what follows the image's name."""
+    """Return the column of a text file, by the part of its name after the image's stem; None for other files."""
     if ending == _PLAIN:
         return _PLAIN
     return ending.removesuffix(".txt") if ending.endswith(".txt") else None

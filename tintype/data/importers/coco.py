@@ -1,7 +1,7 @@
 """COCO captions: `annotations/captions_NAME.json` with `images` and `annotations`, and the images in the folder NAME.
 
-An image has several captions. The column `caption` is the first of them, `captions` is all of them as one text, and
-`folder` is NAME, such as `train2017`. Presets name this format: a folder is not searched for it.
+An image has several captions. The column `caption` is the first caption, `captions` is all captions as one text, and
+`folder` is NAME, such as `train2017`. The format is read only if a preset names it; it is not detected in a folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CocoImporter(Importer):
 
 
 def _captioned(file: Path) -> list[tuple[str, list[str]]]:
-    """Return the images of a file in its order, each with its captions in the order of their ids."""
+    """Return the images of a file in its order, each with its captions sorted by id."""
     with as_user_error(OSError, f"{file} cannot be read"), as_user_error(ValueError, str(file)):
         content = parse_object(read_file(file, MOST_TABLE_BYTES))
     names: dict[int, str] = {}

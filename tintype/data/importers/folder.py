@@ -1,4 +1,4 @@
-"""A folder of images, searched to its leaves, with captions in text or JSON files beside them.
+"""A folder of images, searched at any depth, with captions in text or JSON files of the same name.
 
 The column `folder` is the first folder on the path to an image.
 """

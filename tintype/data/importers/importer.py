@@ -1,4 +1,4 @@
-"""The base of all importers, and what they share."""
+"""The base class of all importers, and their shared constants."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from tintype.data.image_file import LIMITS, Limits
 from tintype.wording import option
 
 FOLDER = "folder"
-"""A column that many importers have: the first folder on the path of an image, or the name of its split."""
+"""A column of many importers: the first folder on the path to an image, or the name of the image's split."""
 MOST_TEXT_BYTES = 1 << 22
 """Most bytes of a caption or of a JSON object beside an image."""
 MOST_TABLE_BYTES = 1 << 30
-"""Most bytes of a metadata file or an index, which is read as a whole."""
+"""Most bytes of a metadata file or an index, which is read into memory as a whole."""
 Kinds = Mapping[str, Collection[str]]
-"""Columns, and the kinds of the values in each."""
+"""Columns, and the kinds of the values in each column."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Names of JSON Lines files and of the folders with their images, seen from the source."""
+    """JSON Lines files and the folders of their images, relative to the source."""
 
     image: str
-    """The entry of a line that names its image, seen from the folder of images."""
+    """Key in each line with the image's path, relative to the folder of images."""
     files: Mapping[str, str]
-    """Files, and the folder of images of each."""
+    """JSON Lines files, each with its folder of images."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Limits for reading a source."""
+    """How to read a source: limits, links and format."""
 
     limits: Limits = LIMITS
     follow_links: bool = False
-    """Whether to read files outside the folder where links lead there."""
+    """Whether to follow links to files outside the folder."""
     format: str | None = None
-    """The format that the source has, a key of `FORMATS`; by default that of the files that are found in it."""
+    """Format of the source, a key of `FORMATS`; by default the format is detected from the files."""
     listed: Listed | None = None
-    """Names of the files, for the format `listed`."""
+    """File names for the format `listed`."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image as it lies in the source. Where `content` is None, `problem` says why it could not be read."""
+    """An image as it lies in the source. If `content` is None, `problem` says why the image could not be read."""
 
     source: str
     """File or row of the item."""
     content: bytes | None = None
     values: Mapping[str, object] = field(default_factory=dict)
-    """The requested columns: texts, numbers, truths, None, and whatever JSON holds."""
+    """The requested columns. Values are texts, numbers, booleans, None, and any other JSON values."""
     problem: str = ""
 
 
 class Importer(ABC):
-    """Knows its columns before any image is read, and yields items in a fixed order, from any position."""
+    """Reads a source: knows its columns before it reads any image, and yields items in order from any position."""
 
     def __init__(
         self,
@@ -68,17 +68,19 @@ class Importer(ABC):
     ) -> None:
         self._files = files
         self.columns = list(dict.fromkeys(columns))
-        """The columns of text that captions and splits can be taken from."""
+        """Text columns, from which captions and splits can be taken."""
         self.kinds = kinds
-        """The columns that attributes can be taken from. There is one kind where the source states it; where it does
-        not, as in JSON, there are all that the values have."""
+        """Columns from which attributes can be taken, with their kinds.
+
+        A source with types states one kind per column. Without types, as in JSON, a column has all kinds of its values.
+        """
         self.count = count
         self.usual_captions = usual_captions(self.columns) if usual is None else usual
-        """Kinds of captions and their columns, where the user names none."""
+        """Kinds of captions and their columns, used if the user names none."""
 
     @property
     def no_captions(self) -> str:
-        """Return why `usual_captions` is empty, and what to do."""
+        """Return an error text for empty `usual_captions`: why, and how to fix it."""
         there = ", ".join(self.columns) or "no column of text"
         return (
             f"none of its columns is known for captions; say which: {option('caption', 'long=COLUMN')}. It has {there}"
@@ -86,22 +88,22 @@ class Importer(ABC):
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        """Name, size and time of each file: an import resumes from the same source only."""
+        """Path, size and modification time of each file: an import resumes only from the same source."""
         stats = [(file, file.stat()) for file in self._files]
         return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
     @abstractmethod
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
-        """Yield the items from number `first` on, with the values of these columns."""
+        """Yield the items from index `first` on, with the values of these columns."""
 
 
 def usual_captions(columns: Collection[str]) -> dict[str, str]:
-    """Return `long` and `short` from the columns of these names, or from caption_long and caption_short.
+    """Map `long` and `short` to columns named `long`, `short`, `caption_long` or `caption_short`.
 
-    Where there is neither, `long` is from `caption` or `text`.
+    If none of these columns exists, map `long` to the column `caption` or `text`.
     """
     pairs = {"caption_long": "long", "long": "long", "caption_short": "short", "short": "short"}
     for usual in (pairs, {"text": "long", "caption": "long"}):
         if found := {name: column for column, name in usual.items() if column in columns}:
-            return found  # of two columns for one kind, the later
+            return found  # of two columns for one kind, the later wins
     return {}

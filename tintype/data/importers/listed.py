@@ -1,8 +1,8 @@
-"""JSON Lines files that name images in folders of their own, as `Listed` says: for presets of such sets.
+"""JSON Lines files with the paths of images in separate folders, as `Listed` describes; used by presets.
 
-A line is an object; entries of objects in it are columns `NAME.KEY`. The files may be larger than the memory: of each
-line only its place is kept, and it is read again with its image. Lines of images in folders that are not there are left
-out, so that a set can be imported of which a part was downloaded.
+Each line is an object; keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory: only
+each line's offset is kept, and the line is read again with its image. Lines whose image folder is missing are skipped,
+so a partly downloaded set can be imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ListedImporter(Importer):
         there = {path / file: path / images for file, images in listed.files.items() if (path / file).is_file()}
         check_inside(path, list(there), reading.follow_links)
         self._places = {file: array("q") for file in there}
-        """Where each line begins that is an item."""
+        """Byte offsets of the lines that are items."""
         kinds: dict[str, set[str]] = {}
         folders: dict[Path, bool] = {}
         for file, images in there.items():
@@ -84,7 +84,7 @@ class ListedImporter(Importer):
 
 
 def _lines(file: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield where each line begins that is not empty, and the line; of one that is too long only its beginning."""
+    """Yield each non-empty line with its byte offset. A line that is too long is yielded truncated."""
     with file.open("rb") as opened:
         opened.seek(start)
         while line := opened.readline(MOST_TEXT_BYTES + 1):
@@ -97,7 +97,7 @@ def _lines(file: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def _row(line: bytes) -> dict[str, Json] | str:
-    """Return the entries of a line, those of objects in it by `NAME.KEY`; or what is wrong with it."""
+    """Parse a line; keys of nested objects become `NAME.KEY`. Return an error text if the line is invalid."""
     if len(line) > MOST_TEXT_BYTES:
         return f"it has more than {MOST_TEXT_BYTES:,} bytes"
     try:

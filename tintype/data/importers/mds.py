@@ -1,9 +1,9 @@
 """MDS shards, as MosaicML's streaming writes them: `index.json` and `shard.00000.mds`, …
 
-A shard is a uint32 count of samples, uint32 offsets (one more than samples, from the file's beginning), a note of the
-writer's, and the samples. A sample is the uint32 sizes of those columns that have no fixed one, and then the columns'
-bytes in the index's order. Shards of several splits may lie in folders of their own; the column `folder` says which.
-Pickled columns are never read.
+A shard starts with a uint32 number of samples and uint32 offsets from the file's beginning, one more than samples. A
+note of the writer and the samples follow. A sample has the uint32 sizes of its columns without a fixed size, then the
+columns' bytes in the index's order. Shards of several splits may lie in separate folders; the column `folder` holds the
+folder. Pickled columns are never read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS: dict[str, str] = {
 }
 _UINT32 = np.dtype("<u4")
 _RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
-"""Bytes a pixel of the kinds of raw pixels that can be stored, and a format that keeps them exactly."""
+"""Supported modes of raw pixels: bytes per pixel, and a file format that stores them exactly."""
 
 
 class _File(BaseModel):
@@ -51,7 +51,7 @@ class _File(BaseModel):
 
 
 class _Shard(BaseModel):
-    """A shard in the index; keys that are not needed are left out."""
+    """A shard in the index; unused keys are omitted."""
 
     version: int
     format: str
@@ -72,7 +72,7 @@ class _Shard(BaseModel):
         return self
 
     def encodings(self) -> dict[str, str]:
-        """Return the encoding of each column, without what follows a colon, as in `jpeg:90`."""
+        """Return the encoding of each column without its options, such as `jpeg` for `jpeg:90`."""
         plain = (encoding.partition(":")[0] for encoding in self.column_encodings)
         return dict(zip(self.column_names, plain, strict=True))
 
@@ -84,7 +84,7 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True)
 class _Place:
-    """A shard and its file."""
+    """A shard and its file on disk."""
 
     path: Path
     split: str | None
@@ -97,7 +97,7 @@ def open_mds(path: Path, reading: Reading) -> MdsImporter | None:
         return None
     found = [file for file in (path / _INDEX, *sorted(path.glob(f"[!.]*/{_INDEX}"))) if _is_index(file)]
     if found and found[0].parent == path:
-        found = found[:1]  # one above the others names their shards too
+        found = found[:1]  # the top index names the shards of subfolders too
     return MdsImporter(path, found, reading) if found else None
 
 
@@ -144,14 +144,14 @@ class MdsImporter(Importer):
             return Item(source, problem=str(error))
 
     def _first_entries(self) -> dict[str, object]:
-        """Return the entries of the JSON columns of the first sample."""
+        """Return the JSON values of the first sample, by column."""
         names = [name for name, encoding in self._encodings.items() if encoding == "json"]
         values = next(self.items(names, 0), Item("")).values
         return {key: value for key, value in values.items() if value is not None or key not in (FOLDER, *names)}
 
 
 def _is_index(file: Path) -> bool:
-    """Return whether it is an index of MDS shards, and not any other file of that frequent name."""
+    """Return whether a file named `index.json` is an index of MDS shards."""
     if not file.is_file():
         return False
     try:
@@ -170,7 +170,7 @@ def _read_index(file: Path) -> list[_Shard]:
 
 
 def _place(source: Path, index: Path, shard: _Shard) -> _Place:
-    """Return the plain file of a shard where it exists, else the compressed one."""
+    """Return the uncompressed file of a shard if it exists, else the compressed file."""
     plain, packed = shard.raw_data, shard.zip_data
     if bad := next((one.basename for one in (plain, packed) if one and leads_out(one.basename)), None):
         raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
@@ -207,13 +207,13 @@ def _open(place: _Place) -> io.BufferedIOBase:
 
 
 def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
-    """Return the most that a sample may have: of its image, which may be raw pixels, and of its other columns."""
+    """Return the most bytes of a sample: those of its image, which may be raw pixels, and of its other columns."""
     raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
     return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
 
 
 def _samples(place: _Place, first: int, most_bytes: int) -> Iterator[tuple[int, bytes | str]]:
-    """Yield the number and the bytes of each sample, or why it is not read."""
+    """Yield the number of each sample with its bytes, or with the reason why it is not read."""
     with _open(place) as file:
         offsets = _offsets(file, place)
         for number in range(first, place.shard.samples):
@@ -238,7 +238,7 @@ def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
 
 
 def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
-    """Return the bytes of each column."""
+    """Split a sample into the bytes of each column."""
     varying = sum(not size for size in shard.column_sizes)
     if len(sample) < 4 * varying:
         raise UnreadableError("it is damaged: it ends within the sizes of its columns")
@@ -251,13 +251,16 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
 
 
 def _kinds(encodings: Mapping[str, str], first: Mapping[str, object]) -> dict[str, set[str]]:
-    """Return the kinds by encoding. JSON is known by its first sample: a whole number there may be none elsewhere."""
+    """Return the kinds of columns by encoding, and of JSON keys by the first sample.
+
+    A JSON key that is a whole number in the first sample counts as a float, since other samples may have fractions.
+    """
     entries = {name: {"float" if kind == "int" else kind for kind in some} for name, some in kinds_in([first]).items()}
     return {name: {_KINDS[encoding]} for name, encoding in encodings.items() if encoding in _KINDS} | entries
 
 
 def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
-    """Return the value of a column, or `NAME.KEY` for each entry in an object of JSON."""
+    """Decode the value of a column. A JSON object gives `NAME.KEY` for each of its keys."""
     if encoding == "int":
         return {name: str(int.from_bytes(content, "little", signed=True))}  # also a column of text
     if encoding in _SCALARS:
@@ -276,7 +279,7 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
 
 
 def _file_of_raw(content: bytes) -> bytes:
-    """Return an image file of raw pixels, before which stand width, height and the mode's name with its length."""
+    """Convert raw pixels to an image file. The raw header has width, height, and the length and name of the mode."""
     width, height, named = struct.unpack("<III", content[:12]) if len(content) >= 12 else (0, 0, 0)
     mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
     if mode not in _RAW_MODES:
@@ -290,7 +293,7 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """Return the column of images, or else of bytes: the one named `image`, or the only one."""
+    """Return the image column `image`, or the only image column; without image columns, look among bytes columns."""
     images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
     some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:

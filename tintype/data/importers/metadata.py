@@ -1,7 +1,8 @@
-"""A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
+"""A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as Hugging Face image folders have it.
 
-Each row names an image in `file_name`, seen from the folder that the metadata file lies in; its other values are
-columns, and the texts among them can be captions. An image that no row names is an item with a problem.
+Each row has an image's path in `file_name`, relative to the metadata file's folder. The row's other values are columns,
+and texts among them can be captions. An image that no row names is an item with a problem.
+
 The column `folder` is the first folder on the path to an image, unless the rows have a column of that name.
 """
 
@@ -27,7 +28,7 @@ _LONGEST_CELL = 1 << 27
 
 
 def _name(row: Item) -> str | None:
-    """Return the file of a row's image."""
+    """Return the file name of a row's image."""
     found = row.values.get(_NAME)
     return found if isinstance(found, str) else None
 
@@ -37,7 +38,7 @@ def _is_table(file: Path) -> bool:
 
 
 def is_metadata(file: Path) -> bool:
-    """Return whether a file is metadata: a Parquet file of this name may hold the images themselves."""
+    """Return whether a file is metadata. A `metadata.parquet` with image bytes but without file names is not."""
     if _is_table(file):
         names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
@@ -103,7 +104,7 @@ class MetadataImporter(Importer):
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file; bytes that are not UTF-8 are kept, and refused with their row."""
+    """Return the text of a file. Bytes that are not UTF-8 are kept, so that only their row is refused."""
     return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
 
 

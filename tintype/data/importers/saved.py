@@ -1,7 +1,7 @@
-"""Data sets that `save_to_disk` of the library datasets wrote: `state.json` names Arrow IPC streams.
+"""Data sets written by `save_to_disk` of Hugging Face datasets: `state.json` names Arrow IPC streams.
 
-Several splits lie in folders that `dataset_dict.json` names; the column `folder` says which, unless the rows have a
-column of that name.
+Several splits lie in folders that `dataset_dict.json` names. The column `folder` holds the split's folder, unless the
+rows have a column of that name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tintype.runtime.files import Json, parse_object
 
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-"""The last bytes of a whole stream."""
+"""Last bytes of a complete stream."""
 
 
 def open_saved(path: Path, reading: Reading) -> TableImporter | None:
@@ -64,8 +64,8 @@ def _table(source: Path, path: Path, split: str | None) -> Table:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.RecordBatchStreamReader]]:
-    """Yield the file and the stream in it."""
-    kinds = (pyarrow.ArrowException, OSError, UnicodeDecodeError)  # the last of a column's name
+    """Yield the memory-mapped file and its Arrow stream."""
+    kinds = (pyarrow.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError comes from a column's name
     with as_user_error(kinds, f"{path} cannot be read as an Arrow stream"):
         with path.open("rb") as file:
             file.seek(-min(len(_END), path.stat().st_size), 2)
@@ -93,7 +93,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
-    """Return whether it is the name of a file or folder that lies in the same folder."""
+    """Return whether `name` is a plain file or folder name, without a path."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 

@@ -1,7 +1,7 @@
 """The embedded scenes, by name: `scenes`, or with settings: `scenes:count=1000,style=photo,size_px=64`.
 
-After the training scenes follow a tenth as many held-out ones; the column `split` says which. `style`, `light`, `sky`,
-`ground` and the number of `objects` can be taken for attributes.
+After the training scenes follow a tenth as many held-out scenes; the column `split` says which split a scene is in.
+Attributes can be `style`, `light`, `sky`, `ground` and the number of `objects`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScenesImporter(Importer):
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        """The settings, which decide the scenes: there are no files."""
+        """The settings, which define the scenes: there are no files."""
         return [[key, str(value)] for key, value in plain(self._settings).items()]
 
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Rows of Arrow tables with an image in each: what Parquet files and saved data sets have in common."""
+"""Rows of Arrow tables with an image in each row: the common base of Parquet files and saved data sets."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ class Table:
 
     path: Path
     name: str
-    """Name of the table in the sources of items."""
+    """Name of the table in the items' `source`."""
     rows: int
     schema: pyarrow.Schema
     split: str | None = None
 
 
 Rows: TypeAlias = Callable[[Table, Sequence[str], int, int], Iterator[tuple[int, dict[str, object]]]]
-"""Yields numbers and values of the rows of a table: of these columns, with at most so many bytes a value, and from a
-number on. Texts are bytes."""
+"""Yields (row number, values) of a table: for these columns, with a byte limit per value, from a row on.
+
+Texts are yielded as bytes.
+"""
 
 
 class TableImporter(Importer):
     """Yields the rows of several tables with the same columns."""
 
     def __init__(self, tables: Sequence[Table], rows: Rows, most_bytes: int, folder: Sequence[str] = ()) -> None:
-        """`folder`: a column that is not in the tables."""
+        """Open tables. `folder` names columns that `rows` adds and the tables lack."""
         first, schemas = tables[0], [table.schema for table in tables]
         self._tables, self._rows, self._most_bytes = tables, rows, most_bytes
         self._image, texts = image_column(first.schema, first.path), _text_columns(first.schema)
@@ -60,7 +62,7 @@ class TableImporter(Importer):
 
 
 def image_column(schema: pyarrow.Schema, path: Path) -> str:
-    """Return `image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
+    """Return the column `image`, else the only struct column with `bytes`, as Hugging Face data sets have it."""
     if IMAGE in schema.names:
         kind = plain_type(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
@@ -77,7 +79,7 @@ def _text_columns(schema: pyarrow.Schema) -> list[str]:
 
 
 def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
-    """Return the columns of texts, numbers and truths that all of the tables have, and their kinds."""
+    """Return the columns of texts, numbers and booleans that every table has, with their kinds."""
     each = [{one.name: kind for one in schema if (kind := kind_of_arrow(one.type)) is not None} for schema in schemas]
     return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
 
@@ -107,7 +109,7 @@ def _is_bytes(kind: pyarrow.DataType) -> bool:
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:
-    """Return whether it is a struct with `bytes` and no list, which could have any length in few bytes."""
+    """Return whether the type is a struct with `bytes` and without lists. A list could have any length in few bytes."""
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         return False
     return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)

@@ -1,8 +1,8 @@
-"""WebDataset tars: members of one name up to the first dot are a record, in the order of their first members.
+"""WebDataset tars: members with the same name up to the first dot are a record, in the order of their first members.
 
-The part after that dot says what a member is: an image's ending; `txt` and `NAME.txt`, the columns `txt` and `NAME`;
-`json`, whose entries are columns, the strings among them also of captions. Nothing is unpacked to the disk. What cannot
-be a record (links, devices, paths that lead out, records without an image) is an item with a problem.
+The part after that dot gives a member's role: an image suffix; `txt` or `NAME.txt` for the column `txt` or `NAME`;
+`json` for an object whose keys are columns. Strings in the object can be captions. Nothing is unpacked to disk. Links,
+devices, paths that lead out of the tar, and records without an image become items with a problem.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tintype.data.importers.importer import Reading
 
 
 def open_webdataset(path: Path, reading: Reading) -> SideImporter | None:
-    """Open a file, or a folder with such files at any depth, in the order of their names."""
+    """Open a tar, or a folder with tars at any depth, sorted by name."""
     files = files_in(path, (".tar",), reading.follow_links)
     samples = [sample for file in files for sample in _index(file)]
     return SideImporter(files[0], files, samples, reading.limits.bytes) if files else None
 
 
 def _index(path: Path) -> list[Sample]:
-    """Return where each member lies, from the headers alone."""
+    """Index the members of a tar by its headers alone."""
     samples: dict[str, Sample] = {}
     refused: list[Sample] = []
     for member in tar_file.members(path):

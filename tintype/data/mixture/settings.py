@@ -1,14 +1,14 @@
-"""The settings of a mixture: named sources, their shares, and which of them a run is scored against.
+"""The settings of a mixture: named sources, their shares, and the source that a run is scored against.
 
 The number of images of each source in each batch is a pure function of the shares, in whole numbers. A batch has its
-sources' shares to rounding, and what rounding takes from one batch it gives to a later one. The first source (in the
-order of names) gets, up to the end of each step, the nearest whole number to the sum of its shares of all batches so
-far; the second the nearest to the sum of its shares of what the first left over, and so on. Each count is a rounded
-running sum of terms between nothing and what is left over, so no count ever falls, and a share of 0 is no image and a
-share of 1 is all of them, exactly. Of two sources the count up to any step is within half an image of the sum of the
-shares, of more within an image for each split.
+sources' shares up to rounding, and a later batch makes up for the rounding. Take the first source in the order of
+names: up to each step, its count is the rounded sum of its shares of all batches so far. For the second source, it is
+the rounded sum of its shares of the images that the first source left, and so on. Each term lies between zero and the
+number of images left, so a count never decreases. A share of 0 gives no image and a share of 1 gives all, exactly. With
+two sources, the count up to any step is within half an image of the sum of the shares. With more sources, it is within
+an image for each split.
 
-The sums are of integers: they are the same on every machine, however long the run.
+The sums use integers: they are the same on every machine, however long the run.
 
 S: steps. N: sources.
 """
@@ -41,13 +41,13 @@ from tintype.settings import (
 
 SIZE = "size_px"
 _LATER = frozenset({"evaluate_path", "evaluate_sha256", "evaluate_style", "fit"})
-"""Settings of sources that joined after there were mixtures. Earlier ones are hashed at their defaults too."""
+"""Settings of sources added after mixtures existed. Older settings are part of the hash at their defaults too."""
 _UNIT = 1 << 30
-"""Shares are whole parts of this; the sum of 2^33 images' shares fits into 64 bits."""
+"""Shares are integer multiples of 1 / `_UNIT`. The sum of 2^33 images' shares fits into 64 bits."""
 
 
 class Share(Settings):
-    """The share of a source: at a step rest + (share - rest) × the schedule's factor, relative to the others."""
+    """A source's share, relative to the other sources: rest + (share - rest) × the schedule's factor at a step."""
 
     share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
     rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
@@ -55,12 +55,12 @@ class Share(Settings):
 
 
 def _without_size(data: DataPart, info: SerializationInfo) -> Plain:
-    """Leave out the size, which the mixture states once, so that it can be overridden there."""
+    """Serialize data without its size, which the mixture sets once for all sources."""
     return data.model_dump(mode=info.mode, exclude={SIZE})
 
 
 class MixedSource(Share):
-    """One source with its share."""
+    """A source of a mixture with its share."""
 
     data: Annotated[
         DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes"), PlainSerializer(_without_size)
@@ -72,19 +72,19 @@ class MixedSource(Share):
 
     @property
     def read(self) -> bool:
-        """Whether it has any share at all; whether it is reached, the steps decide."""
+        """Whether the source ever has a share above 0. With few steps it may still never be read."""
         return self.share > 0 or self.rest > 0
 
     @property
     def words(self) -> str:
-        """All of it on one line."""
+        """The source on one line."""
         schedule = self.schedule
         when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
         when += f", then {self.rest:g})" if self.rest else ")" if when else ""
         return f"share {self.share:g}{when} of {self.data.words}"
 
     def describe_share(self) -> str:
-        """Return the share over the training in words."""
+        """Return the share over the course of training in words."""
         schedule = self.schedule
         if schedule.end is None:
             return f"{self.share:g}"
@@ -104,7 +104,7 @@ class MixedSource(Share):
 
 
 class MixtureSettings(DataPart):
-    """Named sources with shares. A source of share 0 is allowed where it is the one that the run is scored against."""
+    """Several named sources with shares. Only the source that the run is scored against may have a share of 0."""
 
     has_sources: ClassVar[bool] = True
 
@@ -117,7 +117,7 @@ class MixtureSettings(DataPart):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: object) -> object:
-        """Evaluate the last source by default, and hand the size down."""
+        """Evaluate the last source by default, and pass the mixture's size to its sources."""
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
         size_px = given.get(SIZE, cls.model_fields[SIZE].default)
@@ -157,7 +157,7 @@ class MixtureSettings(DataPart):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The names of the sources that training reads, in an order that does not depend on how they were written."""
+        """Names of the sources that training reads, sorted: their order in the plan does not matter."""
         return tuple(sorted(name for name, source in self.sources.items() if source.read))
 
     @property
@@ -184,7 +184,7 @@ class MixtureSettings(DataPart):
 
     @property
     def at_hand(self) -> bool:
-        """A report needs the held-out images, and they are of the source that is scored against."""
+        """Whether the held-out images of the scored source are on this machine; a report needs them."""
         return self.scored.at_hand
 
     def at_size(self, size_px: int) -> MixtureSettings:
@@ -214,7 +214,7 @@ class MixtureSettings(DataPart):
         return content
 
     def content(self) -> dict[str, Any]:
-        """Return the content without shares: they do not change the images, so caches are shared."""
+        """Return the content without shares. Shares do not change the images, so all such mixtures share caches."""
         sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
         return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 
@@ -246,18 +246,18 @@ class MixtureSettings(DataPart):
         }
 
     def _images(self, steps: int, batch: int) -> dict[str, int]:
-        """Return the images that training reads of each source."""
+        """Return the number of images that training reads from each source."""
         return dict(zip(self.read, images_before(self.shares, batch, steps)[-1].tolist(), strict=True))
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:
-        """The sources in `read`, in their order."""
+        """The sources in `read`, in the same order."""
         return tuple(self.sources[name] for name in self.read)
 
 
 @lru_cache(maxsize=16)
 def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Tensor:
-    """Return the images of each source before each step, and after the last: int64 [S + 1, N]."""
+    """Return the number of images of each source before each step and after the last: int64 [S + 1, N]."""
     share_SN = torch.stack([share.shares(steps) for share in shares], dim=1)
     nothing = (share_SN.sum(1) <= 0).nonzero()
     if len(nothing):

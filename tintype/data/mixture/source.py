@@ -1,7 +1,7 @@
-"""The sources of a mixture as one, and the order in which its images come.
+"""A mixture's sources combined into a single source, and the order of its images.
 
-B: images asked for, or of a batch. C: channels. H, W: rows, columns. P: positions asked for. S: steps that they lie in.
-N: sources.
+B: requested images, or images of a batch. C: channels. H, W: rows, columns. P: requested positions. S: steps of these
+positions. N: sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MORE_STEPS = 1024
 
 
 class MixtureSource:
-    """Its ids follow each other in the order of the names of the sources."""
+    """Several sources as a single source. Ids are consecutive over the sources, in the order of `parts`."""
 
     def __init__(self, parts: Mapping[str, ImageSource], device: torch.device) -> None:
         self.parts, self._device = dict(parts), device
@@ -33,7 +33,7 @@ class MixtureSource:
 
     @property
     def identity(self) -> str | None:
-        """A hash of the identities of all sources; None where the settings define each."""
+        """A hash of the identities of all sources; None if the settings define every source."""
         return identity_of_parts({name: part.identity for name, part in self.parts.items()})
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class MixtureSource:
         return [found[place] for place in range(len(ids))]
 
     def _by_part(self, ids: Sequence[int]) -> Iterator[tuple[ImageSource, list[int], list[int]]]:
-        """Yield each source that has some of these ids, its own ids of them, and their positions in the batch."""
+        """Yield each source that has some of the ids, with its own ids and their positions in the batch."""
         first = 0
         for part in self.parts.values():
             places = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
@@ -76,13 +76,13 @@ def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
 
 
 def identities(source: ImageSource) -> dict[str, str | None]:
-    """Return the identities that a run records: of the whole, and of each source by its name."""
+    """Return the identities that a run records: the data's, and for a mixture each source's by name."""
     parts = source.parts if isinstance(source, MixtureSource) else {}
     return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
 
 
 def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
-    """Return the caption columns of the data, or of each source by its name in messages."""
+    """Return the caption columns of the data, or for a mixture those of each source, by a name for messages."""
     if isinstance(source, MixtureSource):
         return {f"the source '{name}'": part.columns for name, part in source.parts.items()}
     return {"the data": source.columns}
@@ -90,12 +90,12 @@ def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The order of a mixture: which image of which source stands at a position, a pure function of (seed, position).
+    """The order of a mixture: the source and the image at a position are a pure function of (seed, position).
 
-    A batch has its counts of each source (`images_before`), its positions are shuffled by a keyed permutation of the
-    batch, and the k-th image of a source is the k-th of the source's own order: every image of it once in each of its
-    own epochs, whatever the others do. k follows from the counts before the step and the batch alone, so any position
-    is found at once.
+    A batch has a fixed count of each source (`images_before`), and a keyed permutation shuffles its positions. The k-th
+    image of a source in training is the k-th in the source's own order. So each epoch of a source has every image once,
+    independent of the other sources. k follows from the counts before the step and the batch alone, so any position is
+    computed directly.
     """
 
     seed: int
@@ -126,7 +126,7 @@ class Mixed:
         begin_N, stop_N = before_SN[first // self.batch], before_SN[-(-end // self.batch)]
         for index, (name, first_id, size) in enumerate(self._sources()):
             begin, stop = int(begin_N[index]), int(stop_N[index])
-            epoch = -(-begin // size) * size  # the next that begins: where it is whole, it has every image
+            epoch = -(-begin // size) * size  # start of the next epoch: a whole epoch has every image
             if epoch + size <= stop:
                 begin, stop = epoch, epoch + size
             for place in range(begin, stop, chunk):
@@ -141,14 +141,14 @@ class Mixed:
         return images_before(self.data.shares, self.batch, max(steps, self.steps))
 
     def _sources(self) -> Iterator[tuple[str, int, int]]:
-        """Yield name, first id and size of each source."""
+        """Yield the name, first id and size of each source."""
         first_id = 0
         for name in self.data.read:
             yield name, first_id, self.sizes[name]
             first_id += self.sizes[name]
 
     def _own(self, name: str, size: int, place_P: Tensor) -> Tensor:
-        """Return the ids, within a source, at positions of its own order."""
+        """Return a source's ids at positions in the source's own order."""
         lowest, highest = int(place_P.min()), int(place_P.max())
         ids = ids_at(stream_key(self.seed, f"{_STREAM}/{name}"), lowest, highest - lowest + 1, size)
         return ids[place_P - lowest]
@@ -157,8 +157,8 @@ class Mixed:
 def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
     """Return the source at each position of each batch, and the number of its image: int64 [S, B] twice.
 
-    `before_SN` has the counts before each of these steps and after the last. `slot_SB` shuffles each batch: its slots
-    are dealt out source by source, and the images of a source come in the order of their places.
+    `before_SN` has the counts before each of these steps and after the last step. `slot_SB` shuffles each batch: slots
+    are dealt out source by source, and the images of a source keep their order.
     """
     count_SN = before_SN.diff(dim=0)
     source_SB = (slot_SB[:, :, None] >= count_SN.cumsum(1)[:, None, :]).sum(2)

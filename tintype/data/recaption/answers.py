@@ -1,7 +1,7 @@
-"""Turn the answer of a model into a caption, or into the reason why it is none.
+"""Turn a model's answer into a caption, or into the reason why it cannot be a caption.
 
-The rules are few and fixed: docs/data.md lists them. An answer is not trusted: its length is
-bounded before anything looks at it, and every rule takes time in proportion to the length.
+The rules are few and fixed: docs/data.md lists them. An answer is not trusted: its length is checked first, and every
+rule takes time linear in the length.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from tintype.data.store.texts import unfit
 
 EMPTY, REFUSAL, CUT_OFF = "empty", "refusal", "cut off"
 MOST_CHARACTERS = 1 << 18
-"""Most characters of an answer with its thoughts; a caption has 20,000 at most. A longer answer is not looked at."""
+"""Most characters of an answer with its reasoning. A longer answer is not parsed."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A caption, or why there is none."""
+    """A caption, or the reason why there is none."""
 
     caption: str
     problem: str | None = None
-    """`empty`, `refusal`, `cut off`, or why the text cannot be a caption."""
+    """`empty`, `refusal`, `cut off`, or the reason why the text cannot be a caption."""
     cleaned: bool = False
-    """Whether more than white space was taken off."""
+    """Whether more than white space was removed."""
     shortened: bool = False
-    """Whether a last sentence that the limit of tokens had cut was dropped."""
+    """Whether a last sentence was dropped because the token limit had truncated it."""
 
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
-    """Clean and check an answer. `cut_off`: the limit of tokens ended it. `refused`: the server says so."""
+    """Clean and check an answer. `cut_off`: it reached the token limit. `refused`: the server reports a refusal."""
     if answer is not None and len(answer) > MOST_CHARACTERS:
         return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
     plain = " ".join((answer or "").split())
     text = clean(answer or "")
     if refused or is_refusal(text):
         return Judged("", REFUSAL)
-    unfinished = "<think>" in text  # thoughts that came to no end, and so to no answer
+    unfinished = "<think>" in text  # the reasoning did not end, so there is no answer
     shortened = cut_off and not unfinished
     if shortened:
         text = whole_sentences(text)
@@ -55,9 +55,9 @@ def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> J
 _FENCE = re.compile(r"^[^\S\n]*```.*$", re.MULTILINE)
 _LINE_MARK = re.compile(r"^[^\S\n]*(?:#{1,6}|[-*•>])\s+", re.MULTILINE)
 _EMPHASIS = ("***", "**", "*", "__", "`")
-"""Marks around words, the longer before those that they begin with."""
+"""Markdown emphasis marks. A longer mark comes before its own prefix."""
 _MOST_LAYERS = 16
-"""Openings and quotes around each other that are taken off."""
+"""Most nested openings and quotes that are removed."""
 _OPENING = re.compile(
     r"\A(?:(?:sure|certainly|of course|absolutely|okay|ok|great)(?:[!,.:]|\s*[-–—])\s+(?=here\b)"
     r"|here(?:['’]s|\s+is|\s+are)\b[^:.!?]{0,80}\b(?:captions?|descriptions?)\b[^:.!?]{0,80}:\s*"
@@ -68,7 +68,7 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "�
 
 
 def clean(answer: str) -> str:
-    """Return the answer without what belongs to the conversation or to its typography."""
+    """Return the answer without reasoning, Markdown, openings such as "Sure, here is", and quotes."""
     text = answer.rpartition("</think>")[2]
     text = _visible(text)
     text = _FENCE.sub("", text)
@@ -81,7 +81,7 @@ def clean(answer: str) -> str:
 
 
 def _without_emphasis(line: str) -> str:
-    """Take off each pair of marks that stands around words: no space after the first, none before the second."""
+    """Remove pairs of emphasis marks around words: no space after the first mark, none before the second."""
     closings = {mark: _closings(line, mark) for mark in _EMPHASIS if mark in line}
     if not closings:
         return line
@@ -104,18 +104,18 @@ def _without_emphasis(line: str) -> str:
 
 
 def _closings(line: str, mark: str) -> list[int]:
-    """Return where the mark stands without a space before it."""
+    """Return the positions of the mark that have no space before them."""
     places = (found.start() for found in re.finditer(f"(?={re.escape(mark)})", line))
     return [place for place in places if place and not line[place - 1].isspace()]
 
 
 def _visible(text: str) -> str:
-    """Remove control characters, which could steer a terminal, and half surrogates; line breaks stay."""
+    """Remove control characters, which could control a terminal, and lone surrogates; keep line breaks."""
     return "".join(c for c in text if c in "\n\t " or unicodedata.category(c) not in ("Cc", "Cs"))
 
 
 def _unquoted(text: str) -> str:
-    """Remove quotes around the whole; a caption that begins with one quotation and ends with another keeps them."""
+    """Remove quotes around the whole text, unless the text begins with one quotation and ends with another."""
     if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
         return text
     inside = text[1:-1]
@@ -140,7 +140,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Judge by how it begins. A sign that says “Sorry, we are closed” is a caption."""
+    """Return whether the text begins like a refusal. A sign that says “Sorry, we are closed” is a caption."""
     return _REFUSAL.match(text) is not None
 
 
@@ -148,6 +148,6 @@ _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)]*(?=\s|$)|[。！？
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text up to the end of its last whole sentence; empty where there is none."""
+    """Truncate the text after its last whole sentence; return an empty text if it has none."""
     ends = [found.end() for found in _SENTENCE_END.finditer(text)]
     return text[: ends[-1]] if ends else ""

@@ -1,4 +1,4 @@
-"""Questions about images, replies, and the protocol of those who answer."""
+"""Questions about images, replies, and the protocol of the models that answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tintype.data.image_file import Encoded
 from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4
-"""Added to the temperature with each further attempt: at 0 the same question has the same answer."""
+"""Temperature added with each further attempt: at temperature 0 the same question gets the same answer."""
 _HOTTEST = 1.0
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Prompt and sampling settings, the same for each image."""
+    """Prompt and sampling settings, equal for all images."""
 
     prompt: str
     max_tokens: int
@@ -43,29 +43,31 @@ class Reply:
     cut_off: bool = False
     refused: bool = False
     failure: str | None = None
-    """Why there is no answer, where the server failed again and again at this image."""
+    """Why there is no answer, if the server failed on this image repeatedly."""
     input_tokens: int = 0
     output_tokens: int = 0
 
 
 Pull = Callable[[], Question | None]
-"""The next question; None when there is none now. A reply may bring a further one."""
+"""Returns the next question, or None if there is none now. A reply can lead to a further question."""
 
 
 class Captioner(Protocol):
     @property
     def where(self) -> str:
-        """The place where it runs, on which the answers do not depend."""
+        """Where the model runs: its URL or device. The answers do not depend on it."""
 
     def identity(self) -> dict[str, str]:
-        """Return who answers, with all that the answers depend on."""
+        """Return the model and all settings of the captioner that the answers depend on."""
 
     def check(self) -> None:
-        """Raise where it cannot be asked, before the work begins."""
+        """Raise if the captioner cannot answer, before the work begins."""
 
     def alive(self) -> bool:
-        """Return whether it can still be asked."""
+        """Return whether the captioner can still answer."""
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
-        """Yield replies to the pulled questions, in any order, until there are none, or until a signal comes: open
-        questions are then dropped."""
+        """Yield replies to the pulled questions, in any order, until no question is left.
+
+        On a signal, drop the open questions and stop.
+        """

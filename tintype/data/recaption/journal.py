@@ -1,7 +1,7 @@
-"""A journal of answers, one line each, so that none that was paid for is lost.
+"""A journal of answers, one per line, so that no paid answer is lost.
 
-Each line goes to the operating system at once, which a kill of the process does not undo, and to the disk every few
-seconds, which is what a failure of power can cost. Each line has a checksum.
+Each line is handed to the operating system at once, so it survives a kill of the process. The file is synced to disk
+every few seconds: a power failure loses only the lines since then. Each line has a checksum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
 _CHECKSUM, _DIGITS = "checksum", 16
 MOST_TOKENS = 10**9
-"""Most tokens of one answer. A server that counts more counts wrongly."""
+"""Most tokens of one answer. A larger count from a server is an error."""
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
@@ -40,12 +40,12 @@ class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
     aside: str | None = None
     """Why the caption is empty."""
     answer: str | None = None
-    """The text of the model, where the caption differs."""
+    """The model's text, if it differs from the caption."""
     cleaned: bool = False
     shortened: bool = False
     tries: Count = 1
     empty: Count = 0
-    """Attempts without an answer."""
+    """Number of attempts that gave an empty answer."""
     refusals: Count = 0
     input_tokens: Count = 0
     output_tokens: Count = 0
@@ -75,19 +75,19 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
-    """Open the journal of this work, with the entries of earlier attempts. Answers depend on all of `settings`."""
+    """Open the journal of this work, with the entries of earlier attempts. Refuse a journal with other `settings`."""
     if anew:
         path.unlink(missing_ok=True)
     header = {"format": _FORMAT, "settings": json.loads(json.dumps(settings))}
     with path.open("a+b") as file:
         file.seek(0)
         content = file.read()
-        whole = content.rfind(b"\n") + 1  # a last line without its end was cut short
+        whole = content.rfind(b"\n") + 1  # a last line without a line break is incomplete
         file.truncate(whole)
         journal = Journal(path, file, {})
         if content[:whole].count(b"\n") > 1:
             journal.entries.update(_read(path, content[:whole], header))
-        else:  # nothing, or the settings of a try that had no answer
+        else:  # empty, or only the header of an attempt without answers
             file.truncate(0)
             file.write(_line(header))
             file.flush()
@@ -103,7 +103,7 @@ def _line(content: dict[str, Json]) -> bytes:
 
 
 def _content(line: bytes, earlier: bool = False) -> dict[str, Json]:
-    """Return the content of a line; raise `ValueError` without its checksum. Lines of an `earlier` file had none."""
+    """Parse a line; raise `ValueError` if its checksum is wrong. Lines of an `earlier` format may lack it."""
     found = parse_object(line)
     said = found.pop(_CHECKSUM, None)
     if said != checksum_of(found)[:_DIGITS] and not (earlier and said is None):

@@ -1,4 +1,4 @@
-"""Ask a vision-language model that runs here, through transformers.
+"""Ask a vision-language model on this machine, through transformers.
 
 B: questions. V: tokens of the vocabulary.
 """
@@ -26,7 +26,7 @@ from tintype.wording import again, option
 
 @dataclass(frozen=True)
 class Local(Captioner):
-    """A model on this machine."""
+    """A vision-language model that runs on this machine."""
 
     checkpoint: Checkpoint
     asking: Asking
@@ -106,7 +106,7 @@ class Local(Captioner):
 
     @cached_property
     def _version(self) -> dict[str, str]:
-        """Identify the weights: the hash of the files of a folder, or the commit on the hub."""
+        """Identify the weights: the hash of a folder's files, or the commit on the Hugging Face hub."""
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
@@ -146,10 +146,10 @@ class Local(Captioner):
 
 
 class _Dice:
-    """Draw tokens by Gumbel's trick: the largest of logits / temperature + noise is a sample of the softmax.
+    """Sample tokens by the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax.
 
-    The noise is a function of the seed, the image, the try and the place in the answer, so that an image's draws do
-    not depend on the batch that it is in. At temperature 0 nothing is drawn.
+    The noise is a function of the seed, the image, the attempt and the position in the answer. So an image's samples do
+    not depend on its batch. At temperature 0, decoding is greedy.
     """
 
     def __init__(self, questions: Sequence[Question], asking: Asking, length: int) -> None:
@@ -159,7 +159,7 @@ class _Dice:
 
     def __call__(self, input_ids: Tensor, logits_BV: Tensor) -> Tensor:
         place = input_ids.shape[1] - self._length
-        drawn = logits_BV.to(torch.float32, copy=True)  # the model's own are not ours to change
+        drawn = logits_BV.to(torch.float32, copy=True)  # do not change the model's logits
         for attempt in set(self._attempts):
             temperature = self._asking.temperature_of(attempt)
             if temperature == 0.0:

@@ -1,7 +1,7 @@
-"""Ask any server that speaks OpenAI's chat completions: vLLM, llama.cpp, Ollama, or one on the net.
+"""Ask any server with OpenAI's chat completions API: vLLM, llama.cpp, Ollama, or an online service.
 
-The server is not trusted: its answers are bounded in size and time, its words are stripped of what could steer a
-terminal, and a redirection is refused, so that the key goes to no other place.
+The server is not trusted. Its answers are limited in size and time, and control characters are removed from its
+messages. A redirect is refused, so that the API key goes to no other server.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Most bytes of a response: fifty times a caption of 20,000 characters with all that comes with it."""
+"""Most bytes of a response: fifty times a caption of 20,000 characters with its JSON."""
 _MOST_WAIT_S = 600.0
-"""Longest `Retry-After` that is waited for."""
+"""Longest accepted `Retry-After` in seconds."""
 _LONGEST_WAIT = 100
-"""Most characters of a `Retry-After`: a number, or a date."""
+"""Most characters of a `Retry-After` header: a number, or a date."""
 _MOST_SENT_AWAY = 50
 """Most `Retry-After` responses per question; they do not count as failures."""
 _POLL_S = 0.1
 _AT_ONCE = ("JPEG", "PNG")
-"""Formats that every server reads. All else is sent as PNG."""
+"""Image formats that every server reads. Other formats are sent as PNG."""
 
 
 @dataclass(frozen=True)
 class Patience:
     timeout_s: float = 120.0
-    """For a whole response, from the first byte sent to the last received."""
+    """Time limit of a whole exchange, from the first byte sent to the last byte received."""
     tries: int = 6
-    """Attempts of one question, where the server is busy or fails."""
+    """Attempts per question if the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Doubled with each further attempt, and shortened at random by up to a half, so that threads spread out."""
+    """Wait before the second attempt. It doubles with each attempt, and is shortened at random by up to half."""
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def is_near(self) -> bool:
-        """Return whether what is sent stays on this machine."""
+        """Whether the server is this machine, so that no data leaves it."""
         return self.host in ("localhost", "127.0.0.1", "::1")
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -85,7 +85,7 @@ class Place:
 
 
 def read_place(url: str) -> Place:
-    """Parse a URL. To `http://host:8000` the usual `/v1` is added; a path is taken as it is."""
+    """Parse a URL. `http://host:8000` gets the usual path `/v1`; a given path is kept."""
     with as_user_error(ValueError, option("server", url)):
         parts = urlsplit(url)
         port = parts.port
@@ -105,7 +105,7 @@ def read_place(url: str) -> Place:
 
 
 def read_key(variable: str | None) -> str | None:
-    """Return the key in an environment variable. Its value is never shown, not even where it is wrong."""
+    """Return the API key in an environment variable. Its value is never shown, not even in errors."""
     found = os.environ.get(variable or KEY_VARIABLE, "").strip()
     if not found:
         if variable is not None:
@@ -117,7 +117,7 @@ def read_key(variable: str | None) -> str | None:
 
 
 class _PassingError(Exception):
-    """A failure that may pass. `wait_s` is the `Retry-After` of a server that is busy, if there is one."""
+    """A failure that may be temporary. `wait_s` is the `Retry-After` of a busy server, if given."""
 
     def __init__(self, reason: str, busy: bool = False, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -125,12 +125,12 @@ class _PassingError(Exception):
 
 
 class _StoppedError(Exception):
-    """A signal came while a thread waited to ask again."""
+    """A signal came while a thread waited to retry."""
 
 
 @dataclass
 class _Gate:
-    """Holds back all threads until the `Retry-After` of any of them is over."""
+    """Blocks all threads until the `Retry-After` of any of them is over."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     _opens_s: float = 0.0
@@ -164,7 +164,7 @@ class Server(Captioner):
         return {"backend": "server", "model": self.model}
 
     def check(self) -> None:
-        """Raise where nothing answers there."""
+        """Raise if no server answers at the URL."""
         examples = f"`vllm serve {self.model}`, `llama-server -hf {self.model}` or `ollama serve`"
         remedy = f"start one, for example {examples}, or fix {option('server')}"
         with as_user_error(_PassingError, f"no server answers at {self.place.url}", remedy):
@@ -183,7 +183,7 @@ class Server(Captioner):
         try:
             while True:
                 if interrupt.signal is not None or error is not None:
-                    gate.stop.set()  # those that wait to ask again give up; those that are asking are heard
+                    gate.stop.set()  # threads waiting to retry give up; requests in progress finish
                 while not gate.stop.is_set() and len(flying) < self.concurrency and (question := pull()) is not None:
                     flying.add(pool.submit(self._ask, question, gate))
                 if not flying:
@@ -218,7 +218,7 @@ class Server(Captioner):
             if failures >= self.patience.tries:
                 break
             gate.sleep(self.patience.wait_s(failures))
-        if failure.busy:  # which is not the image's fault
+        if failure.busy:  # the image is not the cause
             raise UserError(
                 f"the server at {self.place.url} is too busy ({failure})",
                 f"lower {option('concurrency')}, or {again()} later to resume",
@@ -260,7 +260,7 @@ class Server(Captioner):
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
 
     def _said(self, content: bytes) -> str:
-        """Return the server's message, without the key, should it repeat it."""
+        """Return the server's error message. The API key is removed, in case the server repeats it."""
         try:
             found = json.loads(content)
             error = found.get("error", found)
@@ -270,10 +270,10 @@ class Server(Captioner):
         return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send one request on a connection of its own; return the response and its content.
+        """Send one request on a new connection; return the response and its content.
 
-        The time-out of a socket starts anew with each byte, so that a slow server could hold a thread for ever.
-        Therefore a timer closes the connection.
+        A socket's time-out restarts with each byte, so that a slow server could block a thread for ever. Therefore a
+        timer closes the connection.
         """
         headers = {"Accept": "application/json", "Connection": "close"}
         if body is not None:
@@ -285,7 +285,7 @@ class Server(Captioner):
 
         def cut() -> None:
             over.set()
-            with suppress(OSError):  # it was closed meanwhile, which is what is wanted
+            with suppress(OSError):  # the socket is closed already
                 connected.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(timeout_s, cut)
@@ -311,7 +311,7 @@ class Server(Captioner):
 
 
 def data_url(encoded: Encoded) -> str:
-    """Return the image as it is stored, or as PNG where a server may not know its format."""
+    """Return the image as a data URL: as stored, or as PNG if a server may not read its format."""
     content = encoded.content
     with open_image(content, encoded.name) as image:
         form, mode = image.format or "?", image.mode
@@ -339,7 +339,7 @@ def read_answer(question: Question, content: bytes) -> Reply:
 
 
 def _asked_wait_s(said: str | None, url: str) -> float | None:
-    """Return the seconds of a `Retry-After`, which may be a date."""
+    """Return the seconds of a `Retry-After` header, which may be a date; None if it is missing or invalid."""
     if said is None or len(said) > _LONGEST_WAIT:
         return None
     try:
@@ -366,6 +366,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text on one line, without control characters, and not too long for a message."""
+    """Return the text on one line, without control characters, truncated for a message."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[:4000]).split())
     return shortened(plain, 500)

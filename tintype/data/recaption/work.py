@@ -1,7 +1,7 @@
-"""`tintype data recaption`: ask about each image of a store, keep the answers, and add them as a column.
+"""`tintype data recaption`: ask about each image of a store, keep the answers, and add them as a caption column.
 
-Images are known by the hash of their bytes: copies are asked about once. What has been answered is in a journal, from
-which the work resumes; the column is added when every image has its answer, or the reason why it has none.
+Images are identified by the hash of their bytes: copies are asked about once. A journal holds the answers, and the work
+resumes from it. The column is added when every image has an answer, or a reason why it has none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tintype.runtime.locks import locked
 from tintype.wording import again, option
 
 _MOST_FAILURES = 10
-"""Failed images in a row after which the server counts as failed."""
+"""Number of consecutive failed images after which the server counts as failed."""
 _FAILED = "failed"
 _ADDED_UP = ("empty", "refusals", "cleaned", "shortened", "input_tokens", "output_tokens")
 
@@ -39,13 +39,13 @@ class Task:
     column: str
     asking: Asking
     tries: int = 3
-    """Attempts per image, where an answer is not usable."""
+    """Attempts per image if an answer is not usable."""
     split: Split | None = None
     """The split whose images are asked about."""
     only_empty: str | None = None
-    """Ask about images whose caption of this kind is empty; all others keep theirs."""
+    """A kind of caption: ask only about images whose caption of this kind is empty. Other images keep their caption."""
     limit: int | None = None
-    """The first so many, as a trial: the column is not added before all are answered."""
+    """Number of images for a trial. The column is added only when all images have answers."""
     price_input: float | None = None
     """Price of a million tokens, in any currency."""
     price_output: float | None = None
@@ -54,11 +54,11 @@ class Task:
 
 
 class Progress:
-    """Counts the outcomes for the wanted images."""
+    """Counts the outcomes for the requested images."""
 
     def __init__(self, task: Task, total: int, before: Iterable[Entry]) -> None:
         self.total = total
-        """Different images."""
+        """Number of distinct images."""
         self.counts = Counter(dict.fromkeys(("pictures", "set_aside", "retried", *_ADDED_UP), 0))
         self.reasons: Counter[str] = Counter()
         self._task = task
@@ -81,7 +81,7 @@ class Progress:
 
     @property
     def new(self) -> int:
-        """Images answered since the command was started."""
+        """Number of images answered since the command started."""
         return self.done - self._first
 
     @property
@@ -97,9 +97,9 @@ class Outcome:
     progress: Progress
     seconds: float
     about: AboutStore | None
-    """Present when the column was added."""
+    """The store's description after the column was added; None before."""
     examples: Mapping[str, str]
-    """The first answers of a trial, by source."""
+    """The first captions, by source, if the column is not added yet."""
     already_done: bool = False
 
 
@@ -110,7 +110,7 @@ def recaption(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Ask, resuming an earlier attempt. Return unfinished when a signal came, or at the limit of a trial."""
+    """Ask for missing answers, resuming an earlier attempt. Return early on a signal, or at a trial's limit."""
     store = open_store(path)
     _check_task(store, task)
     settings = {**captioner.identity(), **asdict(task.asking), "tries": task.tries}
@@ -162,7 +162,7 @@ def _check_task(store: Store, task: Task) -> None:
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
-    """Return whether this very work was done; refuse a column of the same name by another work."""
+    """Return whether the same work was already done; refuse if other work added a column of the same name."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
         return False
@@ -173,7 +173,7 @@ def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Pat
             f"{option('column', task.column)}: {store.path} has these captions already, written by {model} on {date}",
             f"take another name, or replace them with {option('overwrite')}",
         )
-    shutil.rmtree(work, ignore_errors=True)  # what a kill just before the end has left
+    shutil.rmtree(work, ignore_errors=True)  # left by a kill just before the end
     return True
 
 
@@ -188,7 +188,7 @@ def _asked_rows(store: Store, task: Task) -> list[int]:
 def _answered(
     store: Store, open_: Mapping[str, int], task: Task, captioner: Captioner, interrupt: Interrupt
 ) -> Iterator[Entry]:
-    """Yield the outcome for each image, when no more is asked about it."""
+    """Yield the outcome of each image that needs no further attempt."""
     fresh = iter(open_.items())
     again: deque[Question] = deque()
     drafts: dict[str, Entry] = {}
@@ -215,7 +215,7 @@ def _answered(
             again.append(Question(question.key, question.image, question.attempt + 1))
             continue
         yield entry
-        yield from failed  # the server answers other images, so that it was these
+        yield from failed  # the server answers other images, so these images caused the failures
         failed.clear()
     if failed and interrupt.signal is None:
         if not captioner.alive():

@@ -1,5 +1,5 @@
-"""The embedded data set: scenes drawn, rendered and captioned on the spot, from (seed, index) alone.
+"""The embedded data set: scenes drawn, rendered and captioned on the fly, from (seed, index) alone.
 
-It needs no download, has captions that are exactly true, and holds out combinations of colour and shape, so that a
-model's reading of the text can be measured rather than judged.
+The data set needs no download. Its captions are exactly true, and combinations of colour and shape are held out. So a
+score can measure how well a model follows its prompt, without human judgement.
 """

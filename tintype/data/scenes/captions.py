@@ -1,8 +1,8 @@
 """Captions that are exactly true of a scene.
 
-A long caption states every attribute of every object, the backdrop, the light, the style, and, where there are two or
-more objects, how two of them stand to each other. A short caption names the colour and shape of at most two objects
-and how many others there are.
+A long caption states every attribute of every object, the backdrop, the light and the style. With two or more objects
+it also states a spatial relation of two of them. A short caption names the colour and shape of at most two objects, and
+the number of the others.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def _joined(phrases: list[str]) -> str:
 
 
 def object_name(thing: SceneObject) -> str:
-    """Return colour and shape, which no two objects of a scene share."""
+    """Return the colour and shape of an object. No two objects of a scene share both."""
     return f"{thing.colour} {thing.shape}"
 
 
 def description(thing: SceneObject) -> str:
-    """Return every attribute of an object and its place, as a long caption has them."""
+    """Return every attribute and the position of an object, in the words of a long caption."""
     place = "in the centre" if thing.position == "centre" else f"at the {thing.position}"
     return f"{_with_article(f'{thing.size} {thing.texture} {object_name(thing)}')} {place}"
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
-    """Return every relation of the first object to the second that is true, whatever the jitter."""
+    """Return every true spatial relation of the first object to the second. Jitter does not change it."""
     first_row, first_column = first.position.split()
     second_row, second_column = second.position.split()
     true = []
@@ -77,7 +77,7 @@ def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
 
 
 def long_caption(scene: Scene, variant: int) -> str:
-    """Return every attribute in words. The variant, 0 or more, chooses the phrasing and the related pair."""
+    """Return a long caption. `variant`, 0 or more, chooses the phrasing and the related pair of objects."""
     words = {
         "style": scene.style,
         "objects": _joined([description(thing) for thing in scene.objects]),
@@ -95,7 +95,7 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 
 def short_caption(scene: Scene, variant: int) -> str:
-    """Return a few words: colour and shape of the first two objects, and the number of the others."""
+    """Return a short caption: colour and shape of the first two objects, and the number of the others."""
     named = [_with_article(object_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:

@@ -1,12 +1,11 @@
 """Draw scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
 
-Every object is a signed distance evaluated on its own patch of pixels. The distance gives the edge (anti-aliased over
-one pixel), its change towards the light gives the shading, and the same distance seen from further towards the light
-gives the shadow. All lengths are shares of the image's width, so a scene is the same image at every size. Jitter,
+Every object is a signed distance function on its own patch of pixels. The distance gives the edge, anti-aliased over
+one pixel. Its derivative towards the light gives the shading, and the distance at a point shifted towards the light
+gives the shadow. All lengths are fractions of the image's width, so a scene looks the same at every size. Jitter,
 texture phase and noise are drawn by (seed, index).
 
-Per pixel only operations that round alike in every code path are used (see `shapes.py`), so an image does not depend
-on the batch that it is drawn in.
+All per-pixel operations round alike in every code path (see `shapes.py`), so an image does not depend on its batch.
 
 B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the image.
 """
@@ -64,7 +63,7 @@ _STRIPE_PERIOD, _STRIPE_SHARE = 0.56, 0.42
 _DOT_PERIOD, _DOT_RADIUS = 0.60, 0.29
 
 _PATCH_HALF = 0.30  # holds the largest object with its shadow and penumbra
-_CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # what a cache holds; what keeps a GPU busy
+_CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # fits a CPU cache; keeps a GPU busy
 
 
 _LOOK = {
@@ -104,7 +103,7 @@ def render(
 
 
 def object_centres(seed: int, index_B: Tensor) -> Tensor:
-    """Return the centre of an object at each position: (x, y) as shares of the width, float32 [B, P, 2]."""
+    """Return the centre of an object at each position: (x, y) as fractions of the width, float32 [B, P, 2]."""
     centre_P2 = _table([POSITION_XY[position] for position in POSITIONS], index_B)
     jitter_BP2 = rng.uniform(seed, "render/centre", index_B, (len(POSITIONS), 2))
     return centre_P2 + (2.0 * jitter_BP2 - 1.0) * _CENTRE_JITTER
@@ -112,7 +111,7 @@ def object_centres(seed: int, index_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Objects:
-    """The objects that are present in a chunk of scenes, one per row."""
+    """The objects in a chunk of scenes, one per row."""
 
     scene_N: Tensor
     place_N: Tensor
@@ -134,7 +133,7 @@ def _table(rows: Sequence[object], like: Tensor) -> Tensor:
 
 
 def _numbers(attribute: str, by_word: Mapping[str, object], index: Tensor) -> Tensor:
-    """Return the numbers that belong to the words of an attribute, which are given by their indices."""
+    """Look up the numbers of an attribute's words. `index` holds the words as indices."""
     return _table([by_word[word] for word in VOCABULARY[attribute]], index)[index]
 
 
@@ -143,7 +142,7 @@ def _look_of(style_B: Tensor) -> dict[str, Tensor]:
 
 
 def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
-    """Return cosines and sines by a table: they then round alike everywhere."""
+    """Return cosines and sines from a table: they then round alike on every device."""
     return _table([(math.cos(angle), math.sin(angle)) for angle in angles], like)
 
 
@@ -178,7 +177,7 @@ def _pp(value_N: Tensor) -> Tensor:
 
 
 def _distance(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor) -> Tensor:
-    """Return the signed distance of each object's own shape at points in its frame, in radii."""
+    """Return the signed distance of each object's shape at points in the object's frame, in radii."""
     distance_NPP = torch.empty_like(x_NPP)
     for number, shape in enumerate(SHAPES):
         rows = (objects.shape_N == number).nonzero()[:, 0]
@@ -197,14 +196,14 @@ def _smooth(ramp: Tensor) -> Tensor:
 
 
 def _tilt_sine(objects: _Objects, distance_NPP: Tensor) -> Tensor:
-    """Return how far the surface leans outwards: round over the bevel's width, or the same all over a facet."""
+    """Return the sine of the surface's tilt: round over the bevel's width, or constant over a facet."""
     width_N = _numbers("shape", _BEVEL_WIDTH, objects.shape_N)
     round_NPP = (1.0 + distance_NPP / _pp(width_N.clamp(min=1e-3))).clamp(0.0, 0.98)
     return round_NPP.where(_pp(width_N > 0), torch.full_like(round_NPP, _FACET_TILT))
 
 
 def _ink(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, edge_N: Tensor) -> Tensor:
-    """Return the share of the texture's second colour at each pixel."""
+    """Return the fraction of the texture's second colour at each pixel."""
     ink_NPP = torch.zeros_like(x_NPP)
     for texture, pattern in (("striped", _stripes), ("dotted", _dots)):
         rows = (objects.texture_N == TEXTURES.index(texture)).nonzero()[:, 0]
@@ -249,7 +248,7 @@ def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float
 
 
 def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return diffuse light and highlight of a surface that leans towards the light by `facing`."""
+    """Return diffuse light and highlight of a surface. `facing_NPP` says how far it faces the light."""
     lean_NPP = _tilt_sine(objects, distance_NPP)
     upright_NPP = (1.0 - lean_NPP * lean_NPP).sqrt()
     light_level = math.sqrt(1.0 - _LIGHT_HEIGHT**2)
@@ -263,7 +262,7 @@ def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tup
 
 
 def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor, light_y_NPP: Tensor) -> Tensor:
-    """Return the object's outline moved away from the light, with a soft edge."""
+    """Return the shadow: the object's outline moved away from the light, with a soft edge."""
     reach_NPP = _pp(objects.look["shadow_reach"] / objects.radius_N)
     distance_NPP = _distance(objects, x_NPP + reach_NPP * light_x_NPP, y_NPP + reach_NPP * light_y_NPP)
     softness_NPP = _pp(objects.look["shadow_softness"] / objects.radius_N)
@@ -271,7 +270,7 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
 
 
 def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
-    """Return the layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
+    """Add up the layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
     patch_px = min(size_px, math.ceil(2 * _PATCH_HALF * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)
@@ -289,7 +288,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
 
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Draw sky and ground, parted by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
+    """Draw sky and ground, separated by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
     sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
     ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
@@ -320,7 +319,7 @@ def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: i
 
 
 def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Add the effects of lens and film: uneven light, grain, a vignette, an exposure and a tint of their own."""
+    """Add effects of lens and film to each image: uneven light, grain, a vignette, an exposure and a tint."""
     size_px = image_BCHW.shape[-1]
     mottle_BHW = _value_noise(seed, "render/mottle", index_B, _MOTTLE_CELLS, size_px) * _pp(look["mottle"])
     grain_BHW = _value_noise(seed, "render/film", index_B, _GRAIN_CELLS, size_px) * _pp(look["grain"])

@@ -1,8 +1,8 @@
 """Scenes: their vocabulary, their form in words and as tensors, and how they are drawn.
 
-A `Scene` holds words and is what captions, files and scores use. A `SceneBatch` holds the same things as indices into
-the vocabularies, one row per scene and one column per position, and is what the renderer and the encoder use, since
-thousands of scenes are drawn at once. Both are pure functions of (seed, index).
+A `Scene` holds words; captions, files and scores use it. A `SceneBatch` holds the same attributes as indices into the
+vocabularies, one row per scene and one column per position. The renderer and the encoder use it, since thousands of
+scenes are drawn at once. Both are pure functions of (seed, index).
 
 B: scenes. P: positions. N: (colour, shape) pairs.
 """
@@ -37,7 +37,7 @@ VOCABULARY: dict[str, tuple[str, ...]] = {**OBJECT_VOCABULARY, **SCENE_VOCABULAR
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Return whether this pair never occurs in the train split: one in five, spread over colours and shapes."""
+    """Return whether a pair is held out of the train split: one in five pairs is, spread over colours and shapes."""
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 
@@ -46,7 +46,7 @@ HELD_OUT_PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One thing in a scene."""
+    """One object of a scene."""
 
     shape: str
     colour: str
@@ -57,7 +57,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene in words. Objects stand in the order of `POSITIONS`; no two have the same colour and shape."""
+    """A scene in words. Objects are in the order of `POSITIONS`; no two have the same colour and shape."""
 
     objects: tuple[SceneObject, ...]
     sky: str
@@ -68,7 +68,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Scenes as indices into the vocabularies. Where `present_BP` is false the object's attributes mean nothing."""
+    """Scenes as indices into the vocabularies. If `present_BP` is false, the object's attributes are undefined."""
 
     present_BP: Tensor
     shape_BP: Tensor
@@ -124,7 +124,7 @@ class SceneBatch:
 
 
 def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]:
-    """Return one attribute at every position as an index, -1 where nothing stands."""
+    """Return one attribute at every position as an index, or -1 at an empty position."""
     at = {thing.position: words.index(getattr(thing, attribute)) for thing in scene.objects}
     return [at.get(position, -1) for position in POSITIONS]
 
@@ -138,9 +138,10 @@ def draw_batch(
     max_objects: int = MAX_OBJECTS,
     words: Mapping[str, Sequence[str]] = OBJECT_VOCABULARY,
 ) -> SceneBatch:
-    """Draw the scenes of these indices, on their device. `both` styles take turns; without one each scene draws it.
+    """Draw the scenes of these indices, on the indices' device.
 
-    `words` has the shapes, colours, sizes and textures that objects are drawn from.
+    With the style `both`, scenes alternate between styles; with None, each scene draws its style. `words` has the
+    shapes, colours, sizes and textures from which objects are drawn.
     """
     index_B = torch.as_tensor(indices, dtype=torch.int64)
     count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
@@ -167,7 +168,7 @@ def draw_batch(
 
 
 def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which positions are taken, and the number of the object that stands at each."""
+    """Return which positions have an object, and the number of the object at each."""
     corners = len(POSITIONS) - 1
     rank_BP = rng.bits(seed, "scenes/places", index_B, corners).argsort(dim=1).argsort(dim=1)
     centre_B = (rng.integers(seed, "scenes/centre", index_B, len(POSITIONS)) == 0) & (count_B == 1)
@@ -183,7 +184,7 @@ def _draw_words(seed: int, attribute: str, index_B: Tensor, words: Mapping[str, 
 
 
 def _draw_pairs(seed: int, index_B: Tensor, split: Split, words: Mapping[str, Sequence[str]]) -> Tensor:
-    """Draw different (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
+    """Draw distinct (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
     other = [c not in words["colour"] or s not in words["shape"] for c in COLOURS for s in SHAPES]
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))

@@ -1,8 +1,8 @@
 """Signed distances of the six shapes, in units of the object's radius: negative inside, growing outwards.
 
-Only additions, products, quotients, square roots and comparisons are used, because those round alike in every code
-path of every device: a scene then has the same bytes alone and in a batch. Formulas after Quilez, "2D distance
-functions" (iquilezles.org).
+Only additions, products, quotients, square roots and comparisons are used, because these round alike in every code path
+of every device. So a scene has the same bytes alone and in a batch. Formulas after Quilez, "2D distance functions"
+(iquilezles.org).
 
 N: objects. P, Q: rows and columns of the patch.
 """
@@ -29,7 +29,7 @@ def _length(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
 
 
 def _box(x_NPQ: Tensor, y_NPQ: Tensor, half_x: float, half_y: float, rounding: float) -> Tensor:
-    """A rounded box whose corner at (+, +) is the only one asked about: coordinates come in as absolute values."""
+    """A rounded box. Coordinates are absolute values, so only the corner at (+, +) is computed."""
     over_x_NPQ, over_y_NPQ = x_NPQ - (half_x - rounding), y_NPQ - (half_y - rounding)
     outside_NPQ = _length(over_x_NPQ.clamp(min=0), over_y_NPQ.clamp(min=0))
     return outside_NPQ + over_x_NPQ.maximum(over_y_NPQ).clamp(max=0) - rounding

@@ -25,18 +25,18 @@ from tintype.seams import Record
 from tintype.settings import DataPart, Settings, Since, plain
 
 Split = Literal["train", "eval", "unseen"]
-"""`unseen` scenes follow the rules of training and are not among its images; those of `eval` have held-out pairs."""
+"""`unseen` scenes are drawn like training scenes, but are not among them. Each scene of `eval` has a held-out pair."""
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40, "unseen": 1 << 41}
-"""The first index of a split, so that no two splits share jitter, texture or noise."""
+"""The first index of a split. No two splits share jitter, texture or noise."""
 
 
 _Words = Annotated[tuple[str, ...], Field(strict=False)]
-"""Words as a list too: a mixture reads the settings of its sources as plain data."""
+"""Words as a tuple or a list: a mixture reads the settings of its sources as plain data."""
 
 
 class ObjectWords(Settings):
-    """The words that objects are drawn from. Fewer make a task that a smaller model learns sooner."""
+    """The words from which objects are drawn. A task with fewer words is learned sooner by a smaller model."""
 
     shape: _Words = Field(OBJECT_VOCABULARY["shape"], description="Shapes of the objects")
     colour: _Words = Field(OBJECT_VOCABULARY["colour"], description="Colours of the objects")
@@ -60,7 +60,7 @@ class ObjectWords(Settings):
 
 
 class ScenesSettings(DataPart):
-    """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
+    """The embedded scenes. `count` scenes make one epoch; no training scene has a held-out colour-shape pair."""
 
     count_key: ClassVar[str] = "count"
     said_by_identity: ClassVar[frozenset[str]] = frozenset({"evaluate_style"})
@@ -137,14 +137,14 @@ class ScenesSettings(DataPart):
 
 
 class SceneSource:
-    """Renders each image when it is first asked for, and caches it when the whole set fits into a gigabyte.
+    """Renders each image at its first use, and caches it if the whole set fits into a gigabyte.
 
-    A set that is not small is rendered once for all processes of the machine. An image does not depend on the batch
-    that it is drawn in: the bytes are the same whoever renders it.
+    A larger cached set is rendered once for all processes of the machine. An image does not depend on its batch: its
+    bytes are the same in whichever process renders it.
     """
 
     identity = None
-    """The settings name the scenes; how they are drawn, only the images say."""
+    """None: the settings define the scenes. A change of the renderer shows only in the images."""
     columns = frozenset({"long", "short"})
 
     def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:
@@ -171,15 +171,15 @@ class SceneSource:
         return self.resident.images(ids, self._make) if self.resident else self._render(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
-        """Render the images that are to be cached and are not."""
+        """Render the images that are to be cached and are not cached yet."""
         if self.resident:
             self.resident.prepare(ids, self._make)
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Do nothing: images are rendered when they are asked for."""
+        """Do nothing: images are rendered at their first use."""
 
     def _open_shared(self) -> MemoryRows | None:
-        """Return the images that the processes of the machine share; None where they cannot or have no room."""
+        """Return the images that the machine's processes share; None if sharing fails, as for lack of memory."""
         settings, device = self._settings, self._device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         made_of = {"data": settings.content(), "split": self._split, "device": name, "torch": torch.__version__}

@@ -1,4 +1,4 @@
-"""Words of a caption, and the attribute of its scene that each states."""
+"""Find the words of a caption that state an attribute of its scene."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = "count"
 
 @dataclass(frozen=True)
 class Stated:
-    """A part of a caption that states one attribute."""
+    """A span of a caption that states one attribute."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Stated:
 
 
 def stated_words(scene: Scene, caption: str, kind: CaptionKind) -> list[Stated]:
-    """Return the words of a scene's caption that state something, in their order in the text."""
+    """Return the spans of a scene's caption that state an attribute, in their order in the text."""
     found = _in_short(scene, caption) if kind == "short" else _in_long(scene, caption)
     return sorted(found, key=lambda one: (one.start, one.end))
 

@@ -1,1 +1,1 @@
-"""A store: images and captions in a folder of memory-mapped Arrow files, any of them found at once by its number."""
+"""A store: images and captions in a folder of memory-mapped Arrow files, with random access by row number."""

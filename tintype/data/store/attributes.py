@@ -1,6 +1,6 @@
 """Attributes: facts about an image besides its captions, such as a style, a score or a licence.
 
-Each has one kind for all records: `text`, `int`, `float` or `bool`. A value may be missing.
+An attribute has one kind for all records: `text`, `int`, `float` or `bool`. A value may be missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARROW_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "floa
 
 @dataclass(frozen=True)
 class Attribute:
-    """The column of an attribute. `kind` is None where the source decides."""
+    """The column of an attribute. If `kind` is None, the source determines it."""
 
     column: str
     kind: Kind | None = None
@@ -49,11 +49,11 @@ class Settled:
 
 
 class MisfitError(Exception):
-    """A value that cannot be converted to its kind; the message shows it."""
+    """A value that cannot be converted to its kind; the message shows the value."""
 
 
 def read_attributes(pairs: Mapping[str, str]) -> dict[str, Attribute]:
-    """Parse the `COLUMN` or `COLUMN:KIND` of each name."""
+    """Parse the `COLUMN` or `COLUMN:KIND` given for each attribute."""
     found = {}
     for name, asked in pairs.items():
         column, _, last = asked.rpartition(":")
@@ -78,7 +78,7 @@ def check_names(names: Iterable[str], captions: Collection[str]) -> None:
 
 
 def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
-    """Return the stated kind, or else that of the values; whole numbers among others are floats."""
+    """Return the requested kind, else the kind of the values. A mix of int and float is float."""
     kinds = {"float"} if set(seen) == {"int", "float"} else set(seen)
     only = next((kind for kind in KINDS if kinds == {kind}), None)
     if kind := asked.kind or only:
@@ -107,7 +107,7 @@ def add_kinds(found: dict[str, set[str]], row: Mapping[str, object]) -> None:
 
 
 def fit(value: object, kind: Kind) -> Value:
-    """Convert a value to a kind. Empty texts and NaN are missing: tables without null write them."""
+    """Convert a value to a kind. Empty texts and NaN count as missing, since formats without null write these."""
     if isinstance(value, str):
         value = value.strip()
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
@@ -148,7 +148,7 @@ def _float(value: object) -> float | None:
     except OverflowError:
         return None
     lost = isinstance(value, int) and int(found) != value if math.isfinite(found) else True
-    return None if lost else found + 0.0  # there is one zero
+    return None if lost else found + 0.0  # turns -0.0 into 0.0
 
 
 def _bool(value: object) -> bool | None:
@@ -161,7 +161,7 @@ _FITTED: dict[Kind, Callable[[object], Value]] = {"text": _text, "int": _int, "f
 
 
 def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
-    """Return the kind of a column of a table, or None where it holds no attributes."""
+    """Return the kind of a table's column, or None if the column cannot be an attribute."""
     kind = plain_type(kind)
     if types.is_string(kind) or types.is_large_string(kind):
         return "text"
@@ -173,5 +173,5 @@ def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
 
 
 def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type of the values, also where they lie in a dictionary."""
+    """Return the type of the values, without dictionary encoding."""
     return kind.value_type if types.is_dictionary(kind) else kind

@@ -1,12 +1,11 @@
-"""Change a store that exists: add a kind of caption, or the checksums that an earlier version did not write.
+"""Change an existing store: add a kind of caption, or the checksums that an earlier version did not write.
 
-The captions lie in files of their own, one beside each shard, named by what they hold. They count once
-`store.json` names them, and that file is replaced as a whole: a column has all its rows, or is absent. No image is
-touched.
+Added captions lie in separate files, one per shard, named by a hash of the texts. Captions count once `store.json`
+names them. `store.json` is replaced atomically, so a column has all its rows, or is absent. Image files do not change.
 
-`tintype data upgrade` checks the hash of each image, the identity of all records, and the sizes of images against their
-files. Then `store.json` is written anew; no other file changes. Only the columns `source` and `pixels`, which no
-training reads, are taken as they are.
+`tintype data upgrade` checks the hash of each image, the identity of all records, and the stored sizes of images. Then
+it rewrites `store.json`; no other file changes. The command cannot check the columns `source` and `pixels`, which
+training does not read.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_column(store: Store, name: str) -> None:
-    """Refuse a name that cannot be that of new captions. It is a part of the names of files."""
+    """Refuse a name that new captions cannot have. The name becomes part of file names."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{option('column', name)} is not a valid name of a caption",
@@ -55,14 +54,14 @@ def check_column(store: Store, name: str) -> None:
 def add_column(
     path: Path, name: str, texts: Sequence[str], made_by: Mapping[str, object], journal: bytes | None = None
 ) -> AboutStore:
-    """Add the texts, one for each row, under a new name, or replace a column that was added before."""
+    """Add one text per row as a new kind of caption, or replace a kind that was added before."""
     with _writing(path):
-        store = Store(path)  # as it is now: another column may have come since the caller looked
+        store = Store(path)  # reopen: another column may have been added meanwhile
         check_column(store, name)
         before = store.about.find_added(name)
         if len(texts) != len(store):
             raise ValueError(f"{len(texts)} captions for {len(store)} rows")
-        # All is on the disk before it is named: what it was made of is removed next.
+        # Write all files before `store.json` names them, since the caller removes the journal next.
         column = _write_files(store, name, texts, made_by, journal)
         added = [one for one in store.about.added if one.name != name] + [column]
         captions = [one for one in store.captions if one != name] + [name]
@@ -109,16 +108,16 @@ def earlier_identities(store: Store) -> Iterator[str]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Hold the lock of the store: of two columns that are ready at the same time, one waits for seconds."""
+    """Hold the store's lock. Two columns that are ready at the same time are added one after the other."""
     remedy = f"the store is as it was; fix this, then {again()} again"
     with as_user_error(OSError, f"cannot write to {path}", remedy), taking_turns(path / ".lock"):
         yield
 
 
 def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
-    """Check the whole store, then add the checksums. A store that has them stays as it is.
+    """Check the whole store, then add the checksums. A store that has checksums is left unchanged.
 
-    Each record is read twice, and counted so.
+    Each record is read twice and counted twice in `on_records`.
     """
     content = layout.read_content(path)
     if content.get("format") != layout.EARLIER_FORMAT:

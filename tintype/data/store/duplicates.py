@@ -1,6 +1,6 @@
-"""Find images that are equal, or nearly: by perceptual hashes that differ in few bits, and by colours.
+"""Find equal and nearly equal images: by perceptual hashes that differ in few bits, and by colours.
 
-U: distinct hashes. P: pairs of them.
+U: distinct hashes. P: pairs of hashes.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from tintype.data.store.fingerprints import Looks
 
 _BANDS, _BAND_BITS = 4, 16
 MOST_BITS = 11
-"""With more, too many parts of hashes would be looked up."""
+"""Largest supported hash distance in bits. A larger distance needs too many lookups of 16-bit parts."""
 _MOST_COLOUR, _MOST_BRIGHTNESS = 14.0, 40.0
-"""Largest mean differences, of 255, of equal images. Hashes see neither colours nor brightness."""
+"""Largest mean differences of 255 levels between equal images. Hashes ignore colours and brightness."""
 _PAIRS_TOGETHER = 1 << 22
 
 
 @dataclass(frozen=True)
 class Group:
-    """`rows[0]` is kept where others are to go: an evaluation record where there is one, else the first."""
+    """Rows of similar images. `rows[0]` is the copy to keep: the first evaluation record, else the first record."""
 
     rows: tuple[int, ...]
     distinct: int
-    """Different images among them, by their pixels: 1 where all are exact copies."""
+    """Number of distinct images by their pixels: 1 if all are exact copies."""
     leaks: bool
-    """Whether it has records of both splits."""
+    """Whether the group has records of both splits."""
 
 
 def find_groups(
     rows: NDArray[np.int64], looks: Looks, pixels: NDArray[np.str_], is_eval: NDArray[np.bool_], most_bits: int
 ) -> list[Group]:
-    """Group each image that is in no group yet with all later ones near it: groups are no chains.
+    """Group each ungrouped image with all later ungrouped images near it. Groups are not chained.
 
-    Evaluation records come first, then rows in order. `pixels` and `is_eval` are those of all rows of the store; groups
-    are in the order of their first rows, leaks first. The time grows with the images whose hashes are near, not with
-    the square of the images that a chain of them links.
+    Evaluation records come first, then rows in order. `pixels` and `is_eval` have a value for each row of the store.
+    Groups are sorted by their first rows, leaks first. The time grows with the number of images whose hashes are near.
+    The time does not grow with the square of the length of a chain of similar images.
     """
     rows = rows[np.lexsort((rows, ~is_eval[rows]))]
     near_hash = _Near(looks.hash[rows], most_bits)
@@ -63,15 +63,15 @@ def _group(rows: list[int], pixels: NDArray[np.str_], is_eval: NDArray[np.bool_]
 
 
 class _Near:
-    """Finds hashes that differ in at most so many bits from a hash, itself among them."""
+    """Finds the hashes that differ from a given hash in at most `most_bits` bits, including the hash itself."""
 
     def __init__(self, hash_N: NDArray[np.uint64], most_bits: int) -> None:
         hash_U, of_place = np.unique(hash_N, return_inverse=True)
         count = len(hash_U)
         self._hash_of: NDArray[np.int64] = of_place.reshape(-1)
-        """An index into the distinct hashes, for each place."""
+        """For each place, the index of its hash among the distinct hashes."""
         self._places: NDArray[np.int64] = np.argsort(self._hash_of, kind="stable")
-        """In the order of their hashes."""
+        """Places sorted by their hashes."""
         self._counts_U = np.bincount(self._hash_of, minlength=count)
         self._ends_U = np.cumsum(self._counts_U)
         pair_P2 = near_pairs(hash_U, most_bits)
@@ -82,7 +82,7 @@ class _Near:
         links_U = np.bincount(first, minlength=count)
         self._link_ends_U = np.cumsum(links_U)
         self.with_others = np.flatnonzero(((self._counts_U > 1) | (links_U > 1))[self._hash_of])
-        """The places that are near another one."""
+        """Places that have another place near them."""
 
     def to(self, place: int) -> NDArray[np.int64]:
         hash_ = self._hash_of[place]
@@ -102,18 +102,18 @@ def _like_in_colour(colours_NK: NDArray[np.uint8], first_K: NDArray[np.uint8]) -
 
 
 def bit_counts(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Count the bits that are set. NumPy does it itself from 2.0 on, four times as fast."""
+    """Count the set bits. NumPy 2.0 and later have a function for it, which is four times as fast."""
     if hasattr(np, "bitwise_count"):
         return np.asarray(np.bitwise_count(hashes), np.int64)
     return np.asarray(np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=1), np.int64)
 
 
 def near_pairs(hash_U: NDArray[np.uint64], most_bits: int) -> NDArray[np.int64]:
-    """Return indices [P, 2] of the hashes that differ in at most so many bits, by multi-index hashing.
+    """Return indices [P, 2] of the hashes that differ in at most `most_bits` bits, by multi-index hashing.
 
-    Of two hashes with at most b different bits, one of the four parts of 16 bits differs in at most b // 4. So only
-    those are compared that share such a part, which a sorted table finds, instead of all with all.
-    (Norouzi, Punjani and Fleet, 2012, section 3.)
+    If two hashes differ in at most b bits, one of their four 16-bit parts differs in at most b // 4. So only hashes
+    with such a part in common are compared, found in a sorted table, instead of all pairs. (Norouzi, Punjani and Fleet,
+    2012, section 3.)
     """
     if not 0 <= most_bits <= MOST_BITS:
         raise ValueError(f"most_bits must be 0 to {MOST_BITS}, not {most_bits}")

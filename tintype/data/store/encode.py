@@ -1,4 +1,4 @@
-"""Prepare one image for a store: decode it, turn it upright, shrink it where that is asked, and hash it."""
+"""Prepare one image for a store: decode it, turn it upright, shrink it if requested, and hash it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _ORIENTATION = 0x0112
 
 @dataclass(frozen=True)
 class Sizing:
-    """`short_px`: shrink to this short side. `min_px`: refuse what is smaller. `quality`: of the JPEG of an image that
-    is changed; all others keep their bytes."""
+    """How an import resizes images. An unchanged image keeps its bytes.
+
+    `short_px`: shrink to this short side. `min_px`: refuse images with a smaller short side. `quality`: JPEG quality of
+    changed images.
+    """
 
     short_px: int | None = None
     min_px: int | None = None
@@ -29,22 +32,22 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An image with the columns that a store has of it."""
+    """An image with the columns that a store derives from it."""
 
     image: bytes
-    """The bytes of its file."""
+    """The bytes of the image file."""
     width: int
     height: int
     sha256: str
     pixels: str
-    """SHA-256 of the decoded pixels: two files of one image have the same."""
+    """SHA-256 of the decoded pixels: equal for two files of the same image."""
 
 
 @dataclass(frozen=True)
 class Refused:
     reason: str
     bad: bool = True
-    """False where it is fine, and the user asked to leave out such images."""
+    """False if the image is fine, but the user asked to leave out such images."""
 
 
 def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | Refused:
@@ -77,7 +80,7 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
 
 
 def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    """Turn an image as its EXIF orientation says."""
+    """Turn an image upright by its EXIF orientation."""
     if orientation >= 5:
         image_CHW = image_CHW.transpose(1, 2)
     axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])
@@ -85,11 +88,11 @@ def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return how EXIF says the image is to be turned."""
+    """Return the EXIF orientation; 1, upright, if it is missing or invalid."""
     turned = image.getexif().get(_ORIENTATION, 1)
     return turned if isinstance(turned, int) and 1 <= turned <= 8 else 1
 
 
 def _is_animated(image: Image.Image) -> bool:
-    """Return whether it has several frames or pages. A photograph with a preview or a depth map (MPO) is one image."""
+    """Return whether the image has several frames or pages. A photograph with a preview (MPO) is one image."""
     return image.format != "MPO" and bool(getattr(image, "is_animated", False))

@@ -1,6 +1,6 @@
 """`tintype data export`: a store's records as WebDataset tars or Parquet files, for other tools or another import.
 
-All is written into a folder beside the new one, which is renamed when everything is there.
+All files are written into a temporary folder, which is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tintype.wording import option
 
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
-"""Limits of one file."""
+"""Most bytes and rows of one file."""
 _GROUP_ROWS = 100
 _ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
-"""Endings of files that are not the name of their format."""
+"""File suffixes that differ from the name of their format."""
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    """Its number in the export."""
+    """The row's number in the export."""
     ending: str
     content: bytes
     values: dict[str, Value]
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Exported:
-    """The counts of an export; 0 where a signal stopped it, which leaves nothing."""
+    """The counts of an export. They are 0 if a signal stopped it, since a stopped export leaves no files."""
 
     rows: int
     files: int
@@ -67,7 +67,7 @@ def export_store(
     interrupt: Interrupt,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Write the records, of one split or of both, in the store's order."""
+    """Write the records of one split, or of both, in the store's order."""
     rows = store.rows(split).tolist()
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
@@ -84,7 +84,7 @@ def export_store(
 
     with locked(work):
         try:
-            for file in work.glob("[!.]*"):  # of an export that was killed
+            for file in work.glob("[!.]*"):  # left by a killed export
                 file.unlink()
             _WRITERS[form](work, store, watched())
             (work / ".lock").unlink()
@@ -114,7 +114,7 @@ def _row(store: Store, row: int, number: int) -> Row:
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
-    """Yield the rows of each file; each iterator must be exhausted before the next."""
+    """Split the rows into files. Each iterator must be exhausted before the next."""
     ahead = next(rows, None)
 
     def part() -> Iterator[Row]:
@@ -155,7 +155,7 @@ def _write_parquet(work: Path, store: Store, rows: Iterator[Row]) -> None:
 
 
 def _schema(store: Store) -> pyarrow.Schema:
-    """Return the schema with the note by which tools of the hub know a column of images."""
+    """Return the schema, with the metadata by which Hugging Face datasets recognise a column of images."""
     columns: dict[str, Kind] = {f"caption_{name}": "text" for name in store.captions}
     columns |= {f"attribute_{name}": kind for name, kind in store.attributes.items()}
     columns |= dict.fromkeys(ROW_TEXTS, "text")
@@ -173,7 +173,7 @@ _WRITERS: dict[Form, Callable[[Path, Store, Iterator[Row]], None]] = {
 
 
 def quoted_import_options(store: Store) -> str:
-    """Return the options that import an export with the same captions, attributes and splits."""
+    """Return the import options that restore the same captions, attributes and splits."""
     captions = [("--caption", f"{name}=caption_{name}") for name in store.captions]
     attributes = [("--attribute", f"{name}=attribute_{name}:{kind}") for name, kind in store.attributes.items()]
     return shlex.join([part for pair in (*captions, *attributes, ("--split-column", "split")) for part in pair])

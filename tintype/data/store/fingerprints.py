@@ -1,6 +1,6 @@
-"""Looks of the images of a store, in 208 bytes each: a perceptual hash, a few colours, and the kind of its pixels.
+"""Looks of a store's images, in 208 bytes each: a perceptual hash, a few colours, pixel mode and file format.
 
-They are cached by the store's identity: a stopped inspection resumes, and a second one decodes nothing.
+Looks are cached by the store's identity: a stopped inspection resumes, and a second inspection decodes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tintype.wording import option
 HASH_BITS = 64
 _SIDE_PX, _COLOUR_PX = 32, 8
 _FLAT = 4.0
-"""Amplitudes of less than this, with grey values of 0 to 255, are what compression leaves: they count as none."""
+"""Smaller amplitudes count as zero, since compression causes them. Grey values range from 0 to 255."""
 _COLOURS = 3 * _COLOUR_PX**2
 _MODE, _FORMAT, _ROW_BYTES = 8 + _COLOURS, 9 + _COLOURS, 16 + _COLOURS
 _WRITTEN_TOGETHER = 256
@@ -38,13 +38,13 @@ class Looks:
     """The looks of each row of a store; only requested rows are filled."""
 
     hash: NDArray[np.uint64]
-    """[N]"""
+    """Perceptual hashes [N]."""
     colours: NDArray[np.uint8]
-    """[N, 192]: the image at 8 × 8 pixels, in RGB."""
+    """The image at 8 × 8 pixels in RGB: [N, 192]."""
     mode: NDArray[np.uint8]
-    """[N]: an index into `MODES`."""
+    """Pixel mode of each image [N], an index into `MODES`."""
     format: NDArray[np.uint8]
-    """[N]: an index into `FORMATS`."""
+    """File format of each image [N], an index into `FORMATS`."""
 
 
 def look_at(
@@ -53,7 +53,7 @@ def look_at(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Looks | None:
-    """Return the looks of rows, or None where it was stopped; what was done is cached."""
+    """Return the looks of rows, or None if stopped; finished looks are cached."""
     stamp = _VERSION + bytes.fromhex(store.identity)
     otherwise = f"inspect a part: {option('where')}"
     content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, otherwise, stamp)
@@ -78,7 +78,7 @@ def look_at(
 
 
 def look(one: Encoded) -> NDArray[np.uint8]:
-    """Return the look of an image. A JPEG is decoded at a fraction of its size, at little cost."""
+    """Return the look of an image. A JPEG is decoded at a reduced size, which is fast."""
     try:
         with open_image(one.content, one.name) as image:
             mode, form = image.mode, image.format or ""
@@ -95,8 +95,10 @@ def look(one: Encoded) -> NDArray[np.uint8]:
 
 
 def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
-    """Return 64 bits of a grey image of 32 × 32 pixels: which of its 64 lowest frequencies, without the mean, are
-    above their median."""
+    """Return a 64-bit perceptual hash of a grey image of 32 × 32 pixels.
+
+    Each bit says whether one of the 64 lowest DCT frequencies, without the mean, is above their median.
+    """
     basis, lowest = _cosines(), _lowest_frequencies()
     amplitude = (basis @ grey_HW.astype(np.float64) @ basis.T)[lowest]
     amplitude[np.abs(amplitude) < _FLAT] = 0
@@ -116,7 +118,7 @@ def _cosines() -> NDArray[np.float64]:
 
 @cache
 def _lowest_frequencies() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the frequencies by the sum of both directions, as JPEG orders them, without the mean."""
+    """Return the indices of the lowest frequencies without the mean, sorted by the sum of both directions."""
     down, right = np.mgrid[:_SIDE_PX, :_SIDE_PX].reshape(2, -1)
     order = np.lexsort((down, down + right))[1 : HASH_BITS + 1]
     return down[order], right[order]

@@ -1,7 +1,8 @@
 """`tintype data import`: store the items of an importer.
 
-All is written into a folder beside the store's, which is renamed when everything is there: a store is whole or is not.
-The work is kept shard by shard, so that a stopped import, or one without room, resumes with the same command.
+All files are written into a temporary folder, which is renamed when it is complete: a store is complete or does not
+exist. Progress is saved shard by shard, so an import that was stopped or ran out of space resumes with the same
+command.
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ class ImportOptions:
     """Kinds of captions and their columns; by default those of the importer."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     split_column: str | None = None
-    """By default the image's hash decides."""
+    """Column that holds the split. By default, the image's hash decides."""
     splits: Mapping[str, Split] = field(default_factory=dict)
-    """Further values of that column, and their splits."""
+    """Further values of `split_column`, and their splits."""
     eval_share: float = 0.1
     limit: int | None = None
     sizing: Sizing = field(default_factory=Sizing)
     limits: Limits = LIMITS
-    """Limits of an image as it lies in the source."""
+    """Limits of an image in the source."""
     most_pixels_at_once: int = MOST_PIXELS_AT_ONCE
-    """Decoded by all threads at a time."""
+    """Most pixels that all threads decode at the same time."""
     most_bad: float = 0.05
-    """The share of records that may be bad; with more the import is refused."""
+    """Largest fraction of bad records; the import is refused above it."""
     follow_links: bool = False
     preset: str | None = None
-    """The public set that the source is, by the name of its preset."""
+    """Name of the preset, if the source is its public set."""
     format: str | None = None
-    """By default that of the files that are found."""
+    """Format of the source; by default it is detected from the files."""
     listed: Listed | None = None
 
 
@@ -75,7 +76,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`about` is there when all is stored."""
+    """Result of an import. `about` is set once everything is stored."""
 
     done: int
     about: AboutStore | None
@@ -89,7 +90,7 @@ def import_images(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Store the images of a source, resuming an earlier attempt. Return unfinished when a signal came."""
+    """Store the images of a source, resuming an earlier attempt. Return an unfinished outcome if a signal came."""
     importer = open_importer(source, Reading(options.limits, options.follow_links, options.format, options.listed))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
@@ -136,7 +137,7 @@ def _tidied(work: Path) -> Iterator[None]:
 
 def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Prepared | Refused]]:
     def cost(item: Item) -> int:
-        """Return pixels or bytes, whichever are more: few pixels may lie in a large file."""
+        """Return the larger of pixels and bytes: an image with few pixels may be a large file."""
         content = item.content or b""
         return max(pixels_stated(content), len(content))
 
@@ -146,7 +147,7 @@ def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[I
 
 
 def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
-    """Raise as soon as more records are bad than may be of all. What is done is kept for a rerun."""
+    """Raise as soon as too many records are bad. Progress is saved for a rerun."""
     bad, done = writer.written.bad, writer.written.items
     if bad <= most_bad * total:
         return
@@ -162,12 +163,12 @@ def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
 
 
 class _RefusedError(Exception):
-    """A record that cannot be stored; the message says why."""
+    """A record that cannot be stored; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class _Sorter:
-    """Puts items into the store, or into the quarantine. An image that occurs twice is never in both splits."""
+    """Puts items into the store or the quarantine. An image that occurs twice is never in both splits."""
 
     captions: Mapping[str, str]
     attributes: Mapping[str, Settled]
@@ -267,11 +268,14 @@ def _request(
     attributes: Mapping[str, Settled],
     options: ImportOptions,
 ) -> dict[str, Any]:
-    """Return all that decides what is stored; without later additions at their defaults, as earlier versions wrote."""
+    """Return all settings that determine the stored content.
+
+    Settings that were added later are left out at their defaults, so that the request equals that of earlier versions.
+    """
     files = json.dumps(importer.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
     asked["attributes"] = {name: asdict(one) for name, one in attributes.items()}
-    for name in ("most_pixels_at_once", "most_bad", "follow_links"):  # say how, not what
+    for name in ("most_pixels_at_once", "most_bad", "follow_links"):  # do not affect the stored content
         del asked[name]
     if options.limits == LIMITS:
         del asked["limits"]
@@ -311,7 +315,7 @@ def read_pairs(of: str, values: Sequence[str], example: str) -> dict[str, str]:
 
 
 def read_share(of: str, value: str) -> float:
-    """Return the share that `5%` or `0.05` says."""
+    """Parse a share such as `5%` or `0.05`."""
     number = value.strip().removesuffix("%")
     try:
         share = float(number) / (100 if value.strip().endswith("%") else 1)

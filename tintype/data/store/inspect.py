@@ -1,7 +1,7 @@
-"""`tintype data inspect`: the content of a store, and its problems, as plain numbers and words.
+"""`tintype data inspect`: a store's content and problems, as plain numbers and words.
 
-N: inspected records. Percentiles and shares are of these; `where` and `skip` may leave others out.
-The last bin of a histogram holds the highest half per cent too, however far they lie.
+N: inspected records. Percentiles and shares refer to these; `where` and `skip` can leave out others. The last bin of a
+histogram also holds the highest half per cent of values, however far away.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ANOTHER = re.compile(r"^it is the same (?:image|picture) as .*, which is in", r
 @dataclass(frozen=True)
 class Asked:
     most_bits: int = 4
-    """Most bits of 64 in which the hashes of nearly equal images differ."""
+    """Largest distance in bits, of 64, between the hashes of nearly equal images."""
     samples: int = 24
     seed: int = 0
 
@@ -63,7 +63,7 @@ def inspect_store(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inspection | None:
-    """Inspect the selected records; return None where it was stopped. The looks of images are cached."""
+    """Inspect the selected records; return None if stopped. The looks of images are cached."""
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
@@ -118,7 +118,7 @@ def _record(store: Store, row: int) -> results.Sample:
 
 
 def _origins(store: Store, rows: NDArray[np.int64]) -> results.Counts:
-    """Return the files or folders that records came from, those of most records first."""
+    """Return the files or folders of origin with their record counts, the largest counts first."""
     origins = map(_origin, store.table["source"].take(rows).to_pylist())
     return [{"name": name, "records": count} for name, count in _most_common(origins)]
 
@@ -133,7 +133,7 @@ def _origin(source: str) -> str:
 
 
 def _set_aside(store: Store) -> results.Counts:
-    """Return the reasons without the numbers and names in them."""
+    """Count the reasons in the quarantine. Numbers and names in a reason are replaced first."""
     counts: Counter[str] = Counter()
     for said in store.quarantine():
         reason = _NUMBER.sub("N", _MISFIT.sub(r"\1", said["reason"].replace(said["source"], "it", 1)))
@@ -155,7 +155,7 @@ def _with_histogram(values: NDArray[np.int32] | NDArray[np.int64]) -> results.Sp
 
 
 def whole_histogram(values: NDArray[np.generic]) -> results.Histogram:
-    """Count whole numbers between round whole numbers."""
+    """Count whole numbers in bins with round whole edges."""
     numbers = values.astype(np.float64)
     low, high = float(numbers.min()), float(np.percentile(numbers, 99.5))
     ticks = linear_ticks(low, max(high, low + 1), _BINS)
@@ -164,7 +164,7 @@ def whole_histogram(values: NDArray[np.generic]) -> results.Histogram:
 
 
 def histogram(values: NDArray[np.float64]) -> results.Histogram | None:
-    """Count any numbers; return None where they lie too close or too far apart to be drawn."""
+    """Count numbers in bins; return None if they lie too close together or too far apart for a drawing."""
     if np.abs(values).max() > _FARTHEST:
         return None
     low, high = float(values.min()), float(np.percentile(values, 99.5))
@@ -201,7 +201,7 @@ def _sizes(store: Store, rows: NDArray[np.int64]) -> results.Sizes:
 
 
 def _aspects(store: Store, rows: NDArray[np.int64]) -> results.Aspects:
-    """Return widths over heights. A bin has its round value in the middle: that of squares lies around 1."""
+    """Return statistics of width / height. Bins are centred on round values, so squares lie in the middle of a bin."""
     width, height = (side[rows].astype(np.float64) for side in store.sizes())
     logs = np.log2(width / height)
     middles = np.arange(-_ASPECT_END, _ASPECT_END + _ASPECT_STEP / 2, _ASPECT_STEP)
@@ -258,7 +258,7 @@ def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> results.Attr
 
 
 def _most_common(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the most common names with their counts, and the others as one."""
+    """Return the most common names with their counts, and the rest as one entry."""
     counts = Counter(names)
     shown = counts.most_common(_SHOWN_NAMES)
     rest = counts.total() - sum(count for _, count in shown)
@@ -285,7 +285,7 @@ def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], m
 
 
 def skip_lines(store: Store, groups: list[Group]) -> list[str]:
-    """Return a skip list of all but the first of each group. A copy with the file of the first is a repeat of it."""
+    """Return a skip list of all but the first row of each group. Copies of the first row's file are `repeats`."""
     lines: dict[str, str] = {}
     for group in groups:
         first = store.about_row(group.rows[0])
@@ -298,7 +298,7 @@ def skip_lines(store: Store, groups: list[Group]) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Return the text on one line, whatever a file is called."""
+    """Replace unprintable characters, so that the text stays on one line."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

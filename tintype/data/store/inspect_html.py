@@ -1,6 +1,6 @@
-"""The page of `tintype data inspect`: one file with its style and images inside, and no script.
+"""The page of `tintype data inspect`: one file with embedded style and images, and no script.
 
-Captions and names of files are text, never HTML: the template escapes everything.
+Captions and file names are text, never HTML: the template escapes everything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def to_html(store: Store, inspection: Inspection) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Mark as code what stands between backticks."""
+    """Turn text between backticks into code elements."""
     return Markup("").join(
         Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(text.split("`"))
     )
@@ -62,7 +62,7 @@ def _said(value: Value) -> str:
 
 
 def _uri(one: Encoded) -> str:
-    """Return a thumbnail encoded from pixels: nothing else that a file may hold gets into the page."""
+    """Return a thumbnail encoded from pixels, so that no other content of a file gets into the page."""
     with open_image(one.content, one.name) as image:
         image.draft("RGB", (_THUMB_PX, _THUMB_PX))
         small = image.convert("RGB")
@@ -70,7 +70,7 @@ def _uri(one: Encoded) -> str:
 
 
 def bars(histogram: Histogram, description: str) -> Markup:
-    """Draw bars between the edges; the last one says where it holds all above it too."""
+    """Draw bars between the edges. The last bar's label says if it also holds all larger values."""
     edges, counts = histogram["edges"], histogram["counts"]
     across = svg.Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
     whole, step = isinstance(edges[0], int), edges[1] - edges[0]

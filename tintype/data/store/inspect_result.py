@@ -21,7 +21,7 @@ class Spread(Numbers):
 
 
 class Histogram(TypedDict):
-    """Counts between edges; `open` where the last bin holds all above it too."""
+    """Counts between edges. `open`: the last bin also holds all larger values."""
 
     edges: list[int] | list[float]
     counts: list[int]
@@ -49,7 +49,7 @@ class LogHistogram(TypedDict):
 
 
 class Aspects(Spread):
-    """Width over height."""
+    """Statistics of width / height."""
 
     histogram: LogHistogram
     above_3: int
@@ -82,8 +82,11 @@ class AttributeValues(TypedDict):
 
 
 class Duplicates(TypedDict):
-    """`exact` and `near` count the records besides the first of each group; `leaking` the training records that look
-    like an evaluation record."""
+    """Counts of duplicates.
+
+    `exact` and `near` count the records of a group without its first record. `leaking` counts training records that
+    look like an evaluation record.
+    """
 
     most_bits: int
     groups: int

@@ -1,15 +1,21 @@
-"""The layout of a store on the disk, and its reader.
+"""The layout of a store on disk, and its reader.
 
-`store.json` says what the folder holds; each `shard-00000.arrow` is an Arrow IPC file of one record batch, which is
-memory-mapped, so that any row is found at once and no image is read before it is asked for. The columns are `image`
-(the bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
-`pixels` (SHA-256 of the decoded pixels, by which copies are known), `split`, and one column `caption:NAME` for each
-kind of caption that was imported, and `attribute:NAME` for each attribute, which may be null. A kind of caption that
-was added later lies beside each shard, in a file of its own with `sha256` and `caption:NAME` (`changes.py` writes it).
+`store.json` describes the folder. Each `shard-00000.arrow` is a memory-mapped Arrow IPC file of one record batch, so
+any row is found directly and images are read only when requested. The columns are:
 
-Everything is checked before it is used. `store.json` has a checksum of itself, and of each other file one of all its
-bytes but those of images, compared when the store is opened; an image is compared with its `sha256` whenever it is
-read.
+- `image`: the bytes of an image file, with `width` and `height`
+- `source`: where the record came from
+- `sha256`: hash of the image file
+- `pixels`: SHA-256 of the decoded pixels, by which copies are recognised
+- `split`
+- `caption:NAME` for each imported kind of caption
+- `attribute:NAME` for each attribute, which may be null
+
+A kind of caption that was added later lies in separate files, one per shard, with the columns `sha256` and
+`caption:NAME` (`changes.py` writes them).
+
+Everything is checked before use. `store.json` has a checksum of itself and of each other file without its images; these
+are checked when the store is opened. An image is checked against its `sha256` at each read.
 """
 
 from __future__ import annotations
@@ -44,17 +50,17 @@ EARLIER_FORMAT = "tintype-store-1"
 _CHECKSUM = "checksum"
 _AGAIN = "copy the store again, or import it again"
 CAPTION = "caption:"
-"""Stands before the names of caption columns."""
+"""Prefix of caption columns."""
 ATTRIBUTE = "attribute:"
-"""Stands before the names of the columns of attributes."""
+"""Prefix of attribute columns."""
 _NUMBERS = ("width", "height")
 ROW_TEXTS = ("split", "sha256", "source")
-"""Columns that leave the store with a record, beside its captions."""
+"""Columns that are exported with a record, besides its captions."""
 _TEXTS = ("source", "sha256", "pixels", "split")
 
 
 def refuse_built_in(caption: str, name: str, rest: str = "") -> None:
-    """Refuse a new kind of caption with the name of another column. `name` is that of the option."""
+    """Refuse a new kind of caption with a column name of the store. `name` is the option's name."""
     if caption in RESERVED:
         raise UserError(
             f"{option(name, caption + rest)}: every store has a column '{caption}' of its own, which `where` reads",
@@ -67,14 +73,14 @@ class Shard(BaseModel, frozen=True, extra="forbid", strict=True):
     rows: int
     bytes: int
     images_at: int
-    """The first byte of the images, which lie in one piece."""
+    """Offset of the images, which lie in one contiguous block."""
     images_bytes: int
     sha256: str
     """SHA-256 of the file without the images."""
 
 
 class AddedPart(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The captions of one shard."""
+    """The file with the added captions of one shard."""
 
     name: str
     bytes: int
@@ -87,9 +93,9 @@ class AddedColumn(BaseModel, frozen=True, extra="forbid", strict=True):
 
     name: str
     parts: list[AddedPart]
-    """One for each shard, in their order."""
+    """One part per shard, in the order of the shards."""
     journal: str | None = None
-    """The file with what was asked and answered."""
+    """The file with the questions' settings and the answers."""
     journal_sha256: str | None = None
     made_by: dict[str, Any]
     """Record of who wrote the captions, how, when, and how many are empty."""
@@ -104,13 +110,12 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
 
     format: Literal["tintype-store-2"] = FORMAT
     identity: str
-    """SHA-256 over the records in order: the hash of each image, its split, its captions and, where there are any,
-    its attributes."""
+    """SHA-256 over the records in order: each image's hash, split and captions, and its attributes if there are any."""
     counts: dict[str, int]
-    """Records of each split."""
+    """Number of records of each split."""
     quarantined: int
     quarantine_sha256: str | None = None
-    """SHA-256 of the file that names the quarantined records, where there are any."""
+    """SHA-256 of the file that lists the quarantined records; None without such records."""
     captions: list[str]
     shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]
@@ -134,7 +139,7 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
 
     @property
     def imported(self) -> list[str]:
-        """The captions that are in the shards."""
+        """Names of the captions that are in the shards."""
         added = {column.name for column in self.added}
         return [name for name in self.captions if name not in added]
 
@@ -158,7 +163,7 @@ def added_schema(name: str) -> pyarrow.Schema:
 
 
 def add_records(total: hashlib._Hash, batch: pyarrow.RecordBatch) -> None:
-    """Add the records of a batch to an identity. Without attributes they hash as they did before there were any."""
+    """Add the records of a batch to an identity. Records without attributes hash as before attributes existed."""
     for row in batch.select([name for name in batch.schema.names if name != "image"]).to_pylist():
         captions, attributes = (
             sorted((name.removeprefix(kind), value) for name, value in row.items() if name.startswith(kind))
@@ -169,7 +174,7 @@ def add_records(total: hashlib._Hash, batch: pyarrow.RecordBatch) -> None:
 
 
 def identity_of(table: pyarrow.Table) -> str:
-    """Return the identity of all records of a table, whatever the shards that they lie in."""
+    """Return the identity of all records of a table; it does not depend on the shards."""
     total = hashlib.sha256()
     for batch in table.to_batches():
         add_records(total, batch)
@@ -181,14 +186,14 @@ def is_store(path: Path) -> bool:
 
 
 class Store:
-    """A store that is open. Rows count through all its shards."""
+    """An open store. Row numbers continue through all its shards."""
 
     def __init__(self, path: Path, about: AboutStore | None = None) -> None:
         self.path, self.about = path, about or read_about(path)
         self.captions, self.attributes = list(self.about.captions), dict(self.about.attributes)
         shards = range(len(self.about.shards))
         self.table = Table.from_batches([_open_whole(path, self.about, index) for index in shards])
-        """All columns of all records, as they lie in the shards: nothing is copied."""
+        """All columns of all records, memory-mapped without a copy."""
         own = self.table["split"]
         self._rows = {split: np.flatnonzero(compute.equal(own, split).to_numpy()) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
@@ -204,7 +209,7 @@ class Store:
         return int(self.table.num_rows)
 
     def rows(self, split: Split | None) -> NDArray[np.int64]:
-        """Return the rows of a split, or of all for None."""
+        """Return the row numbers of a split; for None, of all records."""
         return np.arange(len(self)) if split is None else self._rows[split]
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -212,11 +217,11 @@ class Store:
         return self.table["width"].to_numpy(), self.table["height"].to_numpy()
 
     def pixels(self, row: int) -> int:
-        """Return how many pixels the image of a row has."""
+        """Return the number of pixels of a row's image."""
         return int(self._value("width", row)) * int(self._value("height", row))
 
     def encoded(self, row: int) -> Encoded:
-        """Return the bytes of an image; raise unless they are those that were stored."""
+        """Return the bytes of an image; raise if they do not match the stored hash."""
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
@@ -233,22 +238,22 @@ class Store:
         return {name: self._value(ATTRIBUTE + name, row) for name in self.attributes}
 
     def missing(self) -> dict[str, int]:
-        """Return how many records lack each attribute."""
+        """Return the number of records that lack each attribute."""
         return {name: self.table[ATTRIBUTE + name].null_count for name in self.attributes}
 
     def texts(self, column: str) -> list[str]:
-        """Return a column of texts of every row; a kind of caption is named `caption:NAME`."""
+        """Return a text column of all rows; a kind of caption is named `caption:NAME`."""
         return list(self.table[column].to_pylist())
 
     def about_row(self, row: int) -> dict[str, str]:
         return {name: self._value(name, row) for name in ROW_TEXTS}
 
     def name(self, row: int) -> str:
-        """Return the name of a record in messages."""
+        """Return a record's name for messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
     def quarantine(self) -> list[dict[str, str]]:
-        """Return the source and the reason of each record that the import set aside."""
+        """Return source and reason of each record that the import set aside."""
         if self.about.quarantine_sha256 is None:
             return []
         content = self._checked_file(QUARANTINE, self.about.quarantine_sha256)
@@ -260,7 +265,7 @@ class Store:
             raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote", _AGAIN) from None
 
     def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
-        """Read everything, and refuse a store that is not what was written."""
+        """Read the whole store, and refuse it if any content differs from what was written."""
         self.quarantine()
         for column in self.about.added:
             if column.journal is not None and column.journal_sha256 is not None:
@@ -288,7 +293,7 @@ class Store:
 
 
 def open_store(path: Path) -> Store:
-    """Open a store once in a process, as long as its files are the same: its splits share the maps."""
+    """Open a store once per process as long as its files do not change, so that its splits share the memory maps."""
     files = sorted(path.glob("*.arrow")) if is_store(path) else []
     found = [(file.name, file.stat()) for file in [path / ABOUT, *files] if file.exists()]
     return _opened(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
@@ -318,7 +323,7 @@ def read_about(path: Path) -> AboutStore:
 
 
 def read_content(path: Path) -> dict[str, Json]:
-    """Return what `store.json` holds, unchecked."""
+    """Return the content of `store.json` without checking it."""
     file = path / ABOUT
     if not file.is_file():
         raise UserError(
@@ -330,7 +335,7 @@ def read_content(path: Path) -> dict[str, Json]:
 
 
 def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBatch:
-    """Open a shard with the captions that were added to it."""
+    """Open a shard together with the captions that were added to it."""
     shard = about.shards[index]
     batch = _open_part(folder, shard, shard.rows, schema(about.imported, about.attributes), _AGAIN)
     for column in about.added:
@@ -364,7 +369,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
-    """Raise unless all bytes of the file but those of images are what they were. `again` says what to do."""
+    """Raise if any byte of the file outside the images has changed. `again` is the fix in the error."""
     if not path.is_file() or not part.bytes or path.stat().st_size != part.bytes:
         found = f"has {path.stat().st_size:,} bytes, not {part.bytes:,}" if path.is_file() else "is missing"
         raise UserError(f"{path} {found}", again)
@@ -374,7 +379,7 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
 
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
-    """Return the SHA-256 of a file without a piece of it."""
+    """Return the SHA-256 of a file without `skip_bytes` bytes at `skip_at`."""
     content = np.memmap(path, np.uint8, "r")
     total = hashlib.sha256(content[: max(0, skip_at)].data)
     total.update(content[max(0, skip_at + skip_bytes) :].data)
@@ -397,19 +402,19 @@ def shard_of(path: Path) -> Shard:
 
 
 def open_shard(path: Path) -> pyarrow.RecordBatch:
-    """Return the one record batch of a shard, memory-mapped."""
+    """Return the only record batch of a shard, memory-mapped."""
     return _mapped(path)[1]
 
 
 def _mapped(path: Path) -> tuple[pyarrow.Buffer, pyarrow.RecordBatch]:
-    """Return the bytes of a shard, and its one record batch in them."""
+    """Return the bytes of a shard, and its only record batch, which refers to them."""
     refuse_compressed(path, FILE_HEAD)
     kinds = (pyarrow.ArrowException, OSError, ValueError)
     explained = as_user_error(kinds, f"{path} cannot be read as a shard of a store")
     with explained, pyarrow.memory_map(str(path)) as file:
         whole = file.read_buffer()
-        batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # what was checked, not the footer
+        batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # read the checked stream, not the footer
         if len(batches) != 1:
             raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
-        batches[0].validate(full=True)  # offsets that point elsewhere would be followed
+        batches[0].validate(full=True)  # rejects offsets that point outside the buffers
         return whole, batches[0]

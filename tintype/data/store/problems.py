@@ -1,4 +1,4 @@
-"""Problems of a store, found in the result of its inspection: the worst first, each with a remedy."""
+"""Find problems of a store in the result of its inspection: the worst first, each with a remedy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tintype.data.store.where import written
 from tintype.wording import option, rendered
 
 LONG_WORDS = 256
-"""No encoder reads more: CLIP reads about 55 words, T5 and Qwen as they are used for images 200 to 400."""
+"""No text encoder reads more: for images, CLIP reads about 55 words, T5 and Qwen 200 to 400."""
 TINY_PX = 64
 _SHOWN = 120
 _OFTEN = 10
-"""A caption on so many records is one that somebody pasted."""
+"""A caption on this many records was probably pasted."""
 _STRANGE = {
     "entities of HTML, such as &amp;": re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#\d{1,6}|#x[0-9a-f]{1,6});", re.I),
     "web addresses": re.compile(r"https?://|www\.\w", re.IGNORECASE),
@@ -25,14 +25,14 @@ _STRANGE = {
 
 
 def strange_text(text: str) -> str | None:
-    """Return what in a caption nobody would say, or None."""
+    """Return the kind of markup or decoding error in a caption, or None."""
     if has_html(text):
         return "tags of HTML"
     return next((what for what, sign in _STRANGE.items() if sign.search(text)), None)
 
 
 def find_problems(result: Result) -> list[Problem]:
-    """Return problems in order of what they spoil: first the scores, then what is learned, then what is lost."""
+    """Return problems sorted by their effect: on scores, on training, then lost data."""
     found = [*_of_splits(result), *_of_captions(result), *_of_images(result)]
     return sorted(found, key=lambda problem: (problem["severity"] != "alarm", -problem["rank"]))
 

@@ -1,8 +1,8 @@
-"""The selected records of a store: `data.where` and `data.skip`, without writing the store anew.
+"""The selected records of a store: `data.where` and `data.skip` select without rewriting the store.
 
-A skip list names records by the SHA-256 of their image files, as the column `sha256` has it; one on a line of a text
-file, or in the column `sha256` of a Parquet file. `HASH` leaves out all records with that file, `HASH repeats` all but
-the first. After `#` stands a remark.
+A skip list names records by the SHA-256 of their image files, as in the column `sha256`. It is a text file with one
+entry per line, or a Parquet file with the entries in its column `sha256`. `HASH` leaves out all records with that file;
+`HASH repeats` leaves out all but the first. A remark may follow `#`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SkipList:
 
     @property
     def identity(self) -> str:
-        """A hash of the entries, whatever their order and remarks."""
+        """A hash of the entries; order and remarks do not matter."""
         lines = [*sorted(self.whole), *(f"{one} {REPEATS}" for one in sorted(self.repeats))]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -46,17 +46,17 @@ class Selection:
 
     kept: NDArray[np.bool_]
     by_where: int = 0
-    """Records that `where` leaves out, whatever the skip list says."""
+    """Number of records that `where` leaves out, including those also in the skip list."""
     by_skip: int = 0
     unknown: frozenset[str] = frozenset()
-    """Hashes of the skip list that no record has."""
+    """Hashes in the skip list that no record has."""
 
     def rows(self, store: Store, split: Split) -> NDArray[np.int64]:
         rows = store.rows(split)
         return rows[self.kept[rows]]
 
     def identity(self, store_identity: str) -> str:
-        """Return the identity of the selected records. A selection of all is the store itself."""
+        """Return the identity of the selected records. If all records are selected, it equals the store's identity."""
         if self.kept.all():
             return store_identity
         return hashlib.sha256(store_identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
@@ -71,7 +71,7 @@ class Selection:
 
 
 def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, options: str = "data.") -> Selection:
-    """Select records by `where` and by the skip list, whose identity must begin with `pin`.
+    """Select records by `where` and the skip list. The skip list's identity must begin with `pin`.
 
     `options` precedes the names of the settings in messages.
     """
@@ -136,7 +136,7 @@ def _parquet_lines(path: Path) -> Iterable[tuple[str, str]]:
     names = open_bounded(path).schema_arrow.names
     if "sha256" not in names:
         raise UserError(f"the skip list {path} has no column 'sha256'; its columns are {', '.join(names)}")
-    file = open_bounded(path, read_dictionary=["sha256"])  # a text that many rows have is there once
+    file = open_bounded(path, read_dictionary=["sha256"])  # stores a repeated text once
     check_pages(file, path, ["sha256"])
     with as_user_error((ArrowException, OSError), f"cannot read the skip list {path} as a Parquet file"):
         values = [value for batch in file.iter_batches(columns=["sha256"]) for value in _values(batch.column(0))]

@@ -16,20 +16,20 @@ from tintype.runtime.identity import Pin
 from tintype.settings import LARGEST_PX, DataPart, PathText, Since, plain
 
 MOST_ON_GPU_BYTES = 2 << 30
-"""Images that training keeps on a GPU once they were decoded; a larger store is read again in each epoch."""
+"""Most bytes of decoded images that training keeps on a GPU. A larger store is read again in each epoch."""
 
 
 def _tuples(value: object) -> object:
-    """Turn lists into tuples: within a mixture, which hands its size down, JSON's rules no longer hold."""
+    """Turn lists into tuples: a mixture reads its sources' settings as plain data, without JSON's conversions."""
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
 
 class StoreSettings(DataPart):
-    """Images of one's own, as `tintype data import` stores them.
+    """Your own images, in a store that `tintype data import` made.
 
-    A run records the identity of its store's content and resumes with no other. `sha256` pins it in
-    the plan; then the path is no part of what names the run, and the store may lie anywhere. `skip_sha256` does the
-    same of the skip list.
+    A run records the identity of its store's content, and resumes only with the same content. `sha256` pins the
+    identity in the plan. The path is then not part of the run's name, and the store may be anywhere. `skip_sha256` does
+    the same for the skip list.
     """
 
     count_key: ClassVar[str] = "limit"
@@ -73,7 +73,7 @@ class StoreSettings(DataPart):
 
     @property
     def resident_bytes(self) -> int:
-        """How many images a store has is not known here: without a limit, as much as training keeps at most."""
+        """Bytes of decoded images. Without `limit` their number is unknown, so return the most that training keeps."""
         if self.buckets:
             return 0
         size = MOST_ON_GPU_BYTES if self.limit is None else resident_bytes(self.limit, self.size_px)
@@ -84,7 +84,7 @@ class StoreSettings(DataPart):
         return self.buckets or super().shapes
 
     def content(self) -> dict[str, Any]:
-        """Return the content without shapes: with several of them nothing is cached."""
+        """Return the content without bucket shapes, since data in several shapes is not cached."""
         without = {"buckets"} if self.fit == "resize" else {"buckets", "fit"}
         return {key: value for key, value in super().content().items() if key not in without}
 
@@ -104,7 +104,7 @@ class StoreSettings(DataPart):
             yield "fit: resize is for several buckets, of which one is near to each image's proportions; give them too"
 
     def at_size(self, size_px: int) -> StoreSettings:
-        """Return the same images in another size. A sole bucket is the square, and shrinks with it; several stay."""
+        """Return the same images in another size. A single bucket is the square and is scaled; several buckets stay."""
         sole = {"buckets": ((size_px, size_px),)} if len(self.buckets) == 1 else {}
         return self.model_copy(update={"size_px": size_px, **sole})
 
@@ -119,7 +119,7 @@ class StoreSettings(DataPart):
 
     @property
     def scored(self) -> StoreSettings:
-        """The store that runs are scored against. Which training records are taken says nothing about another's."""
+        """The store that runs are scored against. `where` and `skip` do not apply to a separate evaluation store."""
         if self.evaluate_path is None:
             return self
         own = {
@@ -140,7 +140,7 @@ class StoreSettings(DataPart):
 
     @property
     def at_hand(self) -> bool:
-        """A report needs the held-out images."""
+        """Whether the held-out images are on this machine; a report needs them."""
         return is_store(Path(self.scored.path).expanduser())
 
     def describe(self) -> str:
@@ -162,9 +162,9 @@ class StoreSettings(DataPart):
         try:
             selection = self.select(store)
         except UserError:
-            return self.limit  # the skip list is gone, or the captions that `where` names
+            return self.limit  # the skip list or a caption column of `where` is missing
         if identity not in (None, selection.identity(store.identity)):
-            return self.limit  # another store lies there now, or another part of it is taken
+            return self.limit  # the path has another store now, or another selection
         return len(selection.rows(store, "train")[: self.limit])
 
     def in_hash(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A split of a store as a source of images and captions, by id. Threads prefetch batches, into the batch itself.
+"""A split of a store as a source of images and captions, by id. Threads prefetch batches and write into them directly.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -34,7 +34,7 @@ _MOST_CACHED_RECORDS = 1 << 18
 _EVAL_ORDER = 0
 _MOST_PREFETCHED_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4
-"""Tasks of a batch per thread: enough that no thread waits long, few enough that handing them out takes no time."""
+"""Tasks of a batch per thread: enough to keep all threads busy, few enough for a low scheduling cost."""
 
 
 class TooSmallError(UserError):
@@ -42,13 +42,12 @@ class TooSmallError(UserError):
 
 
 class StoreSource:
-    """Decodes images when they are first asked for, and caches them on the device where the whole split fits there.
+    """Decodes images at their first use, and caches them on the device if the whole split fits.
 
-    Otherwise it prefetches the next batches: in threads, and in as many processes where a GPU would have to wait for
-    threads.
+    Otherwise it prefetches the next batches: in threads, and with a GPU in as many worker processes.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
-    images are like all of them, however the store is sorted.
+    images are a random sample, even if the store is sorted.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class StoreSource:
         processes: bool | None = None,
         stage_shapes: Sequence[Shape] | None = None,
     ) -> None:
-        """`stage_shapes` are what the images of each bucket are cut to, in an earlier stage; else the buckets."""
+        """Open a split. `stage_shapes` are the buckets' shapes in an earlier stage, by default the settings' shapes."""
         self._shapes, self._device = stage_shapes or settings.shapes, device
         self._stretch = settings.fit == "resize"
         self._store = settings.open()
@@ -99,7 +98,7 @@ class StoreSource:
         self.prefetch = Prefetch(self._write, self.shape, threads, pinned=device.type == "cuda")
 
     def _refuse_small(self, width_N: Tensor, height_N: Tensor, size_px: int) -> None:
-        """Raise where an image would have to be enlarged. Sizes are known without decoding."""
+        """Raise if an image would have to be enlarged. Sizes are known without decoding."""
         wanted_S2 = torch.tensor(self._shapes)
         wanted_N2 = wanted_S2[0] if self.bucket_N is None else wanted_S2[self.bucket_N]
         small = (torch.stack([height_N, width_N], dim=1) < wanted_N2).any(dim=1).nonzero().flatten()
@@ -139,7 +138,7 @@ class StoreSource:
         return send(self.prefetch.take(ids), self._device)
 
     def shape(self, id_: int) -> Shape:
-        """Return height and width of an image as it is cut."""
+        """Return the height and width to which an image is brought."""
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
     def _write(self, id_: int, out_CHW: Tensor) -> None:
@@ -168,18 +167,18 @@ class _UnderWay:
 
 
 class Prefetch:
-    """Prefetched batches, by their ids. A batch that was not prefetched is made at once."""
+    """Prefetched batches, by their ids. A batch that was not prefetched is decoded at once."""
 
     def __init__(
         self, write: Callable[[int, Tensor], None], shape: Callable[[int], Shape], threads: int, pinned: bool
     ) -> None:
-        """`write` writes the image with an id into its row of the batch."""
+        """Start the thread pool. `write` writes the image with an id into its row of the batch."""
         self._write, self._shape, self._pinned, self.threads = write, shape, pinned, threads
         self._pool = decoding_pool(threads)
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch, unless those under way take much memory: one is always prefetched."""
+        """Prefetch a batch, unless the batches in progress take much memory. One batch is always prefetched."""
         if not ids or tuple(ids) in self._begun:
             return
         if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_PREFETCHED_BYTES:
@@ -187,10 +186,10 @@ class Prefetch:
         self._begun[tuple(ids)] = self._begin(ids)
 
     def take(self, ids: Sequence[int]) -> Tensor:
-        """Return the batch, in pinned memory where there is a GPU.
+        """Return the batch, in pinned memory if there is a GPU.
 
-        Batches that were expected before it are dropped, since batches are taken in the order in which they are
-        expected; those after it stay.
+        Batches are taken in the order in which they were expected. So batches that were expected before this batch are
+        dropped, and batches expected after it stay.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:

@@ -1,15 +1,15 @@
-"""`data.where`: an expression over the columns of a store that says which records to take.
+"""`data.where`: an expression over a store's columns that selects records.
 
     words(long) >= 5 and min(width, height) >= 256 and style == 'flat'
 
-Nothing is executed. Names and quoted texts are masked, Python's own `ast` parses what is left, and only the nodes named
-in `_Builder._node` are accepted. Each part is computed by Arrow once its types are checked, for all records at once, on
-the memory-mapped columns.
+No code is executed. Names and quoted texts are masked, Python's own `ast` parses the rest, and only the nodes listed in
+`_Builder._node` are accepted. Arrow computes each node for all records at once on the memory-mapped columns, after its
+types are checked.
 
-Beyond Python's syntax there are `[any column name]` and `caption:NAME`. A backslash in a text is a backslash.
+Two forms extend Python's syntax: `[any column name]` and `caption:NAME`. A backslash in a text is a plain backslash.
 
-A value may be missing, which is null in Arrow. As in SQL, a comparison with it is neither true nor false (Kleene's
-logic), and its record is not taken.
+A missing value is null in Arrow. As in SQL, a comparison with null is neither true nor false (Kleene's logic), and its
+record is not selected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tintype.errors import UserError
 
 Type = Literal["number", "text", "truth"]
 Value: TypeAlias = Any
-"""A float, str or bool, or a scalar or column of Arrow with such values."""
+"""A float, str or bool, or an Arrow scalar or column of such values."""
 
 _LONGEST, _DEEPEST = 4000, 60
 _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
@@ -68,18 +68,18 @@ _A: dict[Type, str] = {"number": "a number", "text": "a text", "truth": "a compa
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the language, and an example of its use."""
+    """A function of the expression language, with an example."""
 
     takes: tuple[Type | Literal["any"], ...]
     gives: Type
     compute: Callable[..., Value]
     example: str
     pattern: bool = False
-    """Whether its last argument must be a literal text."""
+    """Whether the last argument must be a literal text."""
 
 
 def word_counts(text: Value) -> Value:
-    """Return the number of words of each text, separated by white space."""
+    """Return the number of words of each text. Words are separated by white space."""
     trimmed = compute.utf8_trim_whitespace(text)
     pieces = compute.list_value_length(compute.utf8_split_whitespace(trimmed))
     return compute.subtract(pieces, compute.equal(trimmed, "").cast("int32"))  # an empty text has one empty piece
@@ -102,26 +102,28 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A part of the expression, with its type and its values."""
+    """A node of the expression, with its type and its values."""
 
     type: Type
     at: int
     value: Value
     literal: bool = False
     column: str = ""
-    """The name of the column in the shards, where the part is a column and nothing else."""
+    """Name of the column in the shards, if the node is just a column."""
 
     @property
     def a(self) -> str:
-        """Name the type with an article, for messages."""
+        """The type with an article, for messages."""
         plain = self.type == "truth" and (self.literal or self.column)
         return "true or false" if plain else _A[self.type]
 
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
-    """Return for each row whether the expression holds."""
+    """Return a mask of the rows for which the expression holds."""
     tree = _Builder(expression, option, store).whole()
-    found = compute.and_kleene(store.table["sha256"].is_valid(), tree.value)  # one for each row, in any case
+    found = compute.and_kleene(
+        store.table["sha256"].is_valid(), tree.value
+    )  # makes a constant result one value per row
     kept: NDArray[np.bool_] = found.fill_null(False).to_numpy()
     return kept
 
@@ -129,7 +131,7 @@ def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArra
 def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
     """Return the names that an expression can use, with their types and their columns in the shards.
 
-    A kind of caption that has the name of another column is `caption:NAME`; attributes have names of their own.
+    A kind of caption with the same name as another column is written `caption:NAME`. Attribute names never clash.
     """
     found: dict[str, tuple[Type, str]] = {name: ("text", CAPTION + name) for name in store.captions}
     found |= {name: (_TYPES[kind], ATTRIBUTE + name) for name, kind in store.attributes.items()}
@@ -138,7 +140,7 @@ def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
 
 
 def written(column: str) -> str:
-    """Return a kind of caption or an attribute as an expression names it."""
+    """Return the name of a kind of caption or an attribute, as an expression spells it."""
     if column in (*_NUMBERS, *_TEXTS):
         return CAPTION + column
     plain = re.fullmatch(r"[^\W\d]\w*", column) and column not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
@@ -146,7 +148,7 @@ def written(column: str) -> str:
 
 
 class _Builder:
-    """Parses an expression and computes its nodes. Positions in the masked text are those in the text."""
+    """Parses an expression and computes its nodes. Masking keeps all positions."""
 
     def __init__(self, expression: str, option: str, store: Store) -> None:
         self._text, self._option = expression.strip(), option
@@ -165,7 +167,7 @@ class _Builder:
         return self._typed(tree, "truth", "the whole is to say which records are taken, for example width >= 256")
 
     def _mask(self, found: re.Match[str]) -> str:
-        """Replace a token that Python lacks by as many characters of one that it has."""
+        """Replace a token that Python lacks by a Python token of the same length."""
         token = found.group()
         match found.lastgroup:
             case "word":
@@ -300,7 +302,7 @@ class _Builder:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
         try:
             found = function.compute(*(one.value for one in given))
-        except ValueError as error:  # Arrow's, of a pattern
+        except ValueError as error:  # Arrow rejects the pattern
             raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
         value = compute.cast(found, "float64") if function.gives == "number" else found
         return Node(function.gives, node.col_offset, value)
@@ -315,12 +317,12 @@ class _Builder:
         return self._text[node.col_offset : node.end_col_offset]
 
     def _sign_at(self, left: ast.expr, right: ast.expr) -> int:
-        """Return the position of the operator between two parts."""
+        """Return the position of the operator between two nodes."""
         between = self._masked[left.end_col_offset : right.col_offset]
         return right.col_offset - len(between.lstrip(" )"))
 
     def _error(self, at: int, problem: str) -> UserError:
-        """Return an error with the expression on one line, and a mark below the place."""
+        """Return an error that shows the expression on one line, with a mark below the position."""
         shown = "".join(letter if letter.isprintable() else " " for letter in self._text)
         begin = max(0, at - 60)
         cut = ("…" if begin else "") + shown[begin : at + 60] + ("…" if len(shown) > at + 60 else "")
@@ -329,7 +331,7 @@ class _Builder:
 
 
 def _as_number(text: Node, number: Node) -> str:
-    """Return the remedy for an attribute of numbers that was imported as text."""
+    """Return the fix for a numeric attribute that was imported as text."""
     if text.type != "text" or number.type != "number" or not text.column.startswith(ATTRIBUTE):
         return ""
     name = text.column.removeprefix(ATTRIBUTE)
@@ -351,5 +353,5 @@ def _read(store: Store, kind: Type, column: str) -> Value:
 
 
 def _joined(function: Callable[[Value, Value], Value], parts: Sequence[Node], at: int) -> Node:
-    """Compute a function of Arrow on the first two parts, on the result and the third part, and so on."""
+    """Fold the nodes with an Arrow function, from left to right."""
     return Node("truth", at, reduce(function, (part.value for part in parts)))

@@ -1,4 +1,4 @@
-"""Write a store shard by shard, so that a stopped import resumes: nothing counts before it lies on the disk."""
+"""Write a store shard by shard, so that a stopped import resumes. A record counts only once it is synced to disk."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 
 class Written(BaseModel, extra="forbid"):
-    """The progress of an import, as it is kept on the disk with each shard."""
+    """The progress of an import, saved on disk with each shard."""
 
     request: dict[str, Any]
-    """All that decides what is stored."""
+    """All settings that determine the stored content."""
     items: int = 0
-    """Items that were stored or refused."""
+    """Number of items that were stored or refused."""
     shards: list[Shard] = []
     quarantined: int = 0
     quarantine_bytes: int = 0
     quarantine_sha256: str = hashlib.sha256().hexdigest()
     bad: int = 0
-    """Quarantined records that the user did not ask to leave out."""
+    """Number of quarantined records, without those that the user asked to leave out."""
 
 
 class Writer:
@@ -47,12 +47,12 @@ class Writer:
         self._items_kept = self.written.items
         self.quarantine = work / layout.QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
-        begun = self.written.request  # its shards have the columns in its order, whatever the order of the options
+        begun = self.written.request  # existing shards have the first request's column order
         self._captions = list(begun["captions"])
         self._attributes: dict[str, Kind] = {name: one["kind"] for name, one in begun.get("attributes", {}).items()}
         self._identity, self._counts = hashlib.sha256(), dict.fromkeys(layout.SPLITS, 0)
         self.first_seen: dict[str, tuple[Split, str]] = {}
-        """The split and the source of each stored image, by its pixels."""
+        """The split and the source of each stored image, by the hash of its pixels."""
         for shard in self.written.shards:
             layout.check_part(work / shard.name, shard, _again(work))
             self._take_in(layout.open_shard(work / shard.name))
@@ -85,13 +85,13 @@ class Writer:
         self.written.items += 1
 
     def first_bad(self, count: int) -> list[str]:
-        """Return source and reason of the first bad items among those that are kept."""
+        """Return source and reason of the first bad items in the quarantine file."""
         with self.quarantine.open(encoding="utf-8") as file:
             bad = (said for said in map(json.loads, file) if "asked" not in said)
             return [f"{said['source']}: {said['reason']}" for said in islice(bad, count)]
 
     def keep(self) -> None:
-        """Write what has come in since the last time, and then the progress."""
+        """Write the records since the last call, and then the progress."""
         written = self.written
         if written.items == self._items_kept:
             return
@@ -100,7 +100,7 @@ class Writer:
                 written.shards.append(self._write_shard(len(written.shards)))
             with self.quarantine.open("ab") as file:
                 file.write(self._refused)
-            flush(self.quarantine)  # all is on the disk before what counts it
+            flush(self.quarantine)  # sync the content before the progress that counts it
             self._quarantine_total.update(self._refused)
             written.quarantine_bytes += len(self._refused)
             written.quarantine_sha256 = self._quarantine_total.hexdigest()
@@ -110,7 +110,7 @@ class Writer:
         self._rows, self._refused, self._bytes, self._items_kept = [], bytearray(), 0, written.items
 
     def finish(self, out: Path) -> AboutStore:
-        """Make the folder a store, and give it its name."""
+        """Turn the work folder into a store, and rename it."""
         kept = self.written
         if not kept.shards:
             raise UserError(f"nothing could be stored; {self.quarantine} says why for {kept.quarantined} items")
@@ -160,7 +160,7 @@ def has_kept(work: Path) -> bool:
 
 
 def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
-    """Return the progress of an earlier attempt, and truncate the quarantine to what was counted."""
+    """Return the progress of an earlier attempt, and truncate the quarantine to its counted lines."""
     file, kept = work / _PROGRESS, Written(request=dict(request))
     if file.exists():
         with as_user_error((ValueError, RecursionError, AttributeError), f"{file} is damaged", _again(work)):
@@ -183,7 +183,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
 
 
 def _cut_quarantine(path: Path, kept: Written) -> None:
-    """Drop the lines that came after the last count."""
+    """Drop the lines that were written after the last saved progress."""
     with path.open("a+b") as file:
         file.seek(0)
         content = file.read(kept.quarantine_bytes)
