@@ -1,1 +1,1 @@
-"""Read YAML and JSON strictly, find the files that settings name, and pin what is loaded."""
+"""Read YAML and JSON strictly, find the files that settings name, and pin loaded content."""

@@ -1,4 +1,4 @@
-"""Relative paths in studies and plans: looked for beside the file that names them, then in the working directory."""
+"""Resolve relative paths in studies and plans: first beside the file that names them, then in the working directory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_
 from tintype.settings import KeysOf, NamesFile, Settings
 
 _PLAIN = re.compile(r"[\w./~@+-]+")
-"""A path that needs no quotes in an assignment."""
+"""Matches a path that needs no quotes in an assignment."""
 
 
 def find_beside(folder: Path, text: str) -> str:
-    """Return the absolute path of what lies in `folder`, or the text where the working directory is meant."""
+    """Return the absolute path of `text` in `folder`; return `text` if the working directory is meant."""
     path = Path(text).expanduser()
     found = folder / path
     if not text or path.is_absolute() or not found.exists() or (path.exists() and path.samefile(found)):
@@ -27,7 +27,7 @@ def find_beside(folder: Path, text: str) -> str:
 
 
 def locate(data: object, classes: Sequence[type[Settings]], folder: Path) -> Any:
-    """Return data of any of the classes with the paths in it found."""
+    """Resolve the file paths in data of any of the settings classes."""
     if isinstance(data, list):
         return [locate(inner, classes, folder) for inner in data]
     if not isinstance(data, Mapping):
@@ -36,18 +36,18 @@ def locate(data: object, classes: Sequence[type[Settings]], folder: Path) -> Any
 
 
 def locate_assignments(assignments: Sequence[str], classes: Sequence[type[Settings]], folder: Path) -> tuple[str, ...]:
-    """Return assignments `a.b=value` to settings of any of the classes with the paths in their values found."""
+    """Resolve the file paths in assignments `a.b=value` to settings of any of the classes."""
     return tuple(_located_assignment(assignment, classes, folder) for assignment in assignments)
 
 
 def locate_options(spec: str, classes: Sequence[type[Settings]], folder: Path) -> str:
-    """Return `name:key=value,key=value` with the paths in its values found."""
+    """Resolve the file paths in the values of `name:key=value,key=value`."""
     name, colon, rest = spec.partition(":")
     return name + colon + ",".join(locate_assignments(assignments_in(rest), classes, folder))
 
 
 def files_named_in(settings: Settings) -> list[str]:
-    """Return the files and folders that settings name, also those in sections, lists and mappings of them."""
+    """Return the files and folders that settings name, also in nested sections, lists and mappings."""
     found: list[str] = []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
@@ -67,7 +67,9 @@ def _located(key: str, value: object, classes: Sequence[type[Settings]], folder:
     if isinstance(value, list) and marks and all(isinstance(one, str) for one in value):
         return [_located(key, one, classes, folder) for one in value]
     inside = [one for field in fields for one in _classes_in(field)]
-    return locate(value, inside if fields else classes, folder)  # a key that is no setting names one of several
+    return locate(
+        value, inside if fields else classes, folder
+    )  # an unknown key is a user's name, as in a mapping of sources
 
 
 def _located_assignment(assignment: str, classes: Sequence[type[Settings]], folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Strict reading of YAML into settings, with errors that name the place, the key, and the nearest valid name.
+"""Read YAML strictly into settings. Errors name the place, the key, and the nearest valid name.
 
 Differs from plain PyYAML: `2e-4` is a number, `no` and `on` are words, and a key given twice is an error.
 """
@@ -30,11 +30,11 @@ KeyPath = tuple[str | int, ...]
 Adapt: TypeAlias = Callable[[Any], None]
 """Changes the data of a document after an override."""
 Resolve: TypeAlias = Callable[[Any], Any]
-"""Returns the data of a document with what files say filled in."""
+"""Returns the data of a document after filling in values read from files."""
 S = TypeVar("S", bound=Settings)
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000
-"""Keys, values and items of lists. PyYAML reads some ten thousand a second."""
+"""Limit on keys, values and list items together. PyYAML reads some ten thousand a second."""
 _MOST_DEPTH = 40
 _MOST_PROBLEMS = 20
 _LONGEST_KEY = 200
@@ -42,11 +42,11 @@ _LONGEST_KEY = 200
 
 
 class _RefusedError(Exception):
-    """Valid YAML that no file of settings needs."""
+    """The text is valid YAML but uses a feature or size that no settings file needs."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that stops at the first value that is too many or too deep, so that a hostile file takes no time."""
+    """Loader that stops at the first value beyond the limits of count and depth, so that a hostile file fails fast."""
 
     values, depth = 0, 0
 
@@ -84,7 +84,7 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True)
 class Override:
-    """One assignment, `a.b=value`. `prefix` stands before it in messages; `then` adapts the data after it."""
+    """One assignment, `a.b=value`. `prefix` precedes it in messages; `then` adapts the data after it."""
 
     assignment: str
     prefix: str | None
@@ -101,26 +101,26 @@ def labelled(prefix: str | None, text: str) -> str:
 
 @dataclass
 class Document:
-    """Data with the place that each key came from, and the overrides that were applied to it."""
+    """Data, with the place of each key for messages, and the overrides that were applied."""
 
     name: str
     data: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
     colons: tuple[str, ...] = ()
-    """Places where a key may be meant that has a full-width colon after it, and what to write."""
+    """Messages about keys that seem to be followed by a full-width colon, each with the fix."""
     _before: object = None
     """The data before the first override."""
 
     def place(self, path: KeyPath) -> str:
-        """Return where the deepest known part of a key path stands."""
+        """Return the place of the deepest known part of a key path."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
         return self.name
 
     def without(self, left_out: Collection[Override]) -> object:
-        """Return the data as it would be without some of its overrides."""
+        """Return the data without the overrides in `left_out`."""
         other = Document(self.name, copy.deepcopy(self._before if self.overrides else self.data))
         for one in self.overrides:
             if one not in left_out:
@@ -128,9 +128,9 @@ class Document:
         return other.data
 
     def override(self, assignment: str, prefix: str | None = None, then: Adapt | None = None) -> None:
-        """Set `a.b=value`; the value is read as YAML. `then` adapts the data.
+        """Set `a.b=value`; the value is parsed as YAML. `then` adapts the data afterwards.
 
-        `prefix` stands before the assignment in messages. By default it is a setting that the user gave.
+        `prefix` precedes the assignment in messages. By default the assignment counts as a setting given by the user.
         """
         if not self.overrides:
             self._before = copy.deepcopy(self.data)
@@ -152,7 +152,7 @@ class Document:
             raise UserError(f"{override.label}: {'.'.join(keys[:-1])} has no keys below it")
         node[keys[-1]] = read_yaml(text, labelled(prefix, dotted)).data
         for path in [path for path in self.places if path[: len(keys)] == tuple(keys)]:
-            del self.places[path]  # what stood there before
+            del self.places[path]  # places of the replaced value
         self.places[tuple(keys)] = override.label
         if then is not None:
             then(self.data)
@@ -173,11 +173,11 @@ def read_yaml(text: str, name: str) -> Document:
 
 
 _FULL_WIDTH = re.compile(r"(?:^|[{,])[\s-]*([A-Za-z_][\w.-]*)\s*：")
-"""A key with the colon of Chinese and Japanese keyboards after it. To YAML it is a letter like any other."""
+"""A key followed by the full-width colon of Chinese and Japanese keyboards, which YAML takes for a letter."""
 
 
 def _full_width_colons(text: str, name: str) -> Iterator[str]:
-    """Yield a line for each key with a full-width colon. In text it may be meant so: alone it is no mistake."""
+    """Yield a message for each key with a full-width colon. Alone it is no error, since text may contain it."""
     for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
         if found := _FULL_WIDTH.search(line):
             key = f"{found[1]:.40}"
@@ -185,7 +185,7 @@ def _full_width_colons(text: str, name: str) -> Iterator[str]:
 
 
 def _tab_words(error: yaml.YAMLError, name: str) -> str:
-    """Return what to do about a tab; '' where the mistake is another."""
+    """Return an error text about a tab; '' if the mistake is another."""
     mark = getattr(error, "problem_mark", None)
     if mark is None or "'\\t'" not in str(getattr(error, "problem", "")):
         return ""
@@ -228,7 +228,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
 
 
 def write_yaml(data: object) -> str:
-    """Return the data as YAML; as ASCII where it has characters that would act on a terminal."""
+    """Return the data as YAML, in ASCII if the text has characters that could control a terminal."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     if acts(text):
         text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
@@ -236,7 +236,7 @@ def write_yaml(data: object) -> str:
 
 
 def parse_assignments(model: type[S], name: str, assignments: Iterable[str]) -> S:
-    """Return settings from their defaults and assignments `key.path=value`."""
+    """Return settings made from the defaults and assignments `key.path=value`."""
     document = Document(name, {})
     for assignment in assignments:
         document.override(assignment)
@@ -246,7 +246,7 @@ def parse_assignments(model: type[S], name: str, assignments: Iterable[str]) -> 
 def parse(model: type[S], document: Document, resolve: Resolve = lambda data: data) -> S:
     """Return validated settings, or raise a `UserError` with one line for each mistake.
 
-    `resolve` fills in what files say before the data is validated.
+    `resolve` fills in values read from files before the data is validated.
     """
     if not isinstance(document.data, Mapping):
         found = f"{document.name}: expected keys and values, found {type(document.data).__name__}"
@@ -266,7 +266,7 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
 
 
 def first_problem(error: ValidationError, whole: str = "(top level)") -> str:
-    """Return what is wrong first, and at which key; `whole` names all of it."""
+    """Describe the first mistake and its key; `whole` names the top level."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {problem_words(first)}"
 
@@ -291,12 +291,12 @@ _WORDS = {
     "missing": "this key is required and missing",
     "extra_forbidden": "unknown key",
 }
-"""Pydantic's commonest mistakes by their type, in the words of this package."""
+"""Pydantic's most common error types, in the words of this package."""
 _PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "small letters, digits and hyphens only, and no hyphen first"}
 
 
 def problem_words(problem: ErrorDetails) -> str:
-    """Return what is wrong with a value, and what to do where its form shows that."""
+    """Describe a mistake in a value, with the fix if the value's form suggests one."""
     return UserError(_mistake(problem), _fix(problem)).marked
 
 
@@ -316,7 +316,7 @@ def _whole(limit: object) -> object:
 
 
 def _fix(problem: ErrorDetails) -> str:
-    """Return how to write a value of which only the form is wrong; empty if the form does not show it."""
+    """Return the fix for a value in the wrong notation, such as a quoted number; empty without such a fix."""
     kind, found = problem["type"], problem["input"]
     if kind == "string_type" and isinstance(found, int | float):
         return "put it in quotes"
@@ -329,11 +329,11 @@ def _fix(problem: ErrorDetails) -> str:
 
 _NUMBER = re.compile(_SCALARS["tag:yaml.org,2002:float"][0])
 _MOST_SHOWN = 1e15
-"""Whole numbers up to here are exact in a float."""
+"""Limit below which a float holds every whole number exactly."""
 
 
 def _without_followers(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the problems but those of lists that are too short because values in them are wrong."""
+    """Drop errors about too short lists that only follow from errors in their items."""
     outer = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
     return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in outer]
 
@@ -343,13 +343,13 @@ def _validated(model: type[S], data: object) -> S:
 
 
 def closest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name that is most like the word, if one is like it."""
+    """Return the valid name most similar to the word, or None if none is similar."""
     found = difflib.get_close_matches(word[:_LONGEST_KEY], sorted(valid), n=1, cutoff=0.5)
     return found[0] if found else None
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """Return 'did you mean …?', or the list of what is valid."""
+    """Return 'did you mean …?', or the list of valid names."""
     names = sorted(valid)
     if (close := closest(word, names)) is not None:
         return f"did you mean '{close}'?"
@@ -357,7 +357,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> tuple[str, str]:
-    """Return the problem with its place, and the fix."""
+    """Return a mistake with its place, and the fix."""
     ends_with_key = problem["type"] in ("missing", "extra_forbidden")
     path = _path_in_data(problem["loc"], document.data, ends_with_key)
     shown_path = ".".join(map(str, path))
@@ -383,16 +383,16 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
 
 
 def _as_written(found: object) -> str:
-    """Return a value as a file has it."""
+    """Return a value as YAML writes it."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(found), repr(found))
 
 
 _FIRST_KEY = re.compile(r"([\w.-]+)(: )?")
-"""The key that a message begins with; after a colon and a space, one inside it can follow."""
+"""The key at the start of a message. After a colon and a space, a nested key can follow."""
 
 
 def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> KeyPath:
-    """Return the path of the wrong key. A check of several settings names it first, as `tune: optimizer.lr: …`."""
+    """Return the path of the wrong key. A check of several settings names it first: `tune: optimizer.lr: …`."""
     words = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
     while found := _FIRST_KEY.match(words):
         dotted = (int(key) if key.isdigit() else key for key in found[1].split("."))
@@ -404,11 +404,11 @@ def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> Key
 
 
 def _cause(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
-    """Return the overrides that make a problem, '' where it is there without any of them."""
+    """Return the overrides that cause a mistake; '' if it occurs without any override."""
     every = document.overrides
 
     def stays(left_out: Collection[Override]) -> bool:
-        """Return whether the data without some overrides has the same problem."""
+        """Return whether the data without these overrides has the same mistake."""
         try:
             _validated(model, resolve(document.without(left_out)))
         except UserError:  # an override needs another one
@@ -425,11 +425,11 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
 
 
 def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
-    """Return the path without the tags of unions, which pydantic adds and the user never wrote.
+    """Remove the union tags that pydantic adds to a path, which the user did not write.
 
-    A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
-    that is a kind alone (`teacher: vgg16`), and the tag. A last part that the data does not have is a key where
-    `ends_with_key` says so: one that is missing, or that pydantic names by other characters.
+    A tag can also be the name of a key: the kind `column` has a key `column`. So a key with a plain value ends the
+    path. An exception is a value that is a kind alone (`teacher: vgg16`), which the tag follows. With `ends_with_key`,
+    the last part is a key even if the data lacks it: a missing key, or a key that pydantic spells differently.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
@@ -450,7 +450,7 @@ def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
 
 
 def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
-    """Return the settings that may stand at a path of pydantic's, which holds the tags of unions too."""
+    """Return the settings classes that are possible at a pydantic path, which includes the tags of unions."""
     candidates = [model]
     for key in loc:
         if key == OF_PLUGIN and (of_plugins := [c for c in candidates if is_added(c)]):
@@ -467,7 +467,7 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
 
 
 def _other_kinds_with(key: str, model: type[Settings], loc: KeyPath) -> list[str]:
-    """Return the kinds of a part that have a key which the chosen one, the last of the path, has not."""
+    """Return the other kinds of a part that have a key which the chosen kind, the last of the path, lacks."""
     kinds = [one for one in _classes_at(model, loc[:-1]) if issubclass(one, Part)]
     if not loc or loc[-1] not in {one.kind_name() for one in kinds}:
         return []
@@ -479,29 +479,29 @@ def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
 
 
 def marks_of(field: FieldInfo) -> Iterator[object]:
-    """Yield the types that a field may hold and all their marks, also within unions and containers."""
+    """Yield the types that a field can hold and all their annotations, also within unions and containers."""
     yield from field.metadata
     yield from _inside(field.annotation)
 
 
 def _inside(annotation: object) -> Iterator[object]:
     yield annotation
-    for inner in get_args(annotation):  # of `Annotated`: the type and its marks
+    for inner in get_args(annotation):  # for `Annotated`: the type and its annotations
         yield from _inside(inner)
 
 
 def settings_in(field: FieldInfo) -> list[type[Settings]]:
-    """Return the classes of settings that a field may hold."""
+    """Return the settings classes that a field can hold."""
     chosen = [part for mark in marks_of(field) if isinstance(mark, OneOf) for part in mark.parts]
     return chosen or [one for one in marks_of(field) if isinstance(one, type) and issubclass(one, Settings)]
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
-"""Quoted text, brackets and commas: they decide whether a comma separates two options."""
+"""Quoted text, brackets and commas: they determine whether a comma separates two options."""
 
 
 def assignments_in(options: str) -> list[str]:
-    """Return the assignments of `key=value,key=[value,value]`: a comma within brackets or quotes does not separate."""
+    """Split `key=value,key=[value,value]` into assignments: a comma within brackets or quotes does not separate."""
     commas, depth = [], 0
     for mark in _MARKS.finditer(options):
         if mark[0] == "," and depth == 0:
