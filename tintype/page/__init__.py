@@ -1,1 +1,1 @@
-"""Pieces of reports and pages: SVG, numbers as text, the style sheet."""
+"""Building blocks of reports and pages: SVG, numbers as text, and the style sheet."""

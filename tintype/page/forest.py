@@ -1,6 +1,6 @@
-"""Differences from the baseline as SVG: a row for each arm with its interval, its runs, and the least that is found.
+"""Forest plots as SVG: differences from the baseline, one row per arm with its interval, runs and detectable effect.
 
-Right is better. Every colour is doubled by a word, a shape or a label.
+Better is to the right. Colour never carries meaning alone: a word, a shape or a label repeats it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from markupsafe import Markup
 
 from tintype.page.svg import CHARACTER_PX, Scale, circle, drawing, line, padded, tag, text, written, x_axis
 
-if TYPE_CHECKING:  # it imports torch, and a page can be made without
+if TYPE_CHECKING:  # importing it loads torch, which pages do not need
     from tintype.seams import Range
 
 _PANEL_PX = 360
 _TIP_PX = 6.0
-"""Length of the point at the end of a band or an interval that continues beyond the axis."""
+"""Length of the tip of a band or an interval that continues beyond the axis."""
 
 
 class Measured(Protocol):
-    """A metric."""
+    """The properties of a metric that a forest plot needs."""
 
     @property
     def label(self) -> str: ...
@@ -36,7 +36,7 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Effect:
-    """One metric of one arm against the baseline: what a row of the figure shows, all of one comparison."""
+    """One metric of one arm against the baseline: the content of a row, from a single comparison."""
 
     difference: float
     """The arm's mean minus the baseline's."""
@@ -46,18 +46,18 @@ class Effect:
     verdict: str
     baseline_mean: float
     runs: Sequence[float]
-    """Each run's value minus the same mean of the baseline."""
+    """Each run's value minus the baseline's mean."""
     collapsed: Sequence[float] = ()
-    """The same of collapsed runs, which the difference leaves out."""
+    """Each collapsed run's value minus the baseline's mean. The difference leaves these runs out."""
     words: str = ""
-    """The difference with its interval, in writing."""
+    """The difference with its interval as text."""
 
 
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
     """Return one scale for all effects on a metric, with better to the right.
 
-    The data set it: zero, the means and the seeds. Intervals and bands get at most as much room again on each side, and
-    none beyond the differences that the metric's range allows.
+    The scale covers zero, the means and the seeds. Intervals and bands extend it by at most the same length on each
+    side, and not beyond the differences that the metric's range allows.
     """
     shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
     data = [value for value in shown if math.isfinite(value)]
@@ -76,12 +76,12 @@ def _interval_ends(effect: Effect) -> list[float]:
 
 
 def _band(effect: Effect) -> tuple[float, ...]:
-    """Return the range of differences that are too small to be detected; empty where it is not known."""
+    """Return the range of differences that are too small to be detected; empty if unknown."""
     return () if effect.detectable is None else (-effect.detectable, effect.detectable)
 
 
 def forest(metric: Measured, effects: Mapping[str, Effect]) -> Markup:
-    """Draw differences with intervals, one row for each arm, over the band of differences too small to be detected."""
+    """Draw differences with intervals, one row per arm, over the band of undetectable differences."""
     row_px, top = 44, 22
     bottom = top + row_px * len(effects)
     scale = effect_scale(metric, effects.values())
@@ -113,13 +113,13 @@ def _forest_row(name: str, effect: Effect, scale: Scale, top: float) -> Markup:
 
 
 def _cross(x: float, y: float) -> Markup:
-    """Mark a collapsed run."""
+    """Draw the mark of a collapsed run."""
     lines = (line(x - 3, y - 3, x + 3, y + 3, "seed"), line(x - 3, y + 3, x + 3, y - 3, "seed"))
     return tag("g", tag("title", "collapsed run, not in the mean"), *lines)
 
 
 def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
-    """Draw a band within the axis; an end that continues beyond is a point."""
+    """Draw a band within the axis. An end that continues beyond the axis has a tip."""
     (left, cut_left), (right, cut_right) = _ends_px(band, scale)
     top, bottom = y - 7, y + 7
     tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
@@ -128,7 +128,7 @@ def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
 
 
 def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterator[Markup]:
-    """Draw a whisker with bars at its ends; an arrow where an end lies beyond the axis."""
+    """Draw an interval with bars at its ends, or an arrow at an end beyond the axis."""
     ends = _ends_px(low_high, scale)
     yield line(ends[0][0], y, ends[1][0], y, "interval")
     for (at, cut), inward in zip(ends, (1, -1), strict=True):
@@ -140,11 +140,11 @@ def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterat
 
 
 def _ends_px(ends: Sequence[float], scale: Scale) -> list[tuple[float, bool]]:
-    """Return (coordinate, whether it is cut) of both ends within the axis, the left one first."""
+    """Return (coordinate, whether it is clipped) of both ends within the axis, the left end first."""
     first, last = sorted((scale.low, scale.high))
     return sorted((scale(min(max(end, first), last)), not first <= end <= last) for end in ends)
 
 
 def verdict_class(verdict: str) -> str:
-    """Return the style sheet's class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
+    """Return the CSS class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
     return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")

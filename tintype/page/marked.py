@@ -1,4 +1,4 @@
-"""Text with some of its words marked, each with a remark that is shown on demand and read aloud."""
+"""Text with marked words. Each mark has a remark as a tooltip and for screen readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 
 class Remark(Protocol):
-    """A part of a text, by the places of its first character and the one after its last, and words about it."""
+    """A remark about the characters from `start` to before `end` of a text."""
 
     @property
     def start(self) -> int: ...
@@ -22,7 +22,7 @@ class Remark(Protocol):
 
 
 def marked(text: str, remarks: Sequence[Remark]) -> Markup:
-    """Return a text with marks. A remark outside of the text, or inside of another, is left out."""
+    """Return a text with marks. Remarks outside the text or overlapping an earlier remark are left out."""
     return Markup("").join(_pieces(text, remarks))
 
 

@@ -12,7 +12,7 @@ _LARGEST_RATIO = 10.0
 
 
 def decimals_showing(scale: float) -> int:
-    """Return the decimals that show two significant digits of a value of this size."""
+    """Return the number of decimals that show two significant digits of a value of this size."""
     if not math.isfinite(scale) or scale <= 0:
         return 3
     return min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(scale))))
@@ -29,7 +29,7 @@ def fixed(value: float | None, decimals: int, *, signed: bool = False) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Write a value without trailing zeros; very large and very small values with a power of ten."""
+    """Write a value without trailing zeros; write very large and very small values with a power of ten."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -42,9 +42,9 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def percent(ratio: float | None, *, whole: bool = False) -> str:
-    """Write a signed percentage; its digits fit its size, and `whole` leaves out zeros after the point.
+    """Write a signed percentage with digits that fit its size. `whole` drops a trailing `.0`.
 
-    One beyond ten times the whole says only that.
+    A ratio beyond ±10 is written as `> +1,000 %` or `< −1,000 %`.
     """
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
@@ -57,7 +57,7 @@ def percent(ratio: float | None, *, whole: bool = False) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """Write a percentage of a whole, without a sign."""
+    """Write a percentage of a whole, without a plus sign."""
     return percent(ratio).lstrip("+")
 
 
@@ -68,14 +68,14 @@ def interval(low: float | None, high: float | None, decimals: int) -> str:
 
 
 def _end(value: float, decimals: int) -> str:
-    """Write an end of an interval; one that would be rounded to zero gets the digit that says on which side it lies."""
+    """Write an end of an interval. If rounding would give zero, add digits until the sign shows."""
     if math.isfinite(value) and value != 0 and round(value, decimals) == 0:
         decimals = -math.floor(math.log10(abs(value)))
     return fixed(value, decimals, signed=True)
 
 
 def decimals_within(low: float | None, high: float | None, otherwise: int) -> int:
-    """Return the decimals that an interval deserves: two digits of half its width; `otherwise` where there is none."""
+    """Return the decimals for an interval: two digits of half its width, or `otherwise` without an interval."""
     if low is None or high is None or not math.isfinite(high - low) or high <= low:
         return otherwise
     return decimals_showing((high - low) / 2)
@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 
 def count(value: float, digits: int = 3) -> str:
-    """Write a large whole number in short: 3.21 M."""
+    """Write a large number in short form: 3.21 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{significant(value / size, digits)} {unit}"

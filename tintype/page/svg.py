@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from markupsafe import Markup, escape
 
-if TYPE_CHECKING:  # it imports torch, and a page can be made without
+if TYPE_CHECKING:  # importing it loads torch, which pages do not need
     from tintype.seams import Range
 
 Point: TypeAlias = tuple[float, float]
 CHARACTER_PX = 6.3
-"""Estimated width of a character of chart text; the true one depends on the reader's font."""
+"""Estimated width of a character of chart text; the true width depends on the reader's font."""
 
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
@@ -33,7 +33,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def _value(value: str | float) -> str:
-    """Return an attribute's value, escaped. Plain strings are joined: charts have thousands of elements."""
+    """Return an escaped attribute value, as a plain string for speed: charts have thousands of elements."""
     return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
@@ -43,7 +43,7 @@ def drawing(width: float, height: float, description: str, parts: Iterable[str],
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:
-    """Return a line of text, truncated to its room; a truncated one has its whole text as a tooltip."""
+    """Return a line of text, truncated to its room. A truncated line has its full text as a tooltip."""
     most = max(3, int(min(room_px, 1e6) / CHARACTER_PX))
     shown = words if len(words) <= most else words[: most - 1].rstrip() + "…"
     tooltip = [tag("title", words)] if shown != words else []
@@ -60,7 +60,7 @@ def circle(x: float, y: float, radius: float, class_: str) -> Markup:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values to coordinates; the range of coordinates may be reversed."""
+    """A map from values to coordinates; the coordinates may run in reverse."""
 
     low: float
     high: float
@@ -79,9 +79,9 @@ class Scale:
 
 
 def padded(values: Iterable[float], share: float = 0.06, possible: Range = (None, None)) -> tuple[float, float]:
-    """Return the range of the values with some air at both ends, never empty.
+    """Return the range of the values with a margin at both ends, never empty.
 
-    The air ends at the bounds of what is `possible`; a value outside of them still has its place.
+    The margin ends at the bounds in `possible`; values outside these bounds still lie in the range.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
@@ -93,7 +93,7 @@ def padded(values: Iterable[float], share: float = 0.06, possible: Range = (None
 
 
 def linear_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round values within the range: steps of 1, 2 or 5 times a power of ten."""
+    """Return round values within the range, with steps of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / max(1, about)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -102,7 +102,7 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return powers of ten, with 2 and 5 between them (or linear ticks) where there would be too few."""
+    """Return powers of ten. If these are too few, add their triples or 2 and 5 times each, or return linear ticks."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -113,14 +113,14 @@ def log_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Write ticks with the decimals that distinguish neighbours; thousands and millions in short."""
+    """Write ticks with the decimals that distinguish neighbours; shorten thousands and millions."""
     largest = max((abs(tick) for tick in ticks), default=0)
     size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if largest >= 10 * s), (1.0, ""))
     return [(f"{tick / size:.6g}".replace("-", "−") + unit) if tick else "0" for tick in ticks]
 
 
 def ticks_of(scale: Scale) -> list[tuple[float, str]]:
-    """Return (coordinate, label), sorted by coordinate."""
+    """Return (coordinate, label) of each tick, sorted by coordinate."""
     low, high = sorted((scale.low, scale.high))
     ticks = Scale(low, high, 0, 1, scale.log).ticks(5)
     return sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True))
@@ -133,7 +133,7 @@ def x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
 
 
 def apart(labelled: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
-    """Leave out labels that would touch the one before."""
+    """Yield the labels without those that would touch the previous label."""
     end = -math.inf
     for at, label in labelled:
         half = CHARACTER_PX * max(map(len, label.split("\n"))) / 2
@@ -148,7 +148,7 @@ def written(points: Sequence[Point]) -> str:
 
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions near the wanted ones, at least `gap` apart where the room allows, in the same order."""
+    """Return positions near the wanted positions, in the same order and at least `gap` apart if the room allows."""
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed = [min(max(position, low), high) for position in wanted]

@@ -1,4 +1,4 @@
-"""Templates of reports and pages, with the style sheet that they share, and images inside the page."""
+"""Templates of reports and pages, their shared style sheet, and images embedded in the page."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "si
 def template(
     package: str, name: str, *, finalize: Callable[[object], object] | None = None, **filters: Callable[..., object]
 ) -> Template:
-    """Return a template of a package. It escapes everything, has `style`, and filters for numbers beside its own.
+    """Return a template of a package. It escapes everything, and has `style` and number filters besides its own
+    filters.
 
-    Every value passes through `finalize`, by default `shown`: also our own markup, which has texts from outside in it.
-    It may import others by their paths in tintype, as `study/report/parts.html.j2`.
+    Every value passes through `finalize`, by default `shown`. This includes our own markup, since it contains foreign
+    texts. A template can import others by their paths in tintype, such as `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,
@@ -43,7 +44,7 @@ def template(
 
 
 def shown(value: object) -> object:
-    """Return a value of a page with the control characters of its text written out, and without passwords."""
+    """Return a value for a page, with control characters in texts made visible and passwords removed."""
     if isinstance(value, Markup):
         return Markup(visible(value))
     return visible(value) if isinstance(value, str) else value
@@ -51,16 +52,16 @@ def shown(value: object) -> object:
 
 @cache
 def inline_script(*places: str) -> tuple[Markup, Markup]:
-    """Return scripts of the package joined into one, and the hash by which a content policy allows only this script."""
+    """Join scripts of the package into one; return it with the hash by which a content policy allows it alone."""
     content = "\n".join(files("tintype").joinpath(place).read_text(encoding="utf-8") for place in places)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
     return Markup(content), Markup(f"'sha256-{digest}'")
 
 
 def image_uri(image: Image.Image, largest_px: int, form: str = "png", **options: object) -> str:
-    """Shrink an image where it is larger, and return it as a data URI.
+    """Shrink an image if it is larger than `largest_px`, and return it as a data URI.
 
-    It is encoded from its pixels, so nothing else that its file may hold gets into the page.
+    The image is encoded from its pixels, so no other content of its file gets into the page.
     """
     image.thumbnail((largest_px, largest_px))
     content = io.BytesIO()
