@@ -1,7 +1,7 @@
 """Load plugins: files that the user names, and entry points of installed packages.
 
-A file's content is read once: what is hashed is what is run. A package is loaded when a part of its group is asked for
-that is not built in, so that commands which need none of them do not wait for it.
+A file is read once, so the hashed content is the executed content. A package is loaded when a part is requested that
+its group does not have built in. So commands without such parts do not wait for it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from tintype.plugins.registry import GROUPS, Added, Plugin
 from tintype.wording import option
 
 VARIABLE = "TINTYPE_PLUGINS"
-"""The variable of the environment with the paths of plugin files. Processes that a command starts inherit it."""
+"""Environment variable with the paths of plugin files. Processes that a command starts inherit it."""
 _PINNED = re.compile(r"#[0-9a-f]{64}$")
 _MODULES = "tintype.plugins.files"
-"""The package that the modules of files belong to."""
+"""The package of the modules made from files."""
 _files: dict[str, Plugin] = {}
-"""Loaded files, by their names."""
+"""Loaded files by name."""
 _packages: dict[str, Plugin] = {}
-"""Loaded packages, by the names of their distributions."""
+"""Loaded packages by the name of their distribution."""
 _searched: set[str] = set()
-"""Groups whose entry points were loaded."""
+"""Groups whose entry points are loaded."""
 _loading: list[str] = []
-"""Files that are being loaded: they may read tables that other plugins have not added to yet."""
+"""Files in the process of loading: they may read tables to which other plugins have not added yet."""
 
 
 def load_files(paths: Sequence[Path]) -> list[Plugin]:
-    """Load plugin files, and have every process that is started from here load the same content too."""
+    """Load plugin files, and make every process started from here load the same content."""
     found = [_load_file(path) for path in paths]
     _name_in_environment()
     return found
 
 
 def load_environment() -> None:
-    """Load the files that the environment names. With a hash after its name, a file must have it."""
+    """Load the files named in the environment. If a name is followed by a hash, the file must match it."""
     there = {plugin.place for plugin in _files.values()}
     for name in os.environ.get(VARIABLE, "").split(os.pathsep):
         path, _, pin = name.rpartition("#") if _PINNED.search(name) else (name, "", "")
@@ -64,7 +64,7 @@ def load_environment() -> None:
 
 
 def loaded() -> dict[str, Plugin]:
-    """Return the plugins that are loaded now, by name; those that the environment names are."""
+    """Return the loaded plugins by name, after loading those named in the environment."""
     load_environment()
     return {**_files, **_packages}
 
@@ -84,7 +84,7 @@ def forget(plugin: Plugin) -> None:
 
 
 def added(group: str) -> dict[str, Added]:
-    """Return the parts of plugins in a group, by name. Plugins that are named and not loaded yet are loaded."""
+    """Return the parts that plugins add to a group, by name. Load the named plugins first."""
     load_environment()
     if group not in _searched:
         _load_entries(group)
@@ -92,7 +92,7 @@ def added(group: str) -> dict[str, Added]:
 
 
 def _load_entries(group: str) -> None:
-    """Load the entry points of a group. If one cannot be loaded, none is, and the next call raises the same error."""
+    """Load the entry points of a group. If one fails, all are dropped, and the next call raises the same error."""
     before = dict(registry.known(group))
     _searched.add(group)  # before they are loaded: a package may read the table that it adds to
     try:
@@ -116,7 +116,7 @@ def parts_of(plugin: Plugin, group: str) -> dict[str, Any]:
 
 
 def _name_in_environment(without: str = "") -> None:
-    """Name the loaded files in the environment by absolute path and hash, before those that it names otherwise."""
+    """Set the environment variable to the loaded files, by absolute path and hash, followed by its other names."""
     ours = {plugin.place: f"{plugin.place}#{plugin.sha256}" for plugin in _files.values()}
     named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     others = [name for name in named if str(Path(_PINNED.sub("", name)).resolve()) not in (*ours, without)]
@@ -137,7 +137,7 @@ def _load_file(path: Path) -> Plugin:
     if (there := _files.get(path.name)) is not None:
         if there.place != place:
             raise UserError(f"{option('plugin', path)}: {there.place} has the same name", "give one of them another")
-        return there  # as it was when this process loaded it
+        return there  # already loaded by this process
     name = path.name.removesuffix(".py")
     if path.suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(
@@ -164,7 +164,7 @@ def _load_file(path: Path) -> Plugin:
 
 
 def _execute(content: bytes, name: str, path: Path, place: str) -> ModuleType:
-    """Run the content of a file as a module."""
+    """Execute the content of a file as a module."""
     module = ModuleType(name)
     module.__file__ = place
     sys.modules[name] = module  # pydantic looks up the names of annotations there
@@ -195,7 +195,7 @@ def _add_parts(module: ModuleType, plugin: Plugin) -> None:
 
 
 def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any]]:
-    """Return the parts of a group with their names: the keys of a mapping, or the names that parts have themselves."""
+    """Return the parts of a group with their names: the keys of a mapping, or each part's own name."""
     if isinstance(parts, Mapping):
         return [(str(name), part) for name, part in parts.items()]
     if not isinstance(parts, list | tuple):
@@ -204,7 +204,7 @@ def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any
 
 
 def own_name(part: Any) -> str:
-    """Return the name that a part has itself: its kind, its name, or that of the function."""
+    """Return a part's own name: its kind, its `name`, or its function name."""
     if hasattr(part, "kind_name"):
         return str(part.kind_name())
     return str(getattr(part, "name", "") or getattr(part, "__name__", part))
@@ -224,7 +224,7 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
 
 
 def _package_of(entry: EntryPoint) -> Plugin:
-    """Return the plugin of a package, hashed over the sources of all top-level modules that its entry points name."""
+    """Return the plugin of a package. Its hash covers the sources of all top-level modules in its entry points."""
     package = entry.dist
     name, version = (package.name, package.version) if package else (entry.module.partition(".")[0], "unknown")
     if name not in _packages:
@@ -235,7 +235,7 @@ def _package_of(entry: EntryPoint) -> Plugin:
 
 
 def _sources_sha256(modules: Iterable[str]) -> str:
-    """Return the hash of the Python sources of modules and packages: their places in the package and contents."""
+    """Return the hash of the Python sources of modules and packages: relative paths and contents."""
     digest = hashlib.sha256()
     for name in modules:
         spec = importlib.util.find_spec(name)

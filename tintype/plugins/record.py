@@ -1,4 +1,4 @@
-"""The record of the plugins that a run or a study was made with, and the check that the same ones are loaded now."""
+"""The record of the plugins that a run or a study was made with, and the check that the same plugins are loaded now."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tintype.runtime.files import read_checked
 from tintype.wording import option
 
 FILE = "plugins.json"
-"""The record's file, in the folder of a run or a study."""
+"""File name of the record, in the folder of a run or a study."""
 Record = dict[str, dict[str, str]]
-"""Hash, and version where it is a package's, of each plugin by name."""
+"""The hash of each plugin by name, and the version of a package."""
 
 
 def record_of(parts: Iterable[tuple[str, str]]) -> Record:
-    """Return the record of a run or study with these parts, each a group and a name.
+    """Return the plugin record of a run or study that uses these (group, name) parts.
 
-    It has every file that the user named, and the packages that have one of the parts.
+    The record has every file that the user named, and the packages that provide one of the parts.
     """
     others = [(group, name) for group, name in parts if not is_built_in(group, name)]
     used = [one.plugin for group, name in others if (one := added(group).get(name)) is not None]
@@ -47,7 +47,7 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_missing_plugin(folder: Path) -> Iterator[None]:
-    """Where reading a run or study fails and a plugin that it was made with is not loaded, say so."""
+    """Explain an error in reading a run or study, if a plugin that it was made with is not loaded."""
     try:
         yield
     except DamagedFileError:
@@ -67,7 +67,7 @@ def _about(plugin: Plugin) -> dict[str, str]:
 
 
 def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
-    """Return a plugin; a package is loaded for it where it is installed."""
+    """Return a loaded plugin, or None. A package is loaded if it is installed."""
     if name not in loaded() and about.get("version"):
         load_packages()
     return loaded().get(name)

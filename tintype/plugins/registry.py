@@ -1,7 +1,7 @@
 """The parts that plugins have added, by group and name.
 
-The rooms of the parts declare what they have built in (`declare`); a plugin adds to a group (`add`). Either may come
-first. A name that is taken, and a part of the wrong class, are refused.
+Modules declare their built-in parts (`declare`); a plugin adds a part to a group (`add`). Either may come first. A name
+that is taken is refused, and so is a part of the wrong class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS = (
     "importers",
     "launchers",
 )
-"""Kinds of parts that a plugin can add."""
+"""Groups to which a plugin can add parts."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Added:
-    """A part of a plugin."""
+    """A part that a plugin added."""
 
     part: Any
     plugin: Plugin
@@ -60,7 +60,7 @@ class Added:
 
 @dataclass
 class _Group:
-    """Parts of one group: names that are built in, what a part must be, and what plugins have added."""
+    """Parts of one group: the built-in names, the required class, and the parts added by plugins."""
 
     built_in: set[str] = field(default_factory=set)
     declared: bool = False
@@ -72,7 +72,7 @@ _groups = {name: _Group() for name in GROUPS}
 
 
 def declare(group: str, names: Iterable[str], base: type | None) -> None:
-    """Note the built-in names of a group, and the class that parts of plugins must have; None for functions."""
+    """Declare the built-in names of a group, and the class required of plugin parts; None for functions."""
     mine = _groups[group]
     mine.built_in |= set(names)
     mine.declared = True
@@ -82,7 +82,7 @@ def declare(group: str, names: Iterable[str], base: type | None) -> None:
 
 
 def add(group: str, name: str, part: Any, plugin: Plugin) -> None:
-    """Add a part of a plugin to a group."""
+    """Add a plugin's part to a group."""
     one = Added(part, plugin)
     _check(group, name, one)
     there = _groups[group].added.get(name)
@@ -103,12 +103,12 @@ def remove(plugin: Plugin) -> None:
 
 
 def restore(group: str, parts: Mapping[str, Added]) -> None:
-    """Give a group the parts that it had before."""
+    """Reset the added parts of a group."""
     _groups[group].added = dict(parts)
 
 
 def is_built_in(group: str, name: str) -> bool:
-    """Return whether a name of a group is tintype's own."""
+    """Return whether a name in a group is built into tintype."""
     return name in _groups[group].built_in
 
 
@@ -118,12 +118,12 @@ def known(group: str) -> dict[str, Added]:
 
 
 def is_added(part: object) -> bool:
-    """Return whether a plugin has added this part."""
+    """Return whether the part comes from a plugin."""
     return any(one.part is part for group in _groups.values() for one in group.added.values())
 
 
 def words(group: str) -> str:
-    """Return what one part of a group is called: `text encoder`."""
+    """Return the singular of a group's name: `text encoder`."""
     irregular = {"losses": "loss", "main_losses": "main loss", "time_densities": "time density"}
     return irregular.get(group, group.removesuffix("s").replace("_", " "))
 
@@ -133,7 +133,7 @@ def _check(group: str, name: str, one: Added) -> None:
     if name in mine.built_in:
         raise UserError(f"{what} is built into tintype", "give yours another name")
     if not mine.declared:
-        return  # checked when the room of the group is imported
+        return  # checked when the group's module is imported
     if mine.base is None:
         fits = callable(one.part)
     else:

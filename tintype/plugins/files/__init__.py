@@ -1,4 +1,4 @@
-"""The modules of plugin files. A process that unpickles settings of such a file imports this package, and so has it."""
+"""The modules of plugin files. Importing this package loads the files, so any process can unpickle their settings."""
 
 from tintype.plugins.load import load_environment
 
