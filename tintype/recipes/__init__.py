@@ -1,4 +1,4 @@
-"""Named plans, studies of them, protocols of evaluations, and presets of data sets, that come with the package."""
+"""Packaged plans, studies, evaluation protocols, and presets of data sets, by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find(kind: str, name: str) -> Document:
 
 
 def _folder_given(kind: str, folder: Path) -> UserError:
-    """Return the error that says what to give in place of a folder."""
+    """Return the error for a given folder, with the file to give instead."""
     if (folder / "study.yaml").is_file():
         again = f"`tintype ablate {quote(str(folder))} --out DIR` runs it again"
         baseline = folder / "baseline.yaml"
@@ -51,7 +51,7 @@ def _folder_given(kind: str, folder: Path) -> UserError:
 
 
 def describe(kind: str, name: str) -> str:
-    """Return the first sentence of the comment at the head of a packaged file."""
+    """Return the first sentence of the comment at the top of a packaged file."""
     text = resources.files(__name__).joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
     return " ".join(line.removeprefix("#").strip() for line in head).partition(". ")[0].removesuffix(".")
