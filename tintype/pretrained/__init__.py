@@ -1,1 +1,1 @@
-"""Frozen pretrained networks: find, hash, load and preprocess for them."""
+"""Frozen pretrained networks: find, hash and load them, and preprocess their inputs."""

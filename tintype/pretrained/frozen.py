@@ -1,6 +1,6 @@
-"""Frozen image encoders: how an identity is made, and arithmetic that nothing around it changes.
+"""Frozen image encoders: their identity, and arithmetic that does not depend on the surrounding training.
 
-B: images. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+B: images. C: channels. H, W: rows, columns. L: tokens. D: token width. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Compute = Literal[Arithmetic, "bf16"]
 
 @contextmanager
 def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Iterator[None]:
-    """Switch gradients and autocast off, TF32 too unless asked for: features do not depend on how training computes."""
+    """Disable gradients, autocast, and TF32 unless requested: features must not depend on training's settings."""
     before = torch.get_float32_matmul_precision()
     fast = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -37,21 +37,22 @@ def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Ite
 
 
 def encode_evenly(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encode any number of inputs, one at least, in batches of exactly that size."""
+    """Encode one or more inputs in batches of exactly `size`."""
     return torch.cat([encode_filled(encode, some_BCHW, size) for some_BCHW in input_BCHW.split(size)])
 
 
 def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encode up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
+    """Encode up to `size` inputs as a batch of exactly `size`, since rounding depends on the batch size."""
     filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
     return encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
 
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """A network, how images are brought to its input, and which of its outputs is the feature.
+    """A network, the preprocessing of its input, and the output that is used as the feature.
 
-    `words` names it for people. All else makes the identity, so that a copy of the weights elsewhere has the same.
+    `words` is a name for people. All other fields make the identity, so a copy of the weights elsewhere has the same
+    identity.
     """
 
     module: nn.Module
@@ -61,24 +62,24 @@ class FrozenNetwork:
     weights_digest: str
     arithmetic: Compute = "fp32"
     compile: bool = False
-    """Whether torch.compile makes a graph of the network for each shape of its input."""
+    """Whether torch.compile compiles the network, with a graph for each input shape."""
 
 
 _MOST_SHAPES = 64
-"""Compiled shapes of a network: those of the data, of stages, and of a last batch that is not full."""
+"""Most compiled shapes of a network: shapes of the data, of stages, and of an incomplete last batch."""
 
 
 def compile_network(module: nn.Module) -> None:
-    """Compile a network in place, once; each shape of its input gets a graph of its own."""
+    """Compile a network in place, once. Each input shape gets a graph of its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
     if module._compiled_call_impl is None:
         module.compile(dynamic=False)
 
 
 class FrozenEncoder:
-    """A frozen network as a source of features. Subclasses say how a feature is taken from one that returns others.
+    """A frozen network as a source of features. Subclasses extract the feature if the network returns something else.
 
-    With bf16 the weights and all that the network computes are bf16, as PRX has its teachers; features are float32.
+    With bf16, weights and activations are bf16, as in PRX's teachers; features are float32.
     """
 
     def __init__(self, name: str, network: FrozenNetwork, device: torch.device) -> None:
@@ -95,7 +96,7 @@ class FrozenEncoder:
             compile_network(self._image_network())
 
     def _image_network(self) -> nn.Module:
-        """Return the network that images pass through, of one that may have several."""
+        """Return the network that images pass through. A subclass may hold several networks."""
         module: nn.Module = self._network
         return module
 

@@ -1,6 +1,7 @@
-"""Models of others from the hub or from a local folder, through transformers or diffusers.
+"""Load external models from the Hugging Face hub or a local folder, through transformers or diffusers.
 
-Only safetensors are read and no code of a checkpoint is run. What is loaded from the hub is held to its first use.
+Only safetensors are read, and no code of a checkpoint is executed. Content from the hub is checked against its first
+use.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _TOKENIZERS = (
     ("spiece.model",),
     ("tokenizer.model",),
 )
-"""Files of which one set makes a tokenizer."""
+"""Sets of files; a tokenizer needs all files of one set."""
 _TOKENIZER_FILES = (*(name for names in _TOKENIZERS for name in names), "tokenizer_config.json")
 _WEIGHTS = ("model", "diffusion_pytorch_model")
-"""Names of files with weights, of transformers and of diffusers."""
+"""Names of weight files in transformers and in diffusers."""
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
-"""In the path of a file in the cache of huggingface_hub."""
+"""Matches the commit in the path of a file in the cache of huggingface_hub."""
 _NO_CODE = {"trust_remote_code": False}
-"""Without it, transformers would ask on the terminal whether to run code of a checkpoint."""
+"""Without this setting, transformers would ask on the terminal whether to run code of a checkpoint."""
 _TOKENIZER_ADVICE = (
     "put the files of the model's own tokenizer beside its weights "
     "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
@@ -57,20 +58,20 @@ _TOKENIZER_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder, or a repository of the hub at a revision; and how the network is to compute."""
+    """A local folder, or a hub repository at a revision, and the network's arithmetic."""
 
     source: str
     revision: str | None = None
     arithmetic: Compute = "fp32"
     subfolder: str = ""
-    """Folder of the repository, where the model is one of several in it."""
+    """Folder in the repository, if it holds several models."""
     commit: str | None = None
-    """Commit with safetensors that is loaded where no revision is given."""
+    """Commit with safetensors, which is loaded if no revision is given."""
     compile_network: bool = False
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder, if the source is written as one or is one. A hub's name is `owner/name`."""
+        """Return the folder, or None for a hub repository, whose name has the form `owner/name`."""
         path = Path(self.source).expanduser()
         written_as_path = self.source.startswith(("/", ".", "~")) or self.source.count("/") != 1
         return path if written_as_path or path.is_dir() else None
@@ -82,7 +83,7 @@ class Checkpoint:
 
     @property
     def arguments(self) -> dict[str, Untyped]:
-        """Return the arguments of `from_pretrained`."""
+        """Return the arguments for `from_pretrained`."""
         place = self.source if self.folder is None else str(self.folder)
         inside = {"subfolder": self.subfolder} if self.subfolder else {}
         cached = {"local_files_only": True} if self.folder is None and why_unreachable() else {}
@@ -90,15 +91,16 @@ class Checkpoint:
 
     @property
     def pinned(self) -> str | None:
-        """Return the revision that is loaded; None for the newest one."""
+        """Return the revision to load; None for the newest."""
         return self.revision or (self.commit if self.folder is None else None)
 
     def config(self) -> Untyped:
-        """Return what the checkpoint says of its network, without loading the weights.
+        """Return the checkpoint's config, without loading the weights.
 
-        Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
+        The config class is looked up by model type in transformers: `AutoConfig` would offer to run code of the
+        checkpoint.
         """
-        transformers = transformers_package()  # before anything is downloaded for it
+        transformers = transformers_package()  # import it before any download
         model_type = str(self.stated_config("a model of transformers").get("model_type"))
         with explained(self):
             if model_type not in transformers.CONFIG_MAPPING:
@@ -106,7 +108,7 @@ class Checkpoint:
             return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
     def stated_config(self, what: str) -> dict[str, Untyped]:
-        """Return its config.json. `what` says in an error what the checkpoint should be."""
+        """Return the checkpoint's config.json. `what` says in an error what the checkpoint should be."""
         file = self.file("config.json")
         if file is None:
             raise UserError(f"{self.words} has no config.json: it is not {what}")
@@ -119,11 +121,11 @@ class Checkpoint:
         dtype: torch.dtype = torch.float32,
         **options: Untyped,
     ) -> Untyped:
-        """Load a network of transformers, in fp32 unless `dtype` says otherwise.
+        """Load a network of transformers, in fp32 unless `dtype` is given.
 
-        `classes` has the class of transformers for each model type that will do; without it, any type will, as the
-        class that transformers takes for its bare network. The weights of modules named in `unused` may be missing.
-        `options` go to transformers; a `config` among them is taken for the checkpoint's own.
+        `classes` maps each accepted model type to a class of transformers. Without `classes`, any type is accepted and
+        loaded as its bare model. The weights of modules named in `unused` may be missing. `options` are passed to
+        transformers; a `config` in them replaces the checkpoint's config.
         """
         config = options.get("config") or self.config()
         self._check_weights()
@@ -139,14 +141,14 @@ class Checkpoint:
             return self._load(network, unused, dtype=dtype, **options)
 
     def image_text_model(self, dtype: torch.dtype) -> Untyped:
-        """Load a network that answers an image and a text with a text."""
+        """Load a network that generates text from an image and a text."""
         config = self.config()
         self._check_weights()
         classes = transformers_package().MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         return self._load(self._writer(classes, config), dtype=dtype)
 
     def image_text_processor(self) -> Untyped:
-        """Load what brings images and texts to the input of such a network, by the class that transformers has."""
+        """Load the processor that prepares images and texts for such a network, by its class in transformers."""
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")
@@ -162,7 +164,7 @@ class Checkpoint:
         return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
-        """Load an autoencoder of this class of diffusers in fp32. Return it with what its config.json states."""
+        """Load an autoencoder of this diffusers class in fp32. Return it with the content of its config.json."""
         diffusers = diffusers_package()
         stated = self.stated_config("an autoencoder of diffusers")
         if (found := stated.get("_class_name")) != class_name:
@@ -171,10 +173,9 @@ class Checkpoint:
         return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
 
     def tokenizer(self, vocabulary: int) -> Untyped:
-        """Load the tokenizer of a text network with a table of `vocabulary` tokens.
+        """Load the tokenizer of a text network with `vocabulary` embeddings; raise if its tokens do not fit.
 
-        Where files are missing, transformers builds one of nothing but its special tokens, to which all texts are the
-        same.
+        If files are missing, transformers builds a tokenizer with only special tokens, which encodes all texts alike.
         """
         self._check_tokenizer_files()
         with explained(self):
@@ -190,7 +191,7 @@ class Checkpoint:
         return tokenizer
 
     def image_processor(self) -> ImageProcessor:
-        """Return what the checkpoint says of its input."""
+        """Return the checkpoint's preprocessing config; raise if it has none."""
         found = self.stated_image_processor()
         if found is None:
             raise UserError(
@@ -199,7 +200,7 @@ class Checkpoint:
         return found
 
     def stated_image_processor(self) -> ImageProcessor | None:
-        """Return the same, or None where it says nothing."""
+        """Return the checkpoint's preprocessing config, or None if it has none."""
         for file in filter(None, map(self.file, _PREPROCESSORS)):
             read = json_object(file)
             try:
@@ -209,7 +210,7 @@ class Checkpoint:
         return None
 
     def file(self, name: str) -> Path | None:
-        """Return a file of the folder or the repository, or None where it has none of that name."""
+        """Return a file of the folder or the repository, or None if it has no file of that name."""
         if self.folder is not None:
             self.check_folder()
             place = self.folder / self.subfolder / name
@@ -223,7 +224,7 @@ class Checkpoint:
                         self.source, name, subfolder=inside, revision=self.pinned, local_files_only=cached
                     )
                 )
-            except errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
+            except errors.LocalEntryNotFoundError:  # the hub is unreachable, so the file may exist
                 raise
             except errors.EntryNotFoundError:
                 return None
@@ -231,7 +232,7 @@ class Checkpoint:
         return fetched
 
     def hold(self, item: str, sha256: str) -> None:
-        """Raise if an item of a repository of the hub is not what it was at its first use on this machine."""
+        """Raise if an item of a hub repository differs from its first use on this machine."""
         if self.folder is not None:
             return
         config = self._cached("config.json")
@@ -246,9 +247,10 @@ class Checkpoint:
             )
 
     def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
-        """Load the weights into a network; refuse a checkpoint that lacks some, and one that has changed on the hub.
+        """Load the weights into a network; refuse a checkpoint that lacks weights, or that has changed on the hub.
 
-        Weights are known by their files; where transformers has converted others, by the tensors but for missing ones.
+        Weights are identified by their files. If transformers converted another format, they are identified by the
+        loaded tensors.
         """
         with explained(self):
             network, loading = network_class.from_pretrained(
@@ -276,13 +278,13 @@ class Checkpoint:
         return []
 
     def _hold_files(self, *names: str) -> None:
-        """Hold each of these files that was fetched to its first use."""
+        """Check each of these files in the cache against its first use."""
         for name in names if self.folder is None else ():
             if (file := self._cached(name)) is not None:
                 self.hold(name, sha256_of(file))
 
     def _cached(self, name: str) -> Path | None:
-        """Return a file that was fetched before."""
+        """Return a file in the local cache of the hub, or None."""
         path = f"{self.subfolder}/{name}" if self.subfolder else name
         found = huggingface_hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
         return Path(found) if isinstance(found, str) else None
@@ -321,9 +323,9 @@ def json_object(file: Path) -> dict[str, Untyped]:
 
 @contextmanager
 def explained(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn what transformers raises about a checkpoint into a message with a remedy.
+    """Turn any error of transformers about a checkpoint into a message with a fix.
 
-    That is any error at all: tokenizers raises plain `Exception`, a wrong value in a config a `TypeError`.
+    All exceptions are caught: tokenizers raises plain `Exception`, and a wrong value in a config raises `TypeError`.
     """
     try:
         yield
@@ -351,9 +353,9 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def why_unreachable() -> str:
-    """Return why the hub cannot be reached; empty if it may be.
+    """Return why the hub cannot be reached; empty if it may be reachable.
 
-    The hub's library would try for half a minute. A proxy looks the hub's address up itself.
+    The hub's own library would try for half a minute. With a proxy, the address is not looked up here.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -367,7 +369,7 @@ def why_unreachable() -> str:
 
 
 def _is_out_of_reach(error: BaseException | None) -> bool:
-    """Return whether the hub was not reached and the cache lacks a file, here or in a cause of the error."""
+    """Return whether the hub was not reached and the cache lacks a file. Causes of the error are searched too."""
     while error is not None:
         if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             return True
@@ -377,8 +379,10 @@ def _is_out_of_reach(error: BaseException | None) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress transformers' report on tensors that the network has no use for (missing ones are checked here), and the
-    progress bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
+    """Suppress transformers' report on unused tensors and its progress bar for tensors.
+
+    Missing tensors are checked here. Downloads from the hub still show their progress.
+    """
     shown = not are_progress_bars_disabled()
     with quiet("transformers"):
         if shown:

@@ -1,4 +1,4 @@
-"""Packages that an extra of tintype brings, imported where they are needed."""
+"""Import packages of tintype's optional extras when they are needed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 from tintype.errors import UserError
 
 Untyped: TypeAlias = Any
-"""A network, config or tokenizer of a class that transformers or diffusers picks when it runs."""
+"""A network, config or tokenizer whose class transformers or diffusers chooses at run time."""
 
 
 def optional_package(name: str, extra: str, user: str) -> ModuleType:
-    """Import a package; `user` names in words what needs it."""
+    """Import a package; `user` describes what needs it, for the error."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -32,9 +32,9 @@ def diffusers_package() -> ModuleType:
 
 
 def pipeline_class(name: str) -> Untyped:
-    """Return a PRX pipeline of diffusers, whose text encoder transformers has then.
+    """Return a PRX pipeline class of diffusers, and make sure that transformers has its text encoder.
 
-    diffusers adds `T5GemmaEncoder` to transformers, which transformers 5.22 forgets where it loads itself anew.
+    diffusers adds `T5GemmaEncoder` to transformers; transformers 5.22 loses it when it reloads itself.
     """
     kind, transformers = getattr(diffusers_package(), name), transformers_package()
     if not hasattr(transformers, "T5GemmaEncoder"):
@@ -45,7 +45,7 @@ def pipeline_class(name: str) -> Untyped:
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Silence the deprecations, reports and progress bars of these packages, which log as transformers does."""
+    """Silence deprecation warnings, reports and progress bars of these packages. They must log like transformers."""
     logs = [importlib.import_module(f"{name}.utils.logging") for name in names]
     before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
     for log in logs:

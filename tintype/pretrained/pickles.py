@@ -1,9 +1,9 @@
-"""Reads arrays out of others' pickles without running anything that they name. No other file opens a pickle.
+"""Read arrays out of foreign pickles without executing their code. No other module opens a pickle.
 
-A pickle can call any function that it names. The readers here look each name up in a short table of builders of arrays
-and tensors, and refuse every other name.
+A pickle can call any function that it names. The readers here look each name up in a short table of constructors of
+arrays and tensors, and refuse every other name.
 
-A caller gets a flat dictionary: the path of each array, joined with dots.
+A caller gets a flat dictionary. The keys are the paths of the arrays, joined with dots.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, At
 
 
 def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
-    """Read a pickle of dictionaries of numpy arrays of floats."""
+    """Read a pickle of nested dictionaries of float numpy arrays."""
     with as_user_error(_ERRORS, f"{where} is not a pickle of numpy arrays alone, and was not read"):
         found = dict(_leaves(_Arrays(io.BytesIO(data)).load(), np.ndarray))
         return {path: torch.from_numpy(np.array(array, dtype=np.float32)) for path, array in found.items()}
 
 
 def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
-    """Read the tensors of a TorchScript archive; its code stays unread."""
+    """Read the tensors of a TorchScript archive. Its code is not read."""
     refused = f"{where} is not a TorchScript archive of tensors, and was not read"
     with as_user_error((*_ERRORS, zipfile.BadZipFile), refused), zipfile.ZipFile(io.BytesIO(data)) as archive:
         (index,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -46,7 +46,7 @@ def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Read a checkpoint of torch (.pth, .pt), tensors by name, by torch's own restricted reader."""
+    """Read a torch checkpoint (.pth, .pt) of tensors by name, with torch's own restricted reader."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -60,7 +60,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 class _Table(pickle.Unpickler):
-    """An unpickler that knows the names in `known` and no other."""
+    """An unpickler that accepts only the names in `known`."""
 
     known: ClassVar[Mapping[tuple[str, str], object]] = {}
 
@@ -71,7 +71,7 @@ class _Table(pickle.Unpickler):
 
 
 def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> npt.NDArray[np.int8]:
-    """Return what numpy's pickles start from; the shape and the numbers follow as its state."""
+    """Return the empty array from which numpy's pickles start; shape and values follow as its state."""
     if kind is not np.ndarray or shape != (0,):
         raise pickle.UnpicklingError("it makes something that is no plain array")
     return np.ndarray((0,), dtype=np.int8)
@@ -93,7 +93,7 @@ class _Arrays(_Table):
 
 
 class _Module:
-    """Stands for any class of a TorchScript archive: a bag of what it holds."""
+    """Stands for any class of a TorchScript archive, and holds its attributes."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -123,7 +123,7 @@ class _Archive(_Table):
 
 
 def _leaves(node: object, kind: type[Leaf], path: str = "") -> list[tuple[str, Leaf]]:
-    """Return every array below a dictionary or module, with its path. A dictionary may hold nothing else."""
+    """Return every array below a dictionary or module, with its path. Raise if a dictionary holds any other value."""
     if isinstance(node, kind):
         return [(path, node)]
     if isinstance(node, _Module):

@@ -1,8 +1,8 @@
-"""Preprocessing of images for a network's input: a part of every number that is taken on the network's features.
+"""Preprocessing of images for a network's input. Every metric on the network's features depends on it.
 
-Libraries disagree on what "resize" means, by enough to move a FID by points (Parmar et al. 2022, arXiv 2104.11222).
-So a resize here is a value with each choice written out, and it is computed as two matrix products in float64, one per
-axis and one image at a time: the same on any device, and whatever else is in the batch.
+Libraries differ in what "resize" means, by enough to change a FID by points (Parmar et al. 2022, arXiv 2104.11222). So
+a resize here states each choice explicitly. It is computed as two matrix products in float64, one per axis and one
+image at a time. The result is the same on any device and in any batch.
 
 B: images. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis. T: taps of a filter.
 """
@@ -25,27 +25,29 @@ Fit = Literal["squash", "short-side", "crop-first"]
 Filter = Literal["bilinear", "bicubic", "bicubic-0.75"]
 Grid = Literal["centred", "tf1"]
 Triple = tuple[float, float, float]
-"""One number for each colour."""
+"""One number for each colour channel."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
-"""By Pillow's numbers."""
+"""Filters by Pillow's numbers."""
 _BICUBIC_A: dict[Filter, float] = {"bicubic": -0.5, "bicubic-0.75": -0.75}
 _GPU_NUMBERS = 1 << 27
 _FIXED_POINT = 2.0**22
-"""Pillow keeps the weights of a resize of bytes as multiples of 2^-22. Their products with bytes are exact here."""
+"""Pillow stores the weights of a resize of bytes as multiples of 2^-22. Their products with bytes are exact here."""
 
 
 @dataclass(frozen=True)
 class Resampling:
     """Definition of a resize.
 
-    `antialias` widens the filter when shrinking and drops the taps beyond the edge, as Pillow always does; without it
-    the filter stays narrow and the edge pixel is repeated, as torch's `interpolate` does. `grid` "tf1" is the corner
-    rule of TensorFlow 1: source = target * in / out, without the half pixel. `quantise` rounds to bytes after each
-    pass, columns first, bit for bit as Pillow to version 12 does for images of bytes (Pillow 13 takes the cheaper
-    axis first, which moves single pixels of an upright image by up to 20 levels). `clip` cuts an overshoot off at 0
-    and 255.
+    `antialias` widens the filter when shrinking and drops the taps beyond the edge, as Pillow always does. Without
+    `antialias` the filter stays narrow and the edge pixel is repeated, as in torch's `interpolate`. `grid` "tf1" is the
+    corner rule of TensorFlow 1: source = target * in / out, without the half pixel. `clip` clamps overshoot to 0 and
+    255.
+
+    `quantise` rounds to bytes after each pass, columns first. The result equals Pillow's up to version 12 bit for bit,
+    for images of bytes. Pillow 13 resizes the cheaper axis first, which changes single pixels of a portrait image by up
+    to 20 levels.
     """
 
     filter: Filter = "bicubic"
@@ -69,24 +71,24 @@ class Resampling:
 
 
 class Preparation(Protocol):
-    """Any way from uint8 images to a network's float32 input."""
+    """Any conversion from uint8 images to a network's float32 input."""
 
     @property
     def definition(self) -> str: ...
     @property
     def hash_input(self) -> str:
-        """Return all that decides the result, in one stable line."""
+        """Return all settings that determine the result, in one stable line."""
 
     def __call__(self, image_BCHW: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """uint8 images of any one size to a float32 input: resize, then (x * scale - mean) / std.
+    """Convert uint8 images of one size to a float32 input: resize, then (x * scale - mean) / std.
 
-    `size_px` is the side of a square, or height and width for a network whose grid of patches is given: an image is
-    stretched to those. `fit` says how an image that is not square becomes so: "squash" ignores its proportions,
-    "short-side" resizes the short side and cuts the middle out, "crop-first" cuts the middle out and resizes that.
+    `size_px` is the side of a square, or height and width for a network with a given patch grid; an image is stretched
+    to height and width. `fit` makes other images square: "squash" ignores the proportions, "short-side" resizes the
+    short side and center-crops, "crop-first" center-crops and resizes.
     """
 
     size_px: int | tuple[int, int]
@@ -115,7 +117,7 @@ class Preprocess:
 
     @property
     def hash_input(self) -> str:
-        """Return all that decides the result, in one stable line."""
+        """Return all settings that determine the result, in one stable line."""
         content = asdict(self)
         if isinstance(self.size_px, tuple):
             del content["size_px"], content["fit"]
@@ -123,7 +125,7 @@ class Preprocess:
         return json.dumps(content, sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Prepare one image at a time on a CPU, whose caches like that, and many on a GPU."""
+        """Prepare images one at a time on a CPU, which uses its caches well, and many at once on a GPU."""
         check_bytes(image_BCHW)
         largest = max(image_BCHW[0].numel(), 3 * math.prod(self.sides))
         at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
@@ -143,10 +145,10 @@ class Preprocess:
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
-    """Refuse all but uint8 [B, 3, H, W]: a float or int64 image leaves its range to guessing.
+    """Refuse all images but uint8 [B, 3, H, W]: the range of a float or int64 image would be a guess.
 
-    PRX's published evaluation multiplied uint8 images by 255 in uint8, which turns each x into 256 - x: negatives
-    were scored, and nothing complained.
+    PRX's published evaluation multiplied uint8 images by 255 in uint8, which turns each x into 256 - x: negatives were
+    scored, and no error was raised.
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
@@ -157,7 +159,7 @@ def check_bytes(image_BCHW: Tensor) -> None:
 
 
 def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
-    """Resize bytes to float64 of height by width, or only the middle `crop_px` of each axis. Columns first."""
+    """Resize bytes to float64 of height × width, columns first. With `crop_px`, return only the middle of each axis."""
     columns_OI = _axis_weights(image_BCHW.shape[-1], width, how, crop_px, image_BCHW.device)
     rows_OI = _axis_weights(image_BCHW.shape[-2], height, how, crop_px, image_BCHW.device)
     wide_BCHO = _settle(image_BCHW.to(torch.float64) @ columns_OI.T, how, last=False)
@@ -171,7 +173,7 @@ def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
 
 
 def axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
-    """Return the matrix [O, I] of one axis; each row sums to one."""
+    """Return the resize matrix [O, I] of one axis; each row sums to one."""
     weights_OI = _widened(in_px, out_px, how.filter) if how.antialias else _pointed(in_px, out_px, how)
     if how.quantise:
         scaled_OI = weights_OI * _FIXED_POINT
@@ -188,11 +190,13 @@ def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
-    """Return Pillow's weights: the filter covers at least one output pixel; what falls off the edge is shared out."""
+    """Return Pillow's weights: the filter covers at least one output pixel, and rows are renormalised at the edges."""
     ratio = in_px / out_px
     centre_O1 = (torch.arange(out_px, dtype=torch.float64)[:, None] + 0.5) * ratio
     reach = math.ceil(2.0 * max(ratio, 1.0))
-    index_OT = centre_O1.floor().to(torch.int64) + torch.arange(-reach - 1, reach + 1)  # all others have no weight
+    index_OT = centre_O1.floor().to(torch.int64) + torch.arange(
+        -reach - 1, reach + 1
+    )  # all other pixels have no weight
     distance_OT = index_OT.to(torch.float64) + 0.5 - centre_O1
     tap_weights_OT = _kernel(distance_OT * (1.0 / max(ratio, 1.0)), name)
     tap_weights_OT.masked_fill_((index_OT < 0) | (index_OT >= in_px), 0.0)
@@ -202,7 +206,7 @@ def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
 
 
 def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
-    """Return weights of the two or four pixels next to the source point, the edge pixel repeated beyond the edge."""
+    """Return weights of the two or four pixels next to the source point; the edge pixel repeats beyond the edge."""
     out_O = torch.arange(out_px, dtype=torch.float64)
     source_O = (out_O + 0.5) * (in_px / out_px) - 0.5 if how.grid == "centred" else out_O * (in_px / out_px)
     reach = 1 if how.filter == "bilinear" else 2
@@ -214,7 +218,7 @@ def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
 
 
 def _kernel(x: Tensor, name: Filter) -> Tensor:
-    """Evaluate the triangle, or Keys' cubic with its one free number a (Keys 1981, eq. 4)."""
+    """Evaluate the triangle filter, or Keys' cubic with its free parameter a (Keys 1981, eq. 4)."""
     x = x.abs()
     if name == "bilinear":
         return (1.0 - x).clamp(min=0.0)
@@ -233,15 +237,15 @@ _axis_weights = lru_cache(maxsize=256)(axis_weights)
 
 
 def _short(values: tuple[float, ...]) -> str:
-    """Return one number where the channels share it."""
+    """Return one number if all channels share it, else a list."""
     texts = [f"{value:.6g}" for value in values]
     return texts[0] if len(set(texts)) == 1 else "[" + ", ".join(texts) + "]"
 
 
 class ImageProcessor(BaseModel):
-    """The keys of a checkpoint's preprocessor_config.json that are used here, with the defaults of transformers.
+    """The used keys of a checkpoint's preprocessor_config.json, with the defaults of transformers.
 
-    A step that is switched off is left out.
+    A disabled step is skipped.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -264,20 +268,20 @@ class ImageProcessor(BaseModel):
 
     @property
     def normalisation(self) -> tuple[float, Triple, Triple]:
-        """Return scale, mean and deviation of the input."""
+        """Return scale, mean and standard deviation of the input."""
         scale = 1.0 if self.do_rescale is False else self.rescale_factor or 1.0 / 255.0
         if self.do_normalize is False or self.image_mean is None or self.image_std is None:
             return scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         return scale, self.image_mean, self.image_std
 
     def other_sides(self, size_px: int) -> list[object]:
-        """Return the sides, other than `size_px`, that it resizes or crops to."""
+        """Return the sides, other than `size_px`, to which the processor resizes or crops."""
         stated = [size for size in (self.size, self.crop_size) if size]
         sides = [side for size in stated for side in (size.values() if isinstance(size, dict) else [size])]
         return [side for side in sides if side != size_px]
 
     def resize_filter(self, words: str) -> Filter:
-        """Return the filter; `words` names the checkpoint in an error."""
+        """Return the resize filter; `words` names the checkpoint in an error."""
         if not isinstance(self.resample, int) or self.resample not in _FILTERS:
             raise UserError(f"{words}: its preprocessor has resample {self.resample}", "known: 2 and 3")
         return _FILTERS[self.resample]

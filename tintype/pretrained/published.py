@@ -1,6 +1,6 @@
-"""Sizes of published frozen networks, for costs: the networks without their weights, so that nothing is downloaded.
+"""Architectures of published frozen networks, for cost estimates: built without weights, so nothing is downloaded.
 
-A test counts the parameters of each and compares them with the published number.
+A test counts the parameters of each network and compares them with the published number.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _NO_MASKS = {"full_attention": None, "sliding_attention": None}
 
 @dataclass(frozen=True)
 class PublishedNetwork:
-    """A network of a hub's repository, by its sizes."""
+    """The architecture of a network in a hub repository."""
 
     make: Callable[[], Untyped]
     width: int
-    """Width of its tokens, or the channels of its latents."""
+    """Width of the network's tokens, or number of its latent channels."""
     patch_px: int = 1
-    """Side of a patch of a vision transformer."""
+    """Side of a vision transformer's patch."""
     text_inputs: dict[str, Any] | None = None
-    """Further inputs of a text encoder, which has to make no masks from the numbers of its input."""
+    """Further inputs of a text encoder, so that it does not build masks from its input's values."""
 
     def build(self) -> Untyped:
-        """Return the network with shapes and no numbers."""
+        """Return the network on the meta device, without values."""
         return without_numbers(self.make)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A frozen network that images pass through, with shapes and no numbers."""
+    """A frozen network for images, on the meta device without values."""
 
     network: Untyped
     input_px: tuple[int, int]
-    """Height and width of its input."""
+    """Height and width of the network's input."""
     forward: Callable[[Tensor], object]
-    """Passes floats [B, 3, height, width] through it."""
+    """Passes floats [B, 3, height, width] through the network."""
     number_bytes: int = 4
-    """Bytes of a number that it is stored and computes in; the network here has fp32."""
+    """Bytes per number in which the network is stored and computes; here it has fp32."""
     features: int = 0
-    """Size of the feature vector that it gives for an image; 0 for a teacher, which gives tokens."""
+    """Size of the feature vector of an image; 0 for a teacher, which returns tokens."""
 
     @property
     def numbers(self) -> int:
-        """Return the count of its weights; networks of our own have them as buffers."""
+        """Return the number of weights; networks of our own store them as buffers."""
         return sum(one.numel() for one in [*self.network.parameters()] or [*self.network.buffers()])
 
     @property
@@ -73,7 +73,7 @@ class Outline:
 
 
 def outline_of(source: str, input_px: tuple[int, int], number_bytes: int = 4, features: int = 0) -> Outline | None:
-    """Return a published vision network for images of this size; None where its sizes are not in the table."""
+    """Return a published vision network for images of this size; None if it is not in the table."""
     if source not in PUBLISHED:
         return None
     network = PUBLISHED[source].build()
@@ -83,7 +83,7 @@ def outline_of(source: str, input_px: tuple[int, int], number_bytes: int = 4, fe
 
 @cache
 def without_numbers(make: Callable[[], Untyped]) -> Untyped:
-    """Return a network with shapes and no numbers, frozen. Each is built once."""
+    """Build a frozen network on the meta device, without values. Each network is built once."""
     with torch.device("meta"):
         return make().eval().requires_grad_(False)
 
@@ -101,7 +101,7 @@ def _diffusers(model: str, **sizes: Any) -> Callable[[], Untyped]:
 
 
 def _t5gemma() -> Untyped:
-    """Return the encoder of T5Gemma 2B-2B, whose sizes are the defaults of its config."""
+    """Return the encoder of T5Gemma 2B-2B; the defaults of its config are its sizes."""
     transformers = transformers_package()
     config = transformers.T5GemmaConfig(is_encoder_decoder=False, attn_implementation="eager")
     return transformers.T5GemmaEncoderModel(config).encoder
@@ -219,4 +219,4 @@ PUBLISHED: dict[str, PublishedNetwork] = {
     ),
     "madebyollin/taef1": PublishedNetwork(_diffusers("AutoencoderTiny", latent_channels=16), 16),
 }
-"""By repository."""
+"""Published networks by repository."""

