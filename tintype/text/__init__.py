@@ -23,5 +23,7 @@ PARTS: OpenKinds[TextPart] = OpenKinds(
 
 
 TextChoice = Annotated[TextPart, OneOf(PARTS, "words"), BeforeValidator(kind_alone)]
-"""Any text encoder, as a user writes it: `{kind: t5gemma, weights: FOLDER}`, or a kind alone; without one
-it is `words`, as in older plans."""
+"""Any text encoder, as a user writes it: `{kind: t5gemma, weights: FOLDER}`, or a kind alone.
+
+Without a kind, the encoder is `words`, as in older plans.
+"""

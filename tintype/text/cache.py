@@ -1,8 +1,9 @@
-"""Token states of captions by a frozen text encoder, cached on the disk by the text.
+"""Token states of captions by a frozen text encoder, cached on disk by the caption's text.
 
-They are stored without padding, in the type that they were computed in, so that a run learns the same with the cache
-and without: on a CPU to the last bit. On a GPU they are computed in groups of one size, whichever captions are missing.
-The folder is named by all that decides them, so any change starts a new one; arms of a study and ranks share it.
+States are stored without padding, in the type in which they were computed. So training gives the same result with the
+cache as without, on a CPU to the last bit. On a GPU, groups have a fixed size, independent of which captions are
+missing. The folder's name is a hash of everything that determines the states, so any change starts a new folder. Arms
+of a study and ranks share the cache.
 
 T: tokens of all captions. C: width of the encoder.
 """
@@ -27,14 +28,14 @@ from tintype.text.packing import Packed, alone, evenly, spread
 HEADER_NAME = "text.json"
 FORMAT = 1
 _AT_ONCE = 256
-"""Captions that are encoded before they are written."""
+"""Number of captions that are encoded before they are written."""
 _PLACE_BYTES = 7
-"""Bytes of a key that say which byte of a file its lock is on; two keys with one lock wait for each other."""
+"""Leading bytes of a key that give its position in the lock file. Keys with the same position share a lock."""
 _OTHERWISE = "set run.text_embeddings to live"
 
 
 class CachedText:
-    """A text encoder with a cache; captions that are missing are encoded by another one."""
+    """A text encoder with a cache. It passes missing captions to the wrapped encoder."""
 
     def __init__(self, encoder: FrozenTextEncoder) -> None:
         settings = encoder.settings
@@ -45,7 +46,7 @@ class CachedText:
             "compute": settings.compute,
             "device": encoder.device.type,
         }
-        """All that decides an embedding, the text aside."""
+        """Everything that determines an embedding, except the text."""
         stamp = stamp_of(self._made_of)
         self.dim, self.identity = encoder.dim, encoder.identity
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
@@ -64,9 +65,9 @@ class CachedText:
         return self.encoder.transformers_form()
 
     def fill(self, captions: Sequence[str]) -> int:
-        """Encode the captions that are missing, and return how many of them this process encoded.
+        """Encode the missing captions, and return how many this process encoded.
 
-        Of processes that miss the same ones, each encodes some.
+        Processes that miss the same captions share the work.
         """
         text_of = {_key(caption): caption for caption in captions}
         return self._work.do(
@@ -106,7 +107,7 @@ class CachedText:
         blocks = [self._segments.get(_key(caption)) for caption in captions]
         token_bytes = self.dim * self._numbers.itemsize
         found = [block for block in blocks if block is not None]
-        if len(found) < len(blocks):  # they were there a moment ago
+        if len(found) < len(blocks):  # `fill` has just written all of them
             raise UserError(f"the embeddings in {self.folder} change while they are read; does something delete them?")
         lengths = [len(block) // token_bytes for block in found]
         number_T = torch.frombuffer(bytearray(b"".join(found)), dtype=self._numbers)

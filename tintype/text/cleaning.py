@@ -1,8 +1,9 @@
-"""Cleaning of captions from the web: markup and addresses are removed, the words stay.
+"""Cleaning of captions from the web: remove markup and addresses, keep the words.
 
-Differs: PixArt and DeepFloyd (and PRX after them) also lower-case and drop punctuation and Chinese, Japanese and Korean
-characters. That costs encoders that read capitals, commas and other languages, so it is not done by default. Models
-that were trained so must be prompted so: `prx` and `prx-pixel` clean as diffusers' PRX pipelines do.
+Differs: PixArt, DeepFloyd and PRX also lower-case captions, and drop punctuation and Chinese, Japanese and Korean
+characters. This loses information for encoders that read capitals, commas and other languages, so it is not the
+default. A model trained on such captions needs prompts cleaned in the same way: `prx` and `prx-pixel` clean as
+diffusers' PRX pipelines do.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tintype.pretrained.packages import optional_package
 from tintype.text.prx_rules import clean_as_prx
 
 VERSION = 1
-"""A part of the identity of an encoder that cleans: change it with the rules."""
+"""Version of the rules, part of the identity of an encoder that cleans. Change it with the rules."""
 
 Cleaning = Literal[False, True, "prx", "prx-pixel"]
-"""False: none. True: `clean`. Others: as diffusers' PRXPipeline (DeepFloyd's rules) or PRXPixelPipeline cleans."""
+"""False: no cleaning. True: `clean`. `prx`, `prx-pixel`: as diffusers' PRXPipeline and PRXPixelPipeline clean."""
 _PROBE = """ "The RED-ball_of my-cute_cat": caf\u00c3\u00a9 &amp;quot;x&quot; <b>A</b> @me #123 #12345 1234567 \u7ea2
 https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23 free shipping page 3 3x4 ...
 click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
-"""A text that shows what the rules do; ftfy repairs it, and may change."""
+"""A text on which every rule acts. Its cleaned form identifies the rules, including those of the installed ftfy."""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _MARKUP = re.compile(rf"<!--.*?-->|{_TAG.pattern}", re.DOTALL)
@@ -36,8 +37,10 @@ _SPACE = re.compile(r"\s+")
 
 
 def clean(caption: str) -> str:
-    """Decode HTML entities, remove tags and web addresses, replace control characters and runs of white space by one
-    space, and compose letters with their marks."""
+    """Decode HTML entities, remove tags and web addresses, and normalise white space and Unicode.
+
+    Control characters and runs of white space become one space; letters and their combining marks are composed.
+    """
     plain = _unescaped(_unescaped(caption))  # twice: `&amp;quot;` is common
     plain = _without_tags(plain)
     plain = _ADDRESS.sub(" ", plain)
@@ -46,12 +49,12 @@ def clean(caption: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode HTML entities. One with a thousand digits is no character; Python refuses to read it as a number."""
+    """Decode HTML entities. Numeric entities of a thousand digits are replaced: Python refuses to parse them."""
     return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
 
 
 def _without_tags(text: str) -> str:
-    """Replace tags and comments by spaces. After the last end of a comment no other is looked for."""
+    """Replace tags and comments by spaces. After the last `-->`, no comment is searched for."""
     last = text.rfind("-->") + 3 if "-->" in text else 0
     return _MARKUP.sub(" ", text[:last]) + _TAG.sub(" ", text[last:])
 
@@ -73,7 +76,7 @@ def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
 
 
 def identity(cleaning: Cleaning) -> int | list[str] | None:
-    """Return what of the cleaning is a part of an encoder's identity."""
+    """Return the cleaning's contribution to an encoder's identity."""
     if isinstance(cleaning, bool):
         return VERSION if cleaning else None
     return [cleaning, hashlib.sha256(cleaner(cleaning)(_PROBE).encode()).hexdigest()]

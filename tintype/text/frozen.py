@@ -1,7 +1,7 @@
-"""Frozen text encoders of transformers: their token states, in their own arithmetic, identified by a hash.
+"""Frozen text encoders of transformers: their token states, in fixed arithmetic, identified by a hash.
 
-The states are those of the last layer after its norm, or of an earlier layer. There is no chat template and no
-instruction around a caption, as PRX has none. The empty caption has one token at least, whatever the tokenizer.
+The states come from the last layer after its norm, or from an earlier layer. As in PRX, captions get no chat template
+and no instruction. The empty caption has at least one token with any tokenizer.
 
 B: captions of a group. L: tokens. C: width of the encoder. T: tokens of all captions.
 """
@@ -35,18 +35,18 @@ from tintype.text.part import TextPart
 from tintype.wording import setting
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
-"""Texts that show case, marks, special tokens and truncation."""
+"""Texts whose tokens reveal the treatment of case, accents, special tokens and truncation."""
 _MOST_CUT = 1 << 17
-"""Captions come again in every epoch."""
+"""Number of cached truncated captions, since captions repeat in every epoch."""
 _LONG = "one red ball and two blue cubes on the grass " * 200
 
 
 class FrozenTextPart(PretrainedPart, TextPart):
-    """Settings that all frozen text encoders have."""
+    """Settings shared by all frozen text encoders."""
 
     is_frozen: ClassVar[bool] = True
     towers: ClassVar[Mapping[str, str]] = {}
-    """The part that reads texts, by the type of a model that has others too."""
+    """Attribute of the text tower, by model type, for models with several towers."""
 
     tokenizer_subfolder: str | None = Field(
         None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
@@ -91,7 +91,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
         transformers_package()
 
     def network(self) -> Untyped:
-        """Load the tower that reads texts, and nothing else of the checkpoint."""
+        """Load only the text tower of the checkpoint."""
         model = self.checkpoint.model(self.model_types, dtype=self.dtype)
         tower = self.towers.get(model.config.model_type)
         return getattr(model, tower) if tower else model
@@ -102,7 +102,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """Token states of captions on the device, in the type that they were computed in, to make batches of."""
+    """Token states of captions on the device, in the type in which they were computed; used to make batches."""
 
     packed: Packed
     place: Mapping[str, int]
@@ -116,8 +116,7 @@ class EncodedCaptions:
 
 
 class FrozenTextEncoder:
-    """A frozen network with its tokenizer. It is no `nn.Module`: nothing here is trained, averaged, sharded or
-    saved."""
+    """A frozen network with its tokenizer. It is no `nn.Module`, so it is not trained, averaged, sharded or saved."""
 
     def __init__(self, settings: FrozenTextPart, network: Untyped, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -135,7 +134,7 @@ class FrozenTextEncoder:
         self.identity = self.identity_at(settings.max_tokens)
         what = f"the weights, the tokenizer and the settings of {self._words}"
         check_pin("text.sha256", settings.sha256, what, self.identity, "take the right ones")
-        network.config.use_cache = False  # of keys and values: nothing is generated
+        network.config.use_cache = False  # no key-value cache: nothing is generated
         self.network: Untyped = network.eval().requires_grad_(False).to(device)
         self._cut = lru_cache(_MOST_CUT)(self._beginning)
         self._check_output()
@@ -150,19 +149,19 @@ class FrozenTextEncoder:
         return self.encode_all(captions).batch(captions)
 
     def encode_all(self, captions: Sequence[str]) -> EncodedCaptions:
-        """Encode each caption once, however often it is there: the null caption is there often."""
+        """Encode each distinct caption once; the null caption occurs often."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
         return EncodedCaptions(packed, place, self.settings.max_tokens, self.device)
 
     def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
-        """Return the token states on the device, in the type that they are computed in."""
+        """Return the token states on the device, in the type in which they are computed."""
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
         with frozen_arithmetic(self.device, self.settings.compute):
             for group in grouping(lengths):
-                length = min(group.length, self.settings.max_tokens)  # there may be no positions beyond
+                length = min(group.length, self.settings.max_tokens)  # the network may have no more positions
                 state_BLC = self._states([ids[place] for place in group.members], length, group.rows)
                 states.append(state_BLC.flatten(0, 1))
                 for row, place in enumerate(group.members):
@@ -174,7 +173,7 @@ class FrozenTextEncoder:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:
-        """Truncate a caption, also inside a word. Letters go until what is left has no more tokens than asked for."""
+        """Truncate a caption to `max_tokens`, also within a word. Letters are dropped until the tokens fit."""
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
@@ -194,13 +193,13 @@ class FrozenTextEncoder:
         return len(self.token_ids([text], max_tokens + 1)[0]) > max_tokens
 
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
-        """Return the tokens of each caption, truncated to the settings' number where no other is given."""
+        """Return the tokens of each caption, truncated to `max_tokens`, by default the settings' number."""
         most = max_tokens or self.settings.max_tokens
         found = self.tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """Return the captions as the tokenizer is given them. A terminal's broken letters are no text."""
+        """Return the cleaned captions, as the tokenizer gets them. Letters that are not valid Unicode are replaced."""
         return [self._clean(caption).encode("utf-8", "replace").decode() for caption in captions]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
@@ -217,7 +216,7 @@ class FrozenTextEncoder:
         return state_BLC
 
     def _check_output(self) -> None:
-        """Encode the empty and a very long caption: a network that fails on them is found before a run begins."""
+        """Encode the empty and a very long caption, to detect a network that fails on them before a run begins."""
         with explained(self.settings.checkpoint):
             token_TC = self.packed(["", _LONG], alone).token_TC
         if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
@@ -251,7 +250,7 @@ class FrozenTextEncoder:
         return value
 
     def _some_token(self, *ids: int | None) -> int:
-        """Return the first id that exists: for padding, and for a caption of which the tokenizer leaves nothing."""
+        """Return the first id that is not None: for padding, and for a caption without any token."""
         for found in ids:
             if found is not None:
                 return int(found)
@@ -260,8 +259,7 @@ class FrozenTextEncoder:
         )
 
     def identity_at(self, max_tokens: int) -> str:
-        """Return the SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that
-        count."""
+        """Return the SHA-256 over the weights in their compute type, the tokenizer, and the relevant settings."""
         settings = self.settings
         vocabulary = hashlib.sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
         content = [
@@ -277,4 +275,4 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules after the token states, whose output is not used; checkpoints often lack them."""
+"""Modules after the token states, whose output is not used. Checkpoints often lack them."""

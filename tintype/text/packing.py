@@ -1,10 +1,11 @@
 """Token states of captions without padding, and batches made of them.
 
-A group is what goes through a network at once: captions of about one length. The denoiser gets every batch padded to
-one length, so that it is compiled once and its numbers do not depend on which captions share a batch; the padding is
-zeros that its attention does not see.
+A group is a batch of captions of similar length that passes through the text encoder together. The denoiser gets every
+batch padded to one length. So it is compiled once, and its results do not depend on the other captions in a batch. The
+padding is zeros, which the denoiser's attention masks out.
 
-B: captions of a batch. L: tokens that the denoiser reads of each. T: tokens of all captions. C: width of the encoder.
+B: captions of a batch. L: tokens of each caption that the denoiser reads. T: tokens of all captions. C: width of the
+encoder.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 
 _MULTIPLE = 32
-"""Lengths are rounded up to this on a GPU: fewer and fuller groups."""
+"""On a GPU, lengths are rounded up to a multiple of this, for fewer and larger groups."""
 MOST_TOKENS = 1 << 15
-"""Tokens of a group, padding included."""
+"""Most tokens of a group, including padding."""
 _EVEN = 32
 
 
 @dataclass(frozen=True)
 class Group:
-    """Captions, by their indices in a list, that are padded to one length; further rows repeat the last one."""
+    """Captions, by their indices in a list, padded to one length. Extra rows repeat the last caption."""
 
     members: tuple[int, ...]
     length: int
@@ -35,11 +36,11 @@ class Group:
 
 
 Grouping = Callable[[Sequence[int]], list[Group]]
-"""Maps the lengths of captions to groups; each caption is in one."""
+"""Maps the lengths of captions to groups; each caption is in one group."""
 
 
 def alone(lengths: Sequence[int]) -> list[Group]:
-    """Put each caption into a group of its own, without padding. Its states depend on it alone, to the last bit."""
+    """Put each caption into a group of its own, without padding: its states then depend on it alone, bit for bit."""
     return [Group((place,), length, 1) for place, length in enumerate(lengths)]
 
 
@@ -49,7 +50,7 @@ def by_length(lengths: Sequence[int]) -> list[Group]:
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
-    """Make groups of one number of rows: kernels round by it, and a cached state must depend on its caption alone."""
+    """Make groups of equal row count. Rounding depends on the row count, and cached states must not."""
     return [Group(some, length, _EVEN) for some, length in _chunks(lengths, lambda n: _EVEN)]
 
 
@@ -66,7 +67,7 @@ def _chunks(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tu
 
 @dataclass(frozen=True)
 class Packed:
-    """Tokens of captions one after another, and where each caption's begin; there may be others between them."""
+    """Tokens of several captions, with each caption's start and length. Gaps may lie between captions."""
 
     token_TC: Tensor
     starts: Sequence[int]
@@ -74,7 +75,7 @@ class Packed:
 
 
 def spread(packed: Packed, captions: Sequence[int], length: int, device: torch.device) -> TextTokens:
-    """Return a batch of these of the packed captions in fp32 on the device. The host waits for nothing."""
+    """Return a batch of some of the packed captions in fp32 on the device, without synchronising the host."""
     token_TC = send(packed.token_TC, device)
     start_B = torch.tensor([packed.starts[one] for one in captions])
     lengths = tuple(packed.lengths[one] for one in captions)

@@ -1,4 +1,4 @@
-"""Settings of text encoders: what all kinds do."""
+"""Settings that all text encoders share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tintype.wording import technique
 
 class TextPart(Part):
     is_frozen: ClassVar[bool] = False
-    """Whether its weights are those of others, and are not trained."""
+    """Whether the encoder's weights are pretrained and frozen."""
 
     model_types: ClassVar[Mapping[str, str]] = {}
-    """Types of transformers' models that an import takes for this kind, and their classes."""
+    """Model types of transformers that an import maps to this kind, with their classes."""
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         yield Obstacle(
@@ -27,12 +27,12 @@ class TextPart(Part):
         )
 
     def limits(self) -> list[str]:
-        """Return what a model cannot read because of this encoder, one limit each."""
+        """Return the limits that this encoder puts on how a model reads prompts, one sentence each."""
         return []
 
     def check_packages(self) -> None:
-        """Refuse an encoder whose package is not installed, without loading its weights."""
+        """Raise if the encoder's package is not installed, without loading weights."""
 
     def build(self, device: torch.device) -> TextEncoder:
-        """Loads what is frozen onto the device; what is trained goes there with all that is."""
+        """Build the encoder. A frozen encoder is loaded onto the device; a trained one moves there with the model."""
         raise NotImplementedError

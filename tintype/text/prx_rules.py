@@ -1,8 +1,8 @@
 """The rules by which diffusers' PRXPipeline cleans a prompt, in their order.
 
-They are DeepFloyd's (`deepfloyd_if/modules/t5.py`) as PRX took them over. Differs: PRX's training code also makes curly
-quotes straight before the other rules and strips white space once more before the last ones; diffusers, whose pipeline
-a prompt goes through, does neither, and these rules are diffusers'.
+PRX adopted DeepFloyd's rules (`deepfloyd_if/modules/t5.py`). Differs: PRX's training code also straightens curly quotes
+first, and strips white space once more before the last rules. diffusers does neither, and this module follows
+diffusers, since prompts pass through its pipeline.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BEFORE = _rules(
 """Applied to the lower-cased text."""
 _JOINTS = re.compile("[-_]")
 _MOST_JOINTS = 3
-"""A text with more dashes and underscores is a file's name: they become spaces."""
+"""A text with more dashes and underscores is taken for a file name: they become spaces."""
 _AFTER = _rules(
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),  # jc6640vc
@@ -75,7 +75,7 @@ _AFTER = _rules(
 
 
 def clean_as_prx(caption: str, repair: Callable[[str], str]) -> str:
-    """Clean a caption; `repair` mends broken letters, decodes HTML entities and strips white space."""
+    """Clean a caption. `repair` fixes broken letters, decodes HTML entities and strips white space."""
     text = _apply(_BEFORE, unquote_plus(caption).strip().lower())
     if len(_JOINTS.findall(text)) > _MOST_JOINTS:
         text = _JOINTS.sub(" ", text)

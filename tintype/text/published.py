@@ -1,4 +1,4 @@
-"""The kinds of frozen text encoders, and how the tower that reads texts is taken out of each one's checkpoint."""
+"""The kinds of frozen text encoders, and how the text tower is extracted from each checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T5GEMMA_TOWER = "t5_gemma_module"
 
 
 class T5GemmaSettings(FrozenTextPart):
-    """The encoder of T5Gemma, which PRX reads captions with. Its decoder is not loaded."""
+    """The encoder of T5Gemma, with which PRX reads captions. Its decoder is not loaded."""
 
     model_types: ClassVar[Mapping[str, str]] = {
         _T5GEMMA: "T5GemmaEncoderModel",
@@ -31,10 +31,10 @@ class T5GemmaSettings(FrozenTextPart):
     compute: Compute = Field("bf16", description="What the network computes in")
 
     def network(self) -> Untyped:
-        """Load the encoder. A config holds one for the encoder and one for the decoder; an encoder saved by itself may
-        have either.
+        """Load the encoder.
 
-        Its attention caps scores softly, which only the plain implementation does in all versions of transformers.
+        A config can hold an encoder and a decoder config; an encoder saved alone may have either form. The attention
+        caps its scores softly, which only the `eager` implementation does in all versions of transformers.
         """
         config = self.checkpoint.config()
         if config.model_type == _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):
@@ -62,7 +62,7 @@ class T5Settings(FrozenTextPart):
 
 
 class Qwen3VlSettings(FrozenTextPart):
-    """The language tower of Qwen3-VL, without its head; the tower that reads images is released."""
+    """The language tower of Qwen3-VL, without its head. The image tower is dropped."""
 
     model_types: ClassVar[Mapping[str, str]] = {"qwen3_vl": "Qwen3VLModel", "qwen3_vl_text": "Qwen3VLTextModel"}
     towers: ClassVar[Mapping[str, str]] = {"qwen3_vl": "language_model"}
@@ -74,10 +74,10 @@ class Qwen3VlSettings(FrozenTextPart):
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
-    """Qwen3-VL trained to embed, as PRX reads captions with it: all token states, and no instruction around a caption.
+    """Qwen3-VL trained for embeddings, as PRX uses it: all token states, and no instruction around a caption.
 
-    PRX's config calls its attention bidirectional. PRX loads transformers' own class, which attends causally, and so
-    does this.
+    PRX's config calls its attention bidirectional. But PRX loads transformers' own class, which attends causally, and
+    this encoder does the same.
     """
 
     kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
@@ -87,7 +87,7 @@ class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
 
 
 class ClipSettings(FrozenTextPart):
-    """The text tower of CLIP: all its tokens, not the pooled one. Stable Diffusion 2 and XL take skip_layers 1."""
+    """The text tower of CLIP: all its tokens, not the pooled token. Stable Diffusion 2 and XL use `skip_layers` 1."""
 
     model_types: ClassVar[Mapping[str, str]] = {"clip": "CLIPModel", "clip_text_model": "CLIPTextModel"}
     towers: ClassVar[Mapping[str, str]] = {"clip": "text_model"}
@@ -110,7 +110,7 @@ class MiniLmSettings(FrozenTextPart):
 
 
 class TransformersSettings(FrozenTextPart):
-    """Any model of transformers that reads texts; of an encoder-decoder the encoder."""
+    """Any text model of transformers; for an encoder-decoder model, its encoder."""
 
     kind: Literal["transformers"] = "transformers"
 

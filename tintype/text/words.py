@@ -1,7 +1,7 @@
 """`words`: a small text encoder that is trained with the denoiser and needs no download.
 
-Words are hashed into buckets, so there is no vocabulary file and any text is read. The salt is one under which the
-words of the embedded captions fall into different buckets, for 1024, 2048 and 4096 of them.
+Words are hashed into buckets, so there is no vocabulary file and any text can be read. The salt was chosen so that the
+words of the embedded scenes' captions fall into different buckets, for 1024, 2048 and 4096 buckets.
 
 B: captions, L: tokens, C: width of this encoder.
 """
@@ -55,23 +55,24 @@ def bucket(word: str, buckets: int) -> int:
 
 
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
-    """Return the start token and one id per word. The empty caption is the start token alone: the null caption of
-    guidance."""
+    """Return the start token and one id per word.
+
+    The empty caption, which guidance uses as the null caption, is the start token alone.
+    """
     words = _WORD.findall(caption.lower())[: settings.max_tokens - 1]
     return [_START] + [bucket(word, settings.buckets) for word in words]
 
 
 @lru_cache(maxsize=1 << 17)
 def _cut(caption: str, max_tokens: int) -> str:
-    """Truncate a caption; the start token is one of `max_tokens`."""
+    """Truncate a caption to `max_tokens` tokens, including the start token."""
     ends = [found.end() for found in _WORD.finditer(caption)]
     return caption if len(ends) < max_tokens else caption[: ends[max_tokens - 2]]
 
 
 @lru_cache(maxsize=1 << 17)
 def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
-    """Return the ids with padding. They are cached, since captions come again in every epoch and every run of a
-    study."""
+    """Return the ids with padding, cached: captions repeat in every epoch and every run of a study."""
     ids = token_ids(caption, settings)
     return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
 
@@ -80,7 +81,7 @@ class WordsEncoder(nn.Module):
     """Word and position embeddings, then a few pre-norm transformer layers over the words."""
 
     identity = None
-    """Its weights are the run's own."""
+    """None: the weights are the run's own."""
 
     def __init__(self, settings: WordsSettings) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class WordsEncoder(nn.Module):
         return (functional_call(self, dict(parameters), tuple(inputs)),)
 
     def forward(self, id_BL: Tensor) -> Tensor:
-        """Return the states of the words, by their ids."""
+        """Return the states of the words from their ids."""
         mask_BL = id_BL != _PADDING
         token_BLC = self.word(id_BL) + self.place.weight
         for layer in self.layers:
@@ -128,7 +129,7 @@ class WordsEncoder(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm before a matrix. Where the denoiser's kernel runs, it gives the type that the matrix reads."""
+    """LayerNorm before a matrix. With the denoiser's kernel, its output has the type that the matrix reads."""
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if why_no_kernels(x_BLC.device):
