@@ -1,4 +1,4 @@
-"""Tokenizers, from pixels to the space in which the denoiser works, behind one protocol (`seams.Tokenizer`)."""
+"""Tokenizers: they map pixels to the space in which the denoiser works, behind one protocol (`seams.Tokenizer`)."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`flux1`: FLUX.1's autoencoder. `e2e-flux`: the same network as REPA-E (arXiv 2504.10483) tuned it, frozen."""
+"""`flux1`: FLUX.1's autoencoder. `e2e-flux`: the same network after REPA-E's tuning (arXiv 2504.10483), frozen."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class _KlFluxPart(KlPart):
         return KlAutoencoder(self.build(torch.device("cpu")).network)
 
     def write_tuned(self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: Plain) -> str:
-        """Write a folder of diffusers. Its config states the mean and deviation of the latents, which are read before
-        the factors of the network that the tuning began with."""
+        """Write a diffusers folder. Its config states the mean and deviation of the latents.
+
+        A reader prefers `latents_mean` and `latents_std` to `scaling_factor` and `shift_factor`, which belong to the
+        network before tuning.
+        """
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
         network.network.register_to_config(**stated)
         network.network.save_pretrained(folder)

@@ -1,6 +1,6 @@
-"""Frozen autoencoders as tokenizers: in their own arithmetic, normalised, identified by a hash.
+"""Frozen autoencoders as tokenizers: in fixed arithmetic, normalised, identified by a hash.
 
-Latents are normalised to about mean 0 and deviation 1.
+Latents are normalised to a mean of about 0 and a deviation of about 1.
 
 B: images, C: channels, H, W: rows and columns of the image or of the latents.
 """
@@ -28,7 +28,7 @@ from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_flo
 from tintype.wording import setting
 
 Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
-"""One for all channels, or one for each; not strict, so that a plan's file may list them."""
+"""One number for all channels, or one per channel. The field is not strict, so a plan file may use a list."""
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
 Scale = Annotated[
@@ -36,17 +36,22 @@ Scale = Annotated[
 ]
 
 _MOST_PX = 4 * 1024**2
-"""Pixels that go through the network at a time: an autoencoder takes gigabytes for each image of 1024 px."""
+"""Most pixels that pass through the network at a time: an autoencoder takes gigabytes per image of 1024 px."""
 
 CPU_BATCH = 8
-"""Images that a network encodes at once on a CPU, always: kernels round by the batch's size, and a latent must be that
-of its image alone. A GPU encodes what it is given."""
+"""Fixed number of images that a network encodes at once on a CPU.
+
+Kernels round by the batch size, and a latent must depend on its image alone. A GPU encodes the batch that it gets.
+"""
 
 MOST_MEAN, LEAST_STD, MOST_STD = 0.5, 0.5, 2.0
-"""Bounds on all latents together."""
+"""Bounds on the mean and deviation over all channels."""
 CHANNEL_MEAN, CHANNEL_LEAST_STD, CHANNEL_MOST_STD = 3.0, 0.1, 4.0
-"""Bounds on each channel: wide, for the channels of a good autoencoder differ, and so do data sets. TAEF2's have means
-to 1.4 and deviations of 0.5 to 1.6 on scenes and photographs."""
+"""Bounds on each channel.
+
+The bounds are wide, since the channels of a good autoencoder differ, and so do data sets. On scenes and photographs,
+TAEF2's channels have means up to 1.4 and deviations of 0.5 to 1.6.
+"""
 _TINY = 1e-8
 
 
@@ -54,7 +59,8 @@ _TINY = 1e-8
 class Normalisation:
     """z = (latent - shift) · scale, in fp32.
 
-    Both are [C, h, w], repeated over the latents: h = w = 1, unless the numbers depend on a latent's place in a patch.
+    Shift and scale are [C, h, w], tiled over the latents. Usually h = w = 1; larger tiles are for numbers that depend
+    on a latent's place in a patch.
     """
 
     shift_CHW: Tensor
@@ -73,12 +79,12 @@ class Normalisation:
 
 
 def filled(numbers: Numbers | Sequence[float], channels: int) -> Tensor:
-    """Return the numbers as [C, 1, 1]."""
+    """Expand one number, or one per channel, to [C, 1, 1]."""
     return torch.tensor(numbers, dtype=torch.float32).expand(channels).reshape(-1, 1, 1).clone()
 
 
 def _repeated(tile_CHW: Tensor, size: Sequence[int]) -> Tensor:
-    """Repeat the tile over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
+    """Tile over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
     _, rows, columns = tile_CHW.shape
     if rows == columns == 1:
         return tile_CHW
@@ -86,7 +92,7 @@ def _repeated(tile_CHW: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class LatentPart(PretrainedPart, TokenizerPart):
-    """Settings that all autoencoders have. `scale` and `shift` replace what the checkpoint says of its latents."""
+    """Settings shared by all autoencoders. `scale` and `shift` override the checkpoint's normalisation."""
 
     channels: Channels
     stride_px: StridePx
@@ -106,19 +112,19 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @property
     def sampled(self) -> bool:
-        """Return whether latents are drawn from the encoder's Gaussian."""
+        """Return whether latents are sampled from the encoder's Gaussian."""
         return False
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the autoencoder itself: a local folder may be it, or have it in its subfolder as a pipeline does."""
+        """Return the autoencoder's checkpoint: a local folder with a config.json, else the subfolder of a pipeline."""
         found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)
         return found
 
     def check_compression(self, channels: int, stride_px: int) -> None:
-        """Refuse weights of other channels or another stride than the settings', with which the plan was checked."""
+        """Refuse weights whose channels or stride differ from the settings, with which the plan was checked."""
         for name, ours, theirs in (("channels", self.channels, channels), ("stride_px", self.stride_px, stride_px)):
             if ours != theirs:
                 raise UserError(
@@ -127,7 +133,7 @@ class LatentPart(PretrainedPart, TokenizerPart):
                 )
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
-        """Return the settings' own numbers, and what the checkpoint states where they have none."""
+        """Return the settings' shift and scale; a missing number comes from the checkpoint (`stated`)."""
         own = None if self.shift is not None and self.scale is not None else stated()
         return Normalisation(
             own.shift_CHW if own and self.shift is None else filled(self.shift or 0.0, self.channels),
@@ -136,16 +142,16 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
 
 class LatentTokenizer:
-    """A frozen autoencoder. Subclasses say how it is called, with images in [-1, 1], and how latents are normalised."""
+    """A frozen autoencoder. Subclasses implement encoding and decoding of images in [-1, 1], and the normalisation."""
 
     def __init__(
         self, network: Untyped, size: Compression, identity: str, *, sampled: bool = False, compute: Compute = "fp32"
     ) -> None:
-        """Take the network on the device that it is to run on. `sampled`: latents are drawn from its Gaussian."""
+        """Freeze a network that is on its device. `sampled`: latents are drawn from its Gaussian."""
         self.channels, self.stride_px, self.identity = size.channels, size.stride_px, identity
         self._dtype = torch.bfloat16 if compute == "bf16" else torch.float32
         frozen = network.eval().requires_grad_(False)
-        self.network: Untyped = nn.Module.to(frozen, self._dtype)  # diffusers' own `to` warns of modules it has none of
+        self.network: Untyped = nn.Module.to(frozen, self._dtype)  # avoids needless warnings of diffusers' own `to`
         self.moment_channels = self.channels * (2 if sampled else 1)
         self.arithmetic = f"{compute}, {'mean and deviation' if sampled else 'mean'} of the posterior"
         self._sampled, self._compute = sampled, compute
@@ -156,7 +162,7 @@ class LatentTokenizer:
         return self.drawn(self.moments(image_BCHW), draws)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
+        """Return normalised latents; or with sampling, mean and deviation of the Gaussian before normalisation."""
         most = images_at_a_time(*checked_size(image_BCHW, self.stride_px))
         with self._frozen():
             if self._device.type == "cpu":
@@ -164,7 +170,7 @@ class LatentTokenizer:
             return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
 
     def _moments(self, image_BCHW: Tensor) -> Tensor:
-        """Contiguous, as cached ones are: the layout decides in which order later kernels add."""
+        """Return contiguous moments, like cached moments: the layout decides the order of sums in later kernels."""
         mean_BCHW, std_BCHW = self._posterior(to_floats(image_BCHW.to(self._device)).to(self._dtype))
         if std_BCHW is None or not self._sampled:
             return self._normalised(mean_BCHW.float()).contiguous()
@@ -183,7 +189,7 @@ class LatentTokenizer:
         return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Decode to images before they are rounded: about [-1, 1]."""
+        """Decode to floats in about [-1, 1], before rounding to bytes."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with self._frozen():
             latent_BCHW = self._raw(z_BCHW.float()).to(self._dtype)
@@ -197,7 +203,7 @@ class LatentTokenizer:
         return frozen_arithmetic(self._device, self._compute)
 
     def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return mean and deviation of each latent; a network without a Gaussian has no deviation."""
+        """Return mean and deviation of each latent; the deviation is None for a network without a Gaussian."""
         raise NotImplementedError
 
     def _decoded(self, latent_BCHW: Tensor) -> Tensor:
@@ -211,7 +217,7 @@ class LatentTokenizer:
 
 
 class PublishedTokenizer(LatentTokenizer):
-    """The autoencoder of a checkpoint, normalised as its settings or its config say."""
+    """The autoencoder of a checkpoint, normalised as its settings or its config state."""
 
     def __init__(
         self, settings: LatentPart, network: nn.Module, normalisation: Normalisation, device: torch.device
@@ -257,7 +263,7 @@ class PublishedTokenizer(LatentTokenizer):
 
 
 def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
-    """Return height and width; refuse images that cannot be encoded."""
+    """Return height and width; refuse images that are not uint8 or do not divide by the stride."""
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
     height, width = image_BCHW.shape[2:]
@@ -271,7 +277,7 @@ def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
 
 
 def images_at_a_time(height: int, width: int) -> int:
-    """Return how many images of this size go through a frozen network at a time."""
+    """Return how many images of this size pass through a frozen network at a time."""
     return max(1, _MOST_PX // (height * width))
 
 

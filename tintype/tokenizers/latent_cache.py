@@ -1,11 +1,11 @@
-"""Latents of the training images, cached on the disk by the id of the image.
+"""Latents of the training images, cached on disk by image id.
 
-Each row has the frozen tokenizer's moments of one image in fp32 and a hash of that image, so that a run learns the same
-with the cache and without. A cache is a folder of two files: `latents.rows`, and `latents.json`, which says what the
-rows were made of.
+A row has the frozen tokenizer's moments of one image in fp32, and a hash of the image. So a run learns the same with
+the cache as without. A cache is a folder of two files: `latents.rows`, and `latents.json`, which describes the origin
+of the rows.
 
-B: images asked for. M: those whose latents are missing. C: channels of the moments. H, W: latent rows and columns.
-L: numbers in a row.
+B: requested images. M: images with missing latents. C: channels of the moments. H, W: latent rows and columns. L:
+numbers in a row.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _HASH_WORDS = _HASH_BYTES // 4
 
 
 def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None:
-    """Return why there are no latents to cache; None where there are.
+    """Return why latents cannot be cached; None if they can.
 
-    A run does without then, so that one setting serves all arms of a study.
+    A run then works without a cache, so that one setting serves all arms of a study.
     """
     if tuning is not None:
         return f"'{tuning.kind}' trains the tokenizer: its latents change at every step, so none are cached"
@@ -49,31 +49,31 @@ def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None
 
 @dataclass(frozen=True)
 class LatentCache:
-    """Latents of all images of a source; those that are missing are encoded."""
+    """Latents of all images of a source. Missing latents are encoded on demand."""
 
     folder: Path
     tokenizer: Tokenizer
     source: ImageSource
     rows: DiskRows
     shape: tuple[int, int, int]
-    """Channels, rows and columns of the moments of an image."""
+    """Channels, rows and columns of an image's moments."""
     device: torch.device
     batch: int
-    """Images that a GPU encodes at once, always: those of a step."""
+    """Fixed number of images that a GPU encodes at once, equal to a step's images."""
 
     def fill(self, ids: Sequence[int]) -> int:
-        """Encode the images that are missing, and return how many of them this process encoded."""
+        """Encode the missing images, and return how many this process encoded."""
         portion = self.batch * max(1, PORTION // self.batch)
         return self.rows.fill(
             ids, lambda missing: self._encoded(send(self.source.images(missing), self.device)), portion
         )
 
     def write(self, ids: Sequence[int], image_MCHW: Tensor) -> None:
-        """Encode the images, whether their rows are there or not."""
+        """Encode the images and write their rows, also over existing rows."""
         self.rows.write(torch.tensor(ids, dtype=torch.int64), self._encoded(image_MCHW))
 
     def _encoded(self, image_MCHW: Tensor) -> Tensor:
-        """Return the rows of images. A GPU gets batches of one size; on a CPU the tokenizer itself sees to that."""
+        """Return the rows of images. A GPU gets batches of a fixed size; on a CPU the tokenizer ensures this."""
         if self.device.type == "cpu":
             moment_MCHW = self.tokenizer.moments(image_MCHW)
         else:
@@ -82,7 +82,7 @@ class LatentCache:
         return torch.cat([hashes(image_MCHW), moment_MCHW.cpu().flatten(1).contiguous().view(torch.int32)], dim=1)
 
     def changed(self, ids: Sequence[int]) -> list[int]:
-        """Return the images with a row that was made of other pixels."""
+        """Return the ids whose cached row was made from other pixels."""
         id_B = torch.tensor(ids, dtype=torch.int64)
         known = id_B[self.rows.has(id_B)]
         if not len(known):
@@ -92,7 +92,7 @@ class LatentCache:
         return [int(id_) for id_ in known[~same_B]]
 
     def __call__(self, ids: Sequence[int], draws: Draws) -> Tensor:
-        """Return what the tokenizer would encode the images to, on the device."""
+        """Return the latents that the tokenizer would encode from the images, on the device."""
         self.fill(ids)
         row_BL = self.rows.read(torch.tensor(ids, dtype=torch.int64))
         moment_BL = row_BL[:, _HASH_WORDS:].contiguous().view(torch.float32)
@@ -100,7 +100,7 @@ class LatentCache:
 
 
 def hashes(image_BCHW: Tensor) -> Tensor:
-    """Return the BLAKE2b of each image's pixels, truncated to 128 bits: int32 [B, 4]."""
+    """Return the BLAKE2b hash of each image's pixels, truncated to 128 bits: int32 [B, 4]."""
     pixels = image_BCHW.cpu().contiguous().numpy()
     content = b"".join(hashlib.blake2b(one.data, digest_size=_HASH_BYTES).digest() for one in pixels)
     return torch.frombuffer(bytearray(content), dtype=torch.int32).view(-1, _HASH_WORDS)
@@ -116,9 +116,9 @@ def open_latent_cache(
     batch: int,
     folder: str | None = None,
 ) -> LatentCache:
-    """Open the cache of a tokenizer of this kind, or make it; raise a `UserError` where there is no room.
+    """Open or create the latent cache of a tokenizer of this kind; raise a `UserError` if the disk lacks space.
 
-    Without `folder` it lies in one named by what the latents are made of. Either way that is checked.
+    Without `folder`, the folder's name is a hash of the latents' origin. The origin is checked in either case.
     """
     side = data.size_px // tokenizer.stride_px
     shape = (tokenizer.moment_channels, side, side)
@@ -130,7 +130,7 @@ def open_latent_cache(
         },
         "data": data.content(),
         **({} if source.identity is None else {"content": source.identity}),
-        "pictures": fingerprint(source),  # an identity is of the files: how they are decoded, a few images stand for
+        "pictures": fingerprint(source),  # an identity covers the files; a few decoded images cover the decoder
         "images": len(source),
         "latents": list(shape),
         "device": device.type,
@@ -144,11 +144,11 @@ def open_latent_cache(
 
 
 def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
-    """Write the header of a new folder; refuse a folder whose header is another's."""
+    """Write the header of a new folder; refuse a folder whose header states another origin."""
     file = folder / HEADER_NAME
     with writing_cache(file, "set run.latents_folder to one, or set run.latents to none"):
         names = [one.name for one in folder.iterdir() if not one.name.startswith(".")] if folder.is_dir() else []
-        if file.exists():  # asked last: another process may be making the folder, and the header comes first
+        if file.exists():  # checked after listing: another process may be creating the folder, header first
             check_same(file, "origin of its latents", _read_header(file), made_of, _remedy(folder))
         elif ROWS_NAME in names:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Settings of tokenizers: what all kinds do, and the autoencoder that some can be trained as.
+"""Settings that all tokenizers share, and the autoencoder interface of tokenizers that can be trained.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -31,13 +31,13 @@ class Posterior:
         return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
 
     def kl(self) -> Tensor:
-        """Return the divergence from a standard normal of each image, in nats for each number of its latents."""
+        """Return each image's KL divergence from a standard normal, in nats per number of its latents."""
         each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
         return each_BCHW.mean(dim=(1, 2, 3))
 
 
 def to_floats(image_BCHW: Tensor) -> Tensor:
-    """uint8 to [-1, 1]."""
+    """Convert uint8 to floats in [-1, 1]."""
     return image_BCHW.float() / 127.5 - 1
 
 
@@ -50,11 +50,11 @@ class Autoencoder(Protocol):
 
     @property
     def diffusers_network(self) -> nn.Module | None:
-        """The network of diffusers, where it is one."""
+        """The network as a diffusers module, or None if diffusers has no class for it."""
 
     def posterior(self, x_BCHW: Tensor) -> Posterior: ...
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents as the posterior has them, not normalised."""
+        """Decode latents before normalisation, as the posterior gives them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Statistics:
 
 
 def channel_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of each channel of latents, over images and places: float64 [C] on the CPU."""
+    """Return mean and deviation of each channel of latents, over images and positions: float64 [C] on the CPU."""
     sums, count = [], 0
     for z_BCHW in batches:
         z_BCHW = z_BCHW.double()
@@ -78,20 +78,20 @@ def channel_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Compression:
-    """Size of latents: one for each square of `stride_px` pixels, of so many channels."""
+    """Size of latents: `channels` numbers for each square of `stride_px` × `stride_px` pixels."""
 
     channels: int
     stride_px: int
 
 
 Known: TypeAlias = Mapping[str, Compression]
-"""Contents of folders of tokenizers that may not be on this machine, by the name that a plan gives them."""
+"""Latent sizes of tokenizer folders by their name in the plan. The folders may be missing on this machine."""
 NONE_KNOWN: Known = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class AutoencoderOutline:
-    """An autoencoder with shapes and no numbers, in fp32."""
+    """An autoencoder in fp32 on the meta device, without values."""
 
     network: nn.Module
     encode: Callable[[Tensor], object]
@@ -99,7 +99,7 @@ class AutoencoderOutline:
     decode: Callable[[Tensor], object]
     """Decodes latents."""
     number_bytes: int = 4
-    """Bytes of a number that it computes in as a frozen tokenizer."""
+    """Bytes per number in which the frozen tokenizer computes."""
 
     @property
     def numbers(self) -> int:
@@ -108,13 +108,13 @@ class AutoencoderOutline:
 
 class TokenizerPart(Part):
     pipeline: ClassVar[Pipeline] = "PRXPipeline"
-    """The pipeline of diffusers that decodes its latents."""
+    """The diffusers pipeline that decodes the latents."""
     class_name: ClassVar[str | None] = None
-    """The class that diffusers has for it."""
+    """Name of the tokenizer's class in diffusers."""
     why_not_exported: ClassVar[str | None] = "PRXPipeline has no class for it"
-    """Why its pipeline cannot hold it; None where it can."""
+    """Why the pipeline cannot hold the tokenizer; None if it can."""
     scale_is_convention: ClassVar[bool] = False
-    """Whether no statistics of images decided the scale of its latents."""
+    """Whether the scale of the latents is a convention, not measured on images."""
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         if form != "safetensors" and self.why_not_exported is not None:
@@ -125,38 +125,37 @@ class TokenizerPart(Part):
 
     @property
     def compression(self) -> Compression:
-        """Return the size of latents from the settings alone: a plan is checked without any weights."""
+        """Return the size of latents from the settings alone, so that a plan is checked without weights."""
         raise NotImplementedError
 
     def resolved(self, known: Known = NONE_KNOWN) -> Self:
-        """Return the settings with what files say filled in. Plans are made of resolved settings and open no file."""
+        """Return the settings completed from the tokenizer's files. Plans hold resolved settings and open no file."""
         return self
 
     def build(self, device: torch.device) -> Tokenizer:
-        """Load its weights; raise a `UserError` for what is missing or does not fit these settings."""
+        """Load the weights; raise a `UserError` if they are missing or do not fit these settings."""
         raise NotImplementedError
 
     def outline(self) -> AutoencoderOutline | None:
-        """Return its network without the weights, for costs; None where its sizes are not known, or it has none."""
+        """Return the network without weights, for cost estimates; None if its size is unknown or it has no network."""
         return None
 
     def training_record(self) -> Plain:
-        """Return how it was trained, where that is known; nothing depends on it."""
+        """Return how the tokenizer was trained, if known; for information only."""
         return {}
 
     def why_uncacheable(self) -> str | None:
-        """Return why its latents are not worth a cache; None where they are."""
+        """Return why the latents are not worth caching; None if they are."""
         return None
 
     def why_frozen(self) -> str | None:
-        """Return why its network cannot be trained with the denoiser; None where it can."""
+        """Return why the network cannot be trained with the denoiser; None if it can."""
         return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
 
     def open(self) -> Autoencoder:
-        """Return the network itself, to be trained, as `build` would load it; `why_frozen` says whether there is
-        one."""
+        """Return the trainable network with the weights that `build` loads. `why_frozen` says if there is none."""
         raise NotImplementedError
 
     def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: Plain) -> str:
-        """Write a network that `open` returned and that was trained, to be used frozen. Return how a plan names it."""
+        """Write a network from `open` after training, for use as a frozen tokenizer. Return how a plan names it."""
         raise NotImplementedError

@@ -66,8 +66,10 @@ class Pixels:
         return None
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return what is wrong with images without any contrast. No mean or deviation is wrong by itself: the scale is
-        a convention (JiT's, PRX's) that no setting moves."""
+        """Return what is wrong with images that have almost no contrast; None if they have contrast.
+
+        Mean and deviation are not checked otherwise: the scale is a convention (JiT's, PRX's) that no setting changes.
+        """
         if float(std_C.max()) >= LEAST_STD:
             return None
         return (

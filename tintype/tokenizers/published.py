@@ -1,7 +1,7 @@
-"""Autoencoders of diffusers, from the hub or from a local folder. A kind names its class and its size.
+"""Autoencoders of diffusers, from the Hugging Face hub or a local folder. A kind names its class and its size.
 
-Nothing is taken from a default of diffusers' classes that the checkpoint does not state itself: FLUX.2's autoencoder in
-the class of FLUX.1's would be scaled by 0.18215 without a word.
+Defaults of diffusers' classes are never used if the checkpoint does not state them. Otherwise FLUX.2's autoencoder,
+loaded with FLUX.1's class, would silently be scaled by 0.18215.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tintype.tokenizers.part import AutoencoderOutline, Posterior
 
 
 class DiffusersPart(LatentPart):
-    """Settings of an autoencoder that diffusers has a class for."""
+    """Settings of an autoencoder with a class in diffusers."""
 
     class_name: ClassVar[str]
 
@@ -40,8 +40,11 @@ class DiffusersPart(LatentPart):
         return AutoencoderOutline(network, network.encode, network.decode, 2 if self.compute == "bf16" else 4)
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
-        """Return `latents_mean` and `latents_std` where the config states them, as REPA-E's code does; else its two
-        factors."""
+        """Return the normalisation by `latents_mean` and `latents_std` if the config states them, as REPA-E's code
+        does.
+
+        Otherwise use the config's `scaling_factor` and `shift_factor`.
+        """
         mean, std = stated.get("latents_mean"), stated.get("latents_std")
         if mean is not None and std is not None:
             if len(mean) != self.channels or len(std) != self.channels:
@@ -60,7 +63,7 @@ class DiffusersPart(LatentPart):
 
 
 class KlPart(DiffusersPart):
-    """Settings of an autoencoder that gives a Gaussian for each latent."""
+    """Settings of an autoencoder with a Gaussian for each latent."""
 
     posterior: Literal["mean", "sample"] = Field(
         "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
@@ -75,7 +78,7 @@ class DiffusersTokenizer(PublishedTokenizer):
     def diffusers_form(self) -> DiffusersForm | None:
         scale_CHW, shift_CHW = self.normalisation.scale_CHW, self.normalisation.shift_CHW
         if scale_CHW.shape[1:] != (1, 1) or shift_CHW.shape[1:] != (1, 1):
-            return None  # the place in a patch counts
+            return None  # the normalisation depends on the place in a patch
         return DiffusersForm(self.network, shift_CHW.flatten(), scale_CHW.flatten())
 
     def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -88,7 +91,7 @@ class DiffusersTokenizer(PublishedTokenizer):
 
 
 class KlAutoencoder(nn.Module):
-    """diffusers' network as one that can be trained."""
+    """A diffusers autoencoder as a trainable network."""
 
     def __init__(self, network: Untyped) -> None:
         super().__init__()

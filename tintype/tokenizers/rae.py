@@ -1,11 +1,12 @@
-"""`rae`: the tokens of a frozen representation encoder as latents, and a trained vision transformer that decodes them
-(Zheng et al. 2025, "Diffusion Transformers with Representation Autoencoders", arXiv 2510.11690).
+"""`rae`: tokens of a frozen representation encoder as latents, and a trained vision transformer that decodes them.
 
-A latent is the encoder's token of a patch, brought to mean 0 and deviation 1 over its channels by a layer norm without
-weights. `encode` then normalises channel by channel with the mean and deviation that were measured after training.
+(Zheng et al. 2025, "Diffusion Transformers with Representation Autoencoders", arXiv 2510.11690.)
 
-Differs: the encoder's own last norm keeps its weights before that, and the authors normalise each place by itself. The
-decoder has no class token.
+A latent is the encoder's token of a patch, after a layer norm without weights over its channels. `encode` then
+normalises each channel with its mean and deviation, which were measured after training.
+
+Differs: the encoder's own last norm keeps its weights, and the authors normalise each position separately. The decoder
+has no class token.
 
 B: images. C: channels of the latents. H, W: rows, columns. L: tokens. D: width of the decoder.
 """
@@ -39,11 +40,11 @@ _CPU = torch.device("cpu")
 _FIRST_GRID = (4, 4)
 _EPS = 1e-6
 _LONGEST = 10_000.0
-"""Longest wavelength of the positions, in patches over 2 π."""
+"""Longest wavelength of the position encoding, in patches over 2 π."""
 
 
 class RaeShape(Settings):
-    """Settings that decide the decoder's shape, by default a ViT-B; the authors' largest is a ViT-XL."""
+    """Settings of the decoder's shape, by default a ViT-B; the authors' largest is a ViT-XL."""
 
     stride_px: int = Field(16, ge=2, description="Pixels to a latent along each side, and to a patch of the decoder")
     width: int = Field(768, ge=4, multiple_of=4, description="Width of the decoder's tokens")
@@ -67,7 +68,7 @@ class RaeEncoder:
         self._teachers: dict[Grid, Teacher] = {_FIRST_GRID: first}
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Encode uint8 images to latents, float32 [B, C, H / stride, W / stride], without gradient."""
+        """Encode uint8 images to latents, float32 [B, C, H / stride, W / stride], without gradients."""
         height, width = image_BCHW.shape[-2:]
         grid = height // self._stride_px, width // self._stride_px
         if grid not in self._teachers:
@@ -78,7 +79,7 @@ class RaeEncoder:
 
 
 class _Block(nn.Module):
-    """Attention and an MLP, each after a norm and beside the identity."""
+    """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class _Block(nn.Module):
 
 
 class RaeDecoder(nn.Module):
-    """The trained part, in fp32, with the statistics of the latents. Images are floats in [-1, 1]."""
+    """The trained decoder in fp32, with the statistics of the latents. Images are floats in [-1, 1]."""
 
     latent_mean: Tensor
     latent_std: Tensor
@@ -113,7 +114,7 @@ class RaeDecoder(nn.Module):
         self.register_buffer("latent_std", torch.ones(1, channels, 1, 1))
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents as the encoder has them, not normalised."""
+        """Decode latents before normalisation, as the encoder gives them."""
         rows, columns = raw_BCHW.shape[-2:]
         token_BLD = self.embed(raw_BCHW.flatten(2).transpose(1, 2))
         token_BLD = token_BLD + positions(rows, columns, self.shape.width, raw_BCHW.device)
@@ -124,7 +125,7 @@ class RaeDecoder(nn.Module):
 
 
 def positions(rows: int, columns: int, width: int, device: torch.device) -> Tensor:
-    """Return sines and cosines of the row in one half of the channels, and of the column in the other: [L, width]."""
+    """Return position encodings [L, width]: sines and cosines of the row in one half, of the column in the other."""
     quarter = width // 4
     frequency = _LONGEST ** -(torch.arange(quarter, dtype=torch.float64, device=device) / quarter)
     row_L, column_L = torch.meshgrid(
@@ -137,7 +138,7 @@ def positions(rows: int, columns: int, width: int, device: torch.device) -> Tens
 
 
 class Rae(MeasuredTokenizer):
-    """The tokenizer: it encodes to the encoder's tokens, normalised."""
+    """The tokenizer: its latents are the encoder's tokens, normalised."""
 
     network: RaeDecoder
 
@@ -155,7 +156,7 @@ class Rae(MeasuredTokenizer):
 
 
 class RaeSettings(FolderPart):
-    """A trained rae. The record in its folder names the encoder, which is loaded from where it was."""
+    """A trained rae. The record in its folder names the encoder, which is loaded from its original source."""
 
     files: ClassVar[TrainedFiles] = FILES
 
@@ -203,9 +204,9 @@ class Record(Settings):
     channels: int
     encoder: TeacherChoice
     encoder_digest: str
-    """Names the encoder's weights."""
+    """Digest of the encoder's weights."""
     trained: Plain
-    """How it was trained and what it measured: for people and reports; nothing depends on it."""
+    """How the tokenizer was trained, and its measured quality; for information only."""
 
 
 def write_rae(folder: Path, network: RaeDecoder, settings: TeacherPart, encoder_digest: str, trained: Plain) -> Record:

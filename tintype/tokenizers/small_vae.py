@@ -1,8 +1,8 @@
-"""`small-vae`: our own convolutional variational autoencoder, a few million parameters, trained by `tintype tokenizer
-train` on any set of images.
+"""`small-vae`: our own convolutional variational autoencoder with a few million parameters.
 
-Its first layer folds 2 × 2 pixels into channels and its last one unfolds them, so that no convolution runs at full
-resolution. Latents are normalised channel by channel with the mean and deviation that were measured after training.
+`tintype tokenizer train` trains it on any set of images. Its first layer folds 2 × 2 pixels into channels and its last
+layer unfolds them, so that no convolution runs at full resolution. `encode` normalises each channel of the latents with
+its mean and deviation, which were measured after training.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -30,11 +30,11 @@ FILES = TrainedFiles("small-vae", WEIGHTS_NAME, RECORD_NAME, FORMAT, "tintype to
 _CPU = torch.device("cpu")
 _GROUPS = 8
 _LOGVAR = (-30.0, 20.0)
-"""Beyond these the exponential says nothing more, and the gradient would still grow."""
+"""Bounds on the log variance. Beyond them the exponential no longer matters, but the gradient would still grow."""
 
 
 class SmallVaeShape(Settings):
-    """Settings that decide the network's shape."""
+    """Settings of the network's shape."""
 
     channels: int = Field(16, ge=1, le=512, description="Channels of the latents")
     stride_px: Literal[4, 8] = Field(8, description="Pixels to a latent pixel, along each side")
@@ -48,7 +48,7 @@ class SmallVaeShape(Settings):
 
 
 class _Residual(nn.Module):
-    """Two convolutions, each after a group norm, beside the identity; at first the identity alone."""
+    """A residual block of two convolutions, each after a group norm. It starts as the identity."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _head(channels_in: int, channels_out: int) -> list[nn.Module]:
 
 
 def _begin_as_enlarging(layer: nn.Conv2d) -> None:
-    """Make the four pixels that come of one alike, so that no grid must be unlearnt (ICNR, arXiv 1707.02937)."""
+    """Initialise the four pixels of each sub-pixel group alike, to avoid a checkerboard (ICNR, arXiv 1707.02937)."""
     assert layer.bias is not None
     with torch.no_grad():
         for values in (layer.weight, layer.bias):
@@ -119,21 +119,21 @@ class Vae(nn.Module):
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents as the posterior has them, not normalised."""
+        """Decode latents before normalisation, as the posterior gives them."""
         x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
 
 def _channels_last(x_BCHW: Tensor) -> Tensor:
-    """Two to three times as fast on a CPU.
+    """Convert activations to channels-last, which is two to three times as fast on a CPU.
 
-    Weights stay as they are: a checkpoint would bring an optimizer's moments back in another layout than theirs.
+    Weights keep their layout: otherwise a resumed optimizer's moments would have another layout than the weights.
     """
     return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class SmallVae(MeasuredTokenizer):
-    """The tokenizer: it encodes to the posterior's mean or a draw from it, normalised."""
+    """The tokenizer: its latents are the posterior's mean or a sample from the posterior, normalised."""
 
     network: Vae
 
@@ -151,7 +151,7 @@ class SmallVae(MeasuredTokenizer):
 
 
 class SmallVaeSettings(FolderPart):
-    """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
+    """A trained small-vae. `sha256` pins its weights; without it, any weights in the folder are accepted."""
 
     files: ClassVar[TrainedFiles] = FILES
 
@@ -197,7 +197,7 @@ class Record(Settings):
     sha256: str
     shape: SmallVaeShape
     trained: Plain
-    """How it was trained and what it measured: for people and reports; nothing depends on it."""
+    """How the tokenizer was trained, and its measured quality; for information only."""
 
 
 def write_vae(folder: Path, network: Vae, trained: Plain) -> Record:
@@ -216,7 +216,7 @@ def read_record(folder: Path) -> Record:
 
 
 def read_vae(folder: Path, sha256: str | None = None) -> Vae:
-    """Load the network of a folder; refuse weights that are not those of the record."""
+    """Load the network of a folder; refuse weights that do not match the record."""
     record = read_record(folder)
     network = Vae(record.shape)
     FILES.fill(folder, network, record.sha256, sha256)

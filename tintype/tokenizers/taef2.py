@@ -1,6 +1,6 @@
-"""`taef2`: a tiny autoencoder of FLUX.2's latents (madebyollin/taef2), a module of our own: diffusers has none of it.
+"""`taef2`: a tiny autoencoder with FLUX.2's latents (madebyollin/taef2), as our own module, since diffusers has none.
 
-It was trained on images in [0, 1].
+The network was trained on images in [0, 1].
 
 B: images, C: channels, H, W: rows and columns.
 """
@@ -25,7 +25,7 @@ _CLAMP = 3.0
 
 
 class Taef2Settings(LatentPart):
-    """`weights` has the files taef2_encoder.safetensors and taef2_decoder.safetensors."""
+    """Settings of `taef2`. `weights` has the files taef2_encoder.safetensors and taef2_decoder.safetensors."""
 
     why_not_exported: ClassVar[str | None] = "diffusers has no class for it"
 
@@ -34,7 +34,7 @@ class Taef2Settings(LatentPart):
     channels: Channels = _LATENT
     stride_px: StridePx = _STRIDE_PX
     scale: Scale = 1.15
-    """The reciprocal of the latents' deviation on photographs, 0.87; the weights state none."""
+    """The reciprocal of the latents' deviation on photographs, 0.87. The checkpoint states no scale."""
 
     def build(self, device: torch.device) -> PublishedTokenizer:
         self.check_compression(_LATENT, _STRIDE_PX)
@@ -67,7 +67,7 @@ class _Taef2(PublishedTokenizer):
 
 
 class Taef2(nn.Module):
-    """Encoder and decoder; the layers stand at the indices that the published files name."""
+    """Encoder and decoder; the layers have the indices in the published files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _SoftClamp(nn.Module):
 
 
 class _Block(nn.Module):
-    """Three convolutions and an identity; a pooled one first adds what a wide group norm sees of the whole image."""
+    """A residual block of three convolutions. If pooled, it first adds features normalised over the whole image."""
 
     def __init__(self, pooled: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The folder of a tokenizer that `tintype tokenizer train` wrote: weights, and a record that vouches for them."""
+"""The folder of a tokenizer that `tintype tokenizer train` wrote: weights, and a record with their SHA-256."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Settings)
 
 @dataclass(frozen=True)
 class TrainedFiles:
-    """Names of the two files, of the tokenizer's kind, and of the command that trains one."""
+    """The kind of tokenizer, the names of its two files, their format, and the command that trains it."""
 
     kind: str
     weights: str
@@ -39,7 +39,7 @@ class TrainedFiles:
         return (folder / self.record).exists()
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor], record: Callable[[str], R]) -> R:
-        """Write the weights, then the record, which is made of their SHA-256: it vouches for weights that are there."""
+        """Write the weights, then the record with their SHA-256. So a record exists only for written weights."""
         content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         made = record(hashlib.sha256(content).hexdigest())
         write_bytes(folder / self.weights, content)
@@ -64,7 +64,7 @@ class TrainedFiles:
             ) from None
 
     def fill(self, folder: Path, network: nn.Module, recorded: str, pinned: str | None) -> None:
-        """Load the weights into a network; refuse weights that are not those of the record."""
+        """Load the weights into a network; refuse weights that do not match the record."""
         path = folder / self.weights
         if not path.is_file():
             raise UserError(f"{path} is not there, but {self.record} names it", "put it back, or train anew")
@@ -84,7 +84,7 @@ class TrainedFiles:
 
 
 class FolderPart(TokenizerPart):
-    """Settings of a tokenizer in such a folder. Its channels and stride are those of the record."""
+    """Settings of a tokenizer in a trained folder. Channels and stride come from the record."""
 
     files: ClassVar[TrainedFiles]
     why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
@@ -95,7 +95,7 @@ class FolderPart(TokenizerPart):
     stride_px: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's record says")
 
     def recorded(self, folder: Path) -> tuple[Compression, Plain]:
-        """Return the size of latents, and how it was trained, as the record of a folder says."""
+        """Return the size of latents and how the tokenizer was trained, from the record of a folder."""
         raise NotImplementedError
 
     @property
@@ -116,7 +116,7 @@ class FolderPart(TokenizerPart):
         return self.model_copy(update=asdict(known[self.folder]))
 
     def in_hash(self) -> Plain:
-        """Leave out the shape: the weights say it."""
+        """Leave out channels and stride: the hash of the weights determines them."""
         return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
 
     def training_record(self) -> Plain:
@@ -130,7 +130,7 @@ class FolderPart(TokenizerPart):
         return {key: value for key, value in super().portable().items() if key not in ("folder", "sha256")}
 
     def check_shape(self, found: Compression) -> None:
-        """Refuse a network of other channels or another stride than the settings'."""
+        """Refuse a network whose channels or stride differ from the settings."""
         if (self.channels or found.channels, self.stride_px or found.stride_px) != (found.channels, found.stride_px):
             raise UserError(
                 f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
@@ -140,7 +140,7 @@ class FolderPart(TokenizerPart):
 
 
 class MeasuredTokenizer(LatentTokenizer):
-    """A tokenizer whose network has the mean and deviation of each channel of its latents, measured after training."""
+    """A tokenizer whose network stores the mean and deviation of each latent channel, measured after training."""
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
