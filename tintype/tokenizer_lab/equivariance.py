@@ -1,10 +1,10 @@
-"""EQ-VAE: the decoder shows what was done to the latents (Kouzelis et al. 2025, arXiv 2502.09509).
+"""EQ-VAE: transforming the latents must transform the decoded image alike (Kouzelis et al. 2025, arXiv 2502.09509).
 
-In a share of the steps the sampled latents are made smaller and turned by a multiple of 90 degrees, and their
-decoding is compared with the image after the same. Sizes go from a quarter on in whole latent pixels, so that the size
-of an image stays a multiple of the stride.
+In a share of the steps, the sampled latents are shrunk and turned by a multiple of 90 degrees. Their decoding is
+compared with the image after the same transform. Sizes are whole latent pixels from a quarter of the side on, so the
+image's size stays a multiple of the stride.
 
-Differs: all other steps see whole images; the authors' code makes a quarter of those smaller before they are encoded.
+Differs: all other steps see whole images; the authors' code shrinks a quarter of those images before encoding.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -20,12 +20,12 @@ from torch.nn.functional import interpolate
 from tintype import rng
 
 SMALLEST = 4
-"""Latents are not made smaller than one of so many parts of their side."""
+"""Latents are shrunk at most to their side divided by this number."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """To squares of `side` latent pixels, then `turns` quarter turns."""
+    """Resize to squares of `side` latent pixels, then turn by `turns` quarter turns."""
 
     side: int
     turns: int
@@ -47,7 +47,7 @@ def smallest_side(side: int) -> int:
 
 
 def draw_transform(seed: int, position: Tensor, share: float, side: int) -> Transform | None:
-    """Draw the transform of a step by the position of its first image; None for a step without one."""
+    """Draw the transform of a step by the position of its first image; None for a step without a transform."""
     chosen, size, turn = rng.uniform(seed, "small-vae/equivariance", position[:1].cpu(), (3,))[0].tolist()
     if chosen >= share:
         return None

@@ -1,6 +1,6 @@
-"""Encode all training images of a plan before any run needs them: `tintype tokenizer cache`.
+"""Encode all training images of a plan before a run needs them: `tintype tokenizer cache`.
 
-Ranks take chunks of the images in turn. What an earlier call left is kept, row by row, where its sum is right.
+Ranks take chunks of the images in turn. Rows from an earlier call are kept if their checksum is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tintype.runtime.transfer import send
 from tintype.tokenizers.latent_cache import open_latent_cache, why_uncacheable
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
-"""Between chunks a signal is heard. A GPU gets whole batches: it would else encode what fills them up in vain."""
+"""Images between two checks for a signal. A GPU gets whole batches, since filling up a batch wastes work."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Filled:
     folder: Path
     size_bytes: int
     images: int
-    """Images of the data."""
+    """Number of images in the data."""
     there: int
-    """Images in the cache."""
+    """Number of images in the cache."""
     encoded: int
     changed: int
-    """Images of `encoded` that had changed."""
+    """Number of encoded images that replaced the row of a changed image."""
     seconds: float
 
     @property
@@ -49,7 +49,7 @@ def fill_cache(
     verify: bool = False,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> Filled:
-    """Fill it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
+    """Fill the cache until all rows are present or a signal comes. `verify` also re-encodes changed images."""
     if reason := why_uncacheable(plan.tokenizer, plan.tuning):
         raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)
@@ -63,7 +63,7 @@ def fill_cache(
     began, count, encoded, changed = time.perf_counter(), len(source), 0, 0
     chunk = _CPU_CHUNK_IMAGES if device.type == "cpu" else batch * max(1, _GPU_CHUNK_IMAGES // batch)
     with cpu_threads(plan.run.device, plan.run.threads):
-        for first in range(0, count, chunk * world.size):  # every rank goes through every round
+        for first in range(0, count, chunk * world.size):  # every rank joins every round
             if interrupt.on_any_rank(world):
                 break
             start = first + world.rank * chunk

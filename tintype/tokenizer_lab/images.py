@@ -1,8 +1,8 @@
-"""Images to train and to measure tokenizers with: the embedded scenes, or any set of images on a disk.
+"""Images for training and measuring tokenizers: the embedded scenes, or any set of images on disk.
 
-Which images of a set on a disk are held out depends on their number alone: the first of a fixed random order. So a
-report that asks for as many as training held out gets just those. Of a store, training sees the training split only
-(and holds some of it out), and a report the evaluation split.
+In a set on disk, the held-out images depend only on the number of images: they are the first of a fixed random order.
+So a report on as many images as training held out gets exactly these images. In a store, training uses only the
+training split, and holds out a part of it; a report uses the evaluation split.
 
 B: images. N: all images. C: channels. H, W: rows, columns.
 """
@@ -37,11 +37,11 @@ _HELD_OUT_ORDER = 0
 _HELD_OUT_SHARE = 5
 
 OnImages = Callable[[str, int, int], None]
-"""Progress passed to the callback: what is done, how many images it has seen, and of how many."""
+"""Progress passed to the callback: the current activity, the images done, and their total."""
 
 
 class SceneSettings(Settings):
-    """Which of the embedded scenes."""
+    """Selects embedded scenes."""
 
     count: int = Field(4096, ge=1, description="Number of training scenes")
     style: Literal["render", "photo", "both"] = "both"
@@ -52,12 +52,12 @@ class SceneSettings(Settings):
         return SceneSource(data, split, device)
 
     def held_out(self, size_px: int, count: int, device: torch.device) -> Tensor:
-        """Return scenes of the evaluation split, which no training sees."""
+        """Return scenes of the evaluation split, which training never uses."""
         return self.source("eval", size_px, count, device).images(range(count))
 
 
 class ImageSettings(Settings):
-    """Which images a tokenizer is trained on."""
+    """Selects the images on which a tokenizer is trained."""
 
     data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the crops")
@@ -75,7 +75,7 @@ class TrainingScenes:
 
     @property
     def identity(self) -> str:
-        """Names the images and all that decides their pixels."""
+        """A string of all settings that determine the scenes and their pixels."""
         return f"scenes {self.settings.scenes.model_dump_json()} at {self.settings.size_px} px"
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -87,12 +87,12 @@ class TrainingScenes:
             yield torch.arange(step * batch, (step + 1) * batch), source.images(ids)
 
     def held_out_images(self) -> Tensor:
-        """Return images that training never sees."""
+        """Return images that training never uses."""
         return self.settings.scenes.held_out(self.settings.size_px, self.settings.held_out, self.device)
 
 
 class TrainingImages:
-    """Random crops. The files' bytes are held in memory, and decoded ahead of the step that needs them."""
+    """Random crops. The files' bytes are held in memory; images are decoded before the step that needs them."""
 
     def __init__(self, settings: ImageSettings, seed: int, device: torch.device) -> None:
         self._settings, self._seed, self._device = settings, seed, device
@@ -106,7 +106,7 @@ class TrainingImages:
     @property
     def identity(self) -> str:
         digest, count = fingerprint(self._encoded)
-        return f"{count} pictures, SHA-256 {digest}"  # as checkpoints have it
+        return f"{count} pictures, SHA-256 {digest}"  # existing checkpoints use this wording
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         def make(step: int) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class TrainingImages:
         return torch.stack([self._crop(id_, 0.5, 0.5) for id_ in self._held])
 
     def _crop(self, id_: int, down: float, right: float) -> Tensor:
-        """Return a square of an image; (0.5, 0.5) is its middle."""
+        """Return a square crop of an image; (0.5, 0.5) is its middle."""
         image_CHW, size_px, short_px = decode(self._encoded[id_]), self._settings.size_px, self._settings.short_px
         refuse_small(self._encoded[id_].name, image_CHW, short_px or size_px)
         return crop(shrunk(image_CHW, short_px) if short_px else image_CHW, size_px, down, right)
@@ -158,9 +158,9 @@ def held_out_ids(wanted: int, count: int) -> list[int]:
 def measured_images(
     data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
 ) -> tuple[Tensor, int]:
-    """At most so many images, uint8 [N, 3, size, size] on the CPU, and how many the set holds.
+    """Return up to `count` images, uint8 [N, 3, size, size] on the CPU, and the number of images in the set.
 
-    Those on a disk are brought to the size by their short side, and their middle is cut out.
+    Images on disk are shrunk by their short side and center-cropped.
     """
     if data == SCENES:
         image_NCHW = SceneSettings().held_out(size_px, count, device).cpu()

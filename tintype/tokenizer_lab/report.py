@@ -1,6 +1,6 @@
 """Compare tokenizers on images: quality of the reconstruction, compression, speed and latents.
 
-`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers see the same images.
+`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers get the same images.
 
 N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
 """
@@ -50,7 +50,7 @@ from tintype.vision.scene_encoder import SceneEncoderSettings
 from tintype.wording import setting
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
-"""Latents with a mean further from 0, or a deviation further from 1 (as a ratio), are pointed out."""
+"""The report points out latents with a mean further from 0, or a deviation further from 1 (as a ratio)."""
 
 
 class ReportSettings(Settings):
@@ -70,7 +70,7 @@ class ReportSettings(Settings):
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """All images, encoded and decoded by one tokenizer."""
+    """All images after encoding and decoding by one tokenizer."""
 
     image_NCHW: Tensor
     latent_mean_C: Tensor
@@ -119,7 +119,7 @@ def report_tokenizers(
 
 
 def read_tokenizer(spec: str) -> TokenizerPart:
-    """Read `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
+    """Parse `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
     folder = Path(spec).expanduser()
     if RaeSettings.files.is_trained(folder):
         return RaeSettings(folder=spec).resolved()
@@ -140,7 +140,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
 
 
 def tokenizer_names(specs: list[str]) -> list[str]:
-    """Return a short name for each, no two alike: a folder's last part or the kind, where that is enough."""
+    """Return a distinct short name for each tokenizer: a folder's last part or the kind, else the whole text."""
     short = [_short(spec) for spec in specs]
     names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
     for name in names:
@@ -170,7 +170,7 @@ def round_trip(
     device: torch.device,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoundTrip:
-    """Encode and decode. Speeds leave out a first batch to warm up, and copies to the device."""
+    """Encode and decode the images. Speeds leave out a warm-up batch, and copies to the device."""
     count = len(image_NCHW)
     latents: list[Tensor] = []
     made: list[Tensor] = []
@@ -192,7 +192,7 @@ def round_trip(
 
 
 class Comparison:
-    """Compare reconstructions with the images, whose features are computed once."""
+    """Compares reconstructions with the images, whose features are computed once."""
 
     def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
         self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
@@ -219,7 +219,7 @@ class Comparison:
                 )
 
     def _at_hand(self, column: str, network: str, weights: Known) -> bool:
-        """Return whether the weights are at hand; else say why the column is left out."""
+        """Return whether the weights need no download; otherwise record why the column is left out."""
         if not at_hand(weights):
             self.left_out[column] = f"the weights of {network} are not at hand. {weights.advice}"
         return column not in self.left_out
@@ -232,7 +232,7 @@ class Comparison:
             found[pair_name(metric)] = metric.measure(PairValues(value_N, self._copy_N))
         for encoder, reference in self._references.items():
             pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
-            one = FD.measure(pair)  # its notes on bias are for sets that share no images
+            one = FD.measure(pair)  # drop its notes on bias, which apply to sets without shared images
             found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)
         return found
 
@@ -249,7 +249,7 @@ def _row(
     return {
         "name": name,
         "settings": plain(part),
-        # JSON has no infinity; `exact` says where it was meant
+        # JSON has no infinity; `exact` marks it
         "metrics": {key: one.value if math.isfinite(one.value) else None for key, one in measured.items()},
         "errors": {key: one.error for key, one in measured.items() if one.error is not None},
         "exact": measured[pair_name(PSNR)].value == math.inf,
@@ -270,7 +270,7 @@ def _row(
 
 
 def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
-    """Note latents far from mean 0 and deviation 1."""
+    """Yield a note about latents far from mean 0 and deviation 1."""
     far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
     if (far := int(far_C.sum())) and not part.scale_is_convention:
         yield (
@@ -280,7 +280,10 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
 
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> Iterator[str]:
-    """Note whether it was trained on some of these images. Scenes and stores have a split that no training sees."""
+    """Yield a note if the tokenizer was trained on some of these images.
+
+    Scenes and stores have a split that training never uses.
+    """
     trained = part.training_record()
     theirs = trained.get("settings", {}).get("data", SCENES)
     if SCENES in (theirs, settings.data) or is_store(Path(settings.data).expanduser()):

@@ -1,4 +1,4 @@
-"""The page of `tintype tokenizer report`: one file with its style and images inside, and no script.
+"""The page of `tintype tokenizer report`: one file with embedded style and images, and no script.
 
 N: images. C: channels. H, W: rows, columns.
 """
@@ -22,17 +22,17 @@ _LARGEST_PX = 512
 _PIXELATED_PX = 160
 _COLOURS = 8
 _METRICS = {pair_name(metric): metric for metric in PAIR_METRICS}
-"""The other columns are Fréchet distances."""
+"""Metrics of image pairs, by column. All other columns are Fréchet distances."""
 _CHART_WIDTH, _CHART_HEIGHT = 480.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
 
 
 Cells: TypeAlias = dict[str, Any]
-"""A row of the results, or what the template shows of it."""
+"""A row of the results, or its content for the template."""
 
 
 def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
-    """`trips` are the reconstructions of the images that are shown, one tensor for each tokenizer."""
+    """Return the report's page. `trips` has the reconstructions of the shown images, one tensor per tokenizer."""
     rows = [{**row, "colour": f"arm-{index % _COLOURS}"} for index, row in enumerate(result["tokenizers"])]
     return template("tintype.tokenizer_lab", "report.html.j2").render(
         result=result,
@@ -52,7 +52,7 @@ def _label(name: str) -> str:
 
 
 def _metric(name: str, rows: Sequence[Cells]) -> Cells:
-    """One column: a text for each row, and which row is best among those that lose anything."""
+    """Return one column: a text for each row, and the name of the best lossy row."""
     lossy = {row["name"]: row["metrics"][name] for row in rows if not row["exact"]}
     metric = _METRICS.get(name, FD)
     best = (max if metric.direction == "higher" else min)(lossy, key=lambda key: lossy[key]) if len(lossy) > 1 else None
@@ -68,7 +68,7 @@ def _metric(name: str, rows: Sequence[Cells]) -> Cells:
 
 
 def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[Cells]]:
-    """For each image the original and what every tokenizer made of it, with its PSNR."""
+    """Return for each image the original and every tokenizer's reconstruction with its PSNR."""
     psnrs = [psnr(image_NCHW, seen_NCHW).tolist() for seen_NCHW in trips]
     rows = []
     for index, image_CHW in enumerate(image_NCHW):
@@ -85,7 +85,7 @@ def _uri(image_CHW: Tensor) -> str:
 
 
 def _latent_chart(row: Cells) -> Markup:
-    """A line from mean − std to mean + std for each channel; grid lines at -1, 0 and 1, where they should end."""
+    """Draw mean − std to mean + std of each channel; grid lines at -1, 0 and 1 show the ideal."""
     pairs = list(zip(row["latent_mean"], row["latent_std"], strict=True))
     ends = [edge for mean, std in pairs for edge in (mean - std, mean + std)]
     low, high = svg.padded([*ends, -1.2, 1.2])

@@ -1,4 +1,4 @@
-"""`tintype tokenizer save`: the autoencoder that a run has tuned, as a frozen tokenizer that any plan can name."""
+"""`tintype tokenizer save`: write the autoencoder that a run has tuned as a frozen tokenizer for any plan."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tintype.train.load import load_run
 class Saved:
     step: int
     statistics: Statistics
-    """Statistics that the saved tokenizer normalises with: the running ones of the run."""
+    """Statistics by which the saved tokenizer normalises: the run's running statistics."""
     words: str
-    """How to name it in a plan."""
+    """The tokenizer's settings, as a plan writes them."""
 
 
 def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
-    """Write the autoencoder of the run's newest good checkpoint to a new folder."""
+    """Write the autoencoder of the run's newest intact checkpoint to a new folder."""
     parts, step = load_run(run, device)
     plan = parts.plan
     if plan.tuning is None:

@@ -1,8 +1,8 @@
-"""Trains the decoder of a rae: the encoder is frozen (arXiv 2510.11690).
+"""Train the decoder of a rae: the encoder is frozen (arXiv 2510.11690).
 
-The decoder learns from latents with noise, so that it can read what a denoiser makes: n ~ N(0, σ² I), with a σ of each
-image that is uniform between 0 and `noise`, as in the authors' code. The loss is L1, with a perceptual distance and a
-discriminator where they are chosen, as small-vae has them.
+The decoder learns from noisy latents, so that it can decode the latents of a denoiser. The noise is n ~ N(0, σ² I).
+Each image has its own σ, uniform between 0 and `noise`, as in the authors' code. The loss is L1. A perceptual distance
+and a discriminator are optional, as in small-vae.
 
 Differs: the authors' discriminator is a DINO-S with an adaptive weight.
 
@@ -37,7 +37,7 @@ from tintype.vision.encoders import TeacherChoice
 
 
 class RaeTraining(TokenizerTraining):
-    """All that decides what is learnt."""
+    """All settings that determine the trained rae."""
 
     encoder: TeacherChoice = Field(DEFAULT_ENCODER, description="The frozen network; scenes needs no download")
     decoder: RaeShape = RaeShape()
@@ -60,7 +60,7 @@ class RaeTraining(TokenizerTraining):
 
 
 class RaeTrainee:
-    """The decoder, and the frozen encoder."""
+    """The decoder in training, and the frozen encoder."""
 
     def __init__(self, settings: RaeTraining, device: torch.device) -> None:
         self.settings = settings
@@ -93,7 +93,7 @@ class RaeTrainee:
         return {"loss": total, **losses}
 
     def finish(self, out: Path, data: TrainingSet) -> Record:
-        """Measure the statistics of the latents on training images, and the quality on others."""
+        """Measure the latents' statistics on training images, and the quality on held-out images; write the rae."""
         network, settings = self.network.requires_grad_(False).eval(), self.settings
         mean_C, std_C = channel_statistics(self.encoder(image) for image in statistics_images(settings, data))
         network.latent_mean.copy_(mean_C.float().view(1, -1, 1, 1))
@@ -112,7 +112,7 @@ class RaeTrainee:
 
 
 def noised(raw_BCHW: Tensor, most: float, seed: int, position_B: Tensor) -> Tensor:
-    """Add noise of a deviation between 0 and `most`, one for each image; a pure function of seed and position."""
+    """Add noise with a deviation between 0 and `most`, drawn per image; a pure function of seed and position."""
     if not most:
         return raw_BCHW
     sigma_B = most * rng.uniform(seed, "rae/sigma", position_B, (1,))[:, 0]

@@ -1,4 +1,4 @@
-"""Trains a tokenizer of any kind in a folder: data, perceptual distance, discriminator, checkpoints and resume.
+"""Train a tokenizer of any kind in a folder: data, perceptual distance, discriminator, checkpoints and resume.
 
 B: images. C: channels. H, W: rows, columns. N: held-out images.
 """
@@ -34,13 +34,13 @@ from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 
 DEAD_STD = 0.05
-"""A channel of the latents that varies less than this carries nothing, where noise has a deviation of one."""
+"""A latent channel with a smaller deviation counts as dead: noise has a deviation of 1."""
 _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
 
 
 class TokenizerTraining(ImageSettings):
-    """Settings that the training of any tokenizer has."""
+    """Settings shared by the training of all tokenizers."""
 
     perceptual: PerceptualSettings = PerceptualSettings()
     adversarial: DiscriminatorSettings = DiscriminatorSettings()
@@ -70,21 +70,21 @@ class TokenizerTraining(ImageSettings):
 
     @property
     def unit_px(self) -> tuple[str, int]:
-        """Return the setting of the stride, and its pixels."""
+        """Return the name of the setting that decides the stride, and the stride in pixels."""
         raise NotImplementedError
 
     @property
     def smallest_px(self) -> tuple[str, int]:
-        """Return the side of the smallest images that are compared, after the words that say which those are."""
+        """Describe the smallest images on which losses are computed, and return their side in pixels too."""
         return "size_px", self.size_px
 
     @property
     def latent_side(self) -> int:
-        """Return the rows, and columns, of latents."""
+        """Return the number of rows of the latents, which equals the number of columns."""
         return self.size_px // self.unit_px[1]
 
     def lr_at(self, step: int) -> float:
-        """Linear warm-up, then half a cosine down to zero."""
+        """Return the learning rate: linear warm-up, then half a cosine down to zero."""
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
         return self.lr * warm * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
 
@@ -93,15 +93,15 @@ class TokenizerTraining(ImageSettings):
 
     @property
     def dead_remedy(self) -> str:
-        """Return what to do about channels of the latents that carry nothing."""
+        """Return the fix for dead channels of the latents."""
         raise NotImplementedError
 
     def stored(self, out: Path) -> TrainedRecord | None:
-        """Return the record of a folder whose training is done; None of another."""
+        """Return the record of a folder whose training is done; None if it is not done."""
         raise NotImplementedError
 
     def begin(self, device: torch.device) -> Trainee:
-        """Build the networks that are trained."""
+        """Build the networks to train."""
         raise NotImplementedError
 
 
@@ -112,7 +112,7 @@ class TrainedRecord(Protocol):
     def sha256(self) -> str: ...
     @property
     def trained(self) -> Plain:
-        """How it was trained and what it measured."""
+        """How the tokenizer was trained, and its measured quality."""
 
 
 class Trainee(Protocol):
@@ -124,7 +124,7 @@ class Trainee(Protocol):
 
     @property
     def identities(self) -> Mapping[str, str | None]:
-        """Frozen networks that a resumed training must find again, by name."""
+        """Identities of frozen networks by name. A resumed training must find the same networks."""
 
     def losses(
         self,
@@ -141,7 +141,7 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`record` is there when all steps are done."""
+    """Result of a training. `record` is set once all steps are done."""
 
     step: int
     record: TrainedRecord | None
@@ -155,7 +155,7 @@ def train_tokenizer(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Train in a folder from wherever it stopped, measure, and write the tokenizer beside the checkpoints."""
+    """Train in a folder from its last checkpoint on, measure, and write the tokenizer beside the checkpoints."""
     folder = RunFolder(out)
     with locked(out), exact_fp32(settings.compute == "fp32"):
         claim_folder(folder, settings, free=("save_every_steps", "log_every_steps"))
@@ -207,7 +207,7 @@ def _new_state(
 def adversarial_losses(
     settings: TokenizerTraining, discriminator: Discriminator, seen_BCHW: Tensor, x_BCHW: Tensor
 ) -> dict[str, Tensor]:
-    """Return the loss of the decoder, "generator", and that of the discriminator's own parameters."""
+    """Return "generator", the decoder's loss, and "discriminator", the loss of the discriminator's own parameters."""
     with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
         return {
             "generator": discriminator.generator_loss(seen_BCHW),
@@ -216,7 +216,7 @@ def adversarial_losses(
 
 
 def statistics_images(settings: TokenizerTraining, data: TrainingSet) -> Iterator[Tensor]:
-    """Yield the training images that statistics of the latents are taken of."""
+    """Yield the training images on which the latents' statistics are measured."""
     batches = data.batches(0, math.ceil(_STATISTICS_IMAGES / settings.batch), settings.batch)
     return (image_BCHW for _, image_BCHW in batches)
 
