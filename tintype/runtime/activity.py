@@ -1,7 +1,7 @@
-"""Where this process stands, for the watchdog of its ranks.
+"""Record which phase this process is in, so that the watchdog can compare the ranks.
 
-All ranks of a run pass the same phases in the same order, so the one that has passed the fewest is behind the others.
-The main thread counts, and where it waits for the thread that saves in the background, that one.
+All ranks of a run pass the same phases in the same order, so the rank with the fewest phases is behind the others. The
+main thread counts its phases. While the main thread waits for the saving thread, the saving thread counts instead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PACKAGE = str(Path(__file__).parent)
 class Standing:
     phase: str = "start"
     step: int = 0
-    """The step under way, from 1; 0 before the first."""
+    """The step being computed, from 1; 0 before the first."""
     passed: int = 0
     """Number of phases begun."""
 
 
 here, writer = Standing(), Standing("save")
-"""Places of the main thread and of the thread that saves in the background."""
+"""The phases of the main thread and of the background thread that saves."""
 _writer_thread = 0
 _waits_for_writer = False
 
 
 def mark(phase: str, step: int | None = None) -> None:
-    """Note that a phase begins, and which step it is of."""
+    """Note that a phase begins, and the step that the phase belongs to."""
     place = _place()
     place.phase = phase
     place.passed += 1
@@ -52,7 +52,7 @@ def _place() -> Standing:
 
 @contextmanager
 def waiting_for_writer() -> Iterator[None]:
-    """Note that the main thread waits for the one that saves, which then says where this process stands."""
+    """Note that the main thread waits for the saving thread, whose phases count meanwhile."""
     global _waits_for_writer
     _waits_for_writer = True
     try:
@@ -71,7 +71,7 @@ def waiting() -> Iterator[None]:
 
 
 def stack() -> list[str]:
-    """Where the thread that counts is: the innermost frames of this package and what they call, as `file:line name`."""
+    """Return the counting thread's innermost frames in this package and what they call, as `file:line name`."""
     thread = _writer_thread if _waits_for_writer else threading.main_thread().ident
     top = sys._current_frames().get(thread or 0)
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(top)]

@@ -1,4 +1,4 @@
-"""Too little memory to load torch and the other libraries, in one line of words. This module imports none of them."""
+"""Report in one line that memory is too small to load torch. This module imports neither torch nor other libraries."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import sys
 from typing import NoReturn
 
 LEAST_BYTES = 3 << 29
-"""Address space that a command needs at least: `plan show` on a CPU with one thread takes 1.07 GB."""
+"""Least address space that a command needs: `plan show` on a CPU with one thread takes 1.07 GB."""
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
 def why_too_small() -> str:
-    """Return why this process cannot load the libraries; empty where it can. Some of them would abort or hang."""
+    """Return why this process cannot load the libraries; empty if it can.
+
+    Without this check some libraries would abort or hang.
+    """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY or limit >= LEAST_BYTES:
         return ""
@@ -20,12 +23,12 @@ def why_too_small() -> str:
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """Return the words for a library that lacked the memory to be loaded; empty for any other reason."""
+    """Return an error message if a library had too little memory to load; empty for any other import error."""
     return _words(f"{' '.join(str(error).split())}") if any(one in str(error) for one in _NO_MEMORY) else ""
 
 
 def end_with(words: str) -> NoReturn:
-    """End the program with one line. The module that prints errors needs the libraries."""
+    """End the program with one line. `terminal/` cannot print the line here, since `terminal/` needs the libraries."""
     sys.stderr.write(f"error: {words}\n")
     sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""The user's cache: what is computed or fetched once and can be made again."""
+"""The user's cache folder: files that can be computed or downloaded again."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def cache_folder() -> Path:
 
 
 def writing_cache(path: Path, otherwise: str = "") -> AbstractContextManager[None]:
-    """Raise a `UserError` for an error of the disk. `otherwise` is what a user can do without a cache."""
+    """Turn disk errors while writing a cache into a `UserError`. `otherwise` is how to do without the cache."""
     advice = f", or {otherwise}" if otherwise else ""
     remedy = f"make room, set TINTYPE_CACHE to a folder that can be written{advice}"
     return as_user_error(OSError, f"cannot write {path}", remedy)
 
 
 def stamp_of(made_of: Mapping[str, object]) -> bytes:
-    """Return the SHA-256 of all that decides what a cache holds."""
+    """Return the SHA-256 of all inputs that determine a cache's content."""
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).digest()
 
 
 def write_header(file: Path, format_number: int, made_of: Mapping[str, object]) -> None:
-    """Describe a cache to people, in its folder, which is made."""
+    """Write a readable description of a cache to its folder; make the folder if missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {"format": format_number, "made_of": made_of})

@@ -1,4 +1,4 @@
-"""Splits the time of a step by part. On a GPU the parts are timed with events, read once per window."""
+"""Measure how long each part of a step takes. On a GPU the parts are timed with events, read once per window."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward"
 
 
 def synchronized_s(device: torch.device) -> float:
-    """Return the time once the device has done all that it was given, in seconds."""
+    """Wait until the device has finished its queued work, then return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class Clock:
-    """`read` gives the seconds spent in each part since the last `read`, and in all."""
+    """Time the parts of a step. `read` returns the seconds since the last `read`, in total and for each part."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

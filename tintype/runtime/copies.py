@@ -1,8 +1,8 @@
-"""Copies of weights in a shorter type, as matrix products read them: made when a weight has changed, not in every pass.
+"""Casts of weights to a shorter type for matrix products, made when a weight changes and not in every pass.
 
-A copy is fresh while its weight lies where it lay and has the version that it was made from. All that torch writes in
-place raises the version: loading a checkpoint, taking the average to sample from. A kernel that writes past torch
-raises it itself (`torch.autograd.graph.increment_version`).
+A copy is fresh as long as its weight has the same address and the same version as when the copy was made. Every
+in-place write by torch raises the version, for example loading a checkpoint or swapping in the average. A kernel that
+bypasses torch raises the version itself (`torch.autograd.graph.increment_version`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Copy:
-    """The place of a weight's copy, and which state of the weight it has."""
+    """A cast copy of a weight, with the address and version of the weight that it was made from."""
 
     def __init__(self, weight: Tensor, values: Tensor) -> None:
         self.weight, self.values = weight, values
@@ -22,11 +22,11 @@ class Copy:
 
     @property
     def fresh(self) -> bool:
-        """Return whether the copy has the weight's numbers of now."""
+        """Return whether the copy has the weight's current values."""
         return self._made_from == self._state()
 
     def mark_fresh(self) -> None:
-        """Note that the copy was written from the weight as it is now."""
+        """Note that the copy was written from the weight's current values."""
         self._made_from = self._state()
 
     def _state(self) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""The same seed as the same run on a GPU: deterministic algorithms only, and the names of operations that have none.
+"""Bit-identical runs on a GPU: use deterministic algorithms, and record operations that have no deterministic form.
 
-torch's `warn_only` does not do it: with it cuDNN's attention stays in use and the memory-efficient one splits its keys,
-and both add up in any order. In the strict mode torch takes the deterministic form of whatever has one and raises for
-the rest. A training that meets such an operation notes its name, allows it, and takes the step again.
+torch's `warn_only` mode is not enough. In that mode cuDNN's attention stays in use, and the memory-efficient attention
+splits its keys; both add up in any order. The strict mode uses deterministic forms and raises for operations without a
+deterministic form. When training meets such an operation, it notes the name, allows the operation and repeats the step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tintype.runtime.memory import count_failures
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
-"""Workspaces with which cuBLAS promises the same bits, and without which torch refuses its products."""
+"""Workspaces with which cuBLAS is deterministic. With any other, torch refuses matrix products in the strict mode."""
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
 _LATE = "it uses CuBLAS"
-"""In torch's refusal of products: it reads the variable once in a process, at the first product."""
+"""Part of torch's error for matrix products. torch reads the workspace variable once, at the first product."""
 
 
 def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
-    """Return why two runs of a plan on this device may differ in their bits, in words; empty where they may not."""
+    """Return the reasons why two runs of a plan on this device may differ in their bits; empty if they may not."""
     if device.type != "cuda":
         return []
     workspace = os.environ.get(_WORKSPACE, _EXACT_WORKSPACES[0])
@@ -41,7 +41,7 @@ def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
 
 @contextmanager
 def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None]:
-    """Use deterministic algorithms only, on a GPU, unless there are reasons why a run cannot be exact anyway."""
+    """Use only deterministic algorithms on a GPU, unless `inexact` lists reasons why a run cannot be exact anyway."""
     if device.type != "cuda" or inexact:
         yield
         return
@@ -65,7 +65,7 @@ def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None
 
 
 def inexact_operation(error: RuntimeError) -> str | None:
-    """Return the name of the operation that torch refused for want of a deterministic form; None for other errors."""
+    """Return the operation that torch refused because it has no deterministic form; None for other errors."""
     if not torch.are_deterministic_algorithms_enabled() or torch.is_deterministic_algorithms_warn_only_enabled():
         return None
     if _LATE in str(error):
@@ -75,5 +75,5 @@ def inexact_operation(error: RuntimeError) -> str | None:
 
 
 def allow_inexact() -> None:
-    """Allow operations without a deterministic form up to the end of `deterministic`. torch warns of each once."""
+    """Allow operations without a deterministic form until `deterministic` ends. torch warns once for each operation."""
     torch.use_deterministic_algorithms(True, warn_only=True)

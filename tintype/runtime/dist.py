@@ -1,7 +1,7 @@
-"""The processes of one command, as `torchrun` starts them: who they are, and how they agree.
+"""The ranks of one command, as `torchrun` starts them, and the collectives with which they agree.
 
-Decisions are collective: stop, skip and save are agreed on before anyone acts. What ranks tell each other goes as JSON
-or as tensors, through gloo on the CPU; gradients and weights go their own ways (`runtime.gradients`, `train.layout`).
+Decisions to stop, skip or save are collective: all ranks agree before any of them acts. Ranks exchange JSON and tensors
+through gloo on the CPU. Gradients and weights use groups of their own (`runtime.gradients`, `train.layout`).
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from tintype.wording import again
 T = TypeVar("T")
 
 _TIMEOUT_S = 2 * 3600
-"""The longest wait for a collective of a step. A watchdog ends ranks that are stuck long before (`watchdog`)."""
+"""Timeout of a collective within a step. The watchdog ends stuck ranks long before (`watchdog`)."""
 _PATIENCE_S = 24 * 3600
-"""How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
+"""Timeout while ranks wait for work that one rank does alone. A rank that has died is noticed at once."""
 _SHOWN = 6
 _AGREE_S = 2.0
-"""In this time all ranks find a mistake that all of them will find."""
+"""Time within which all ranks report an error that they share."""
 
 _talk: dist.ProcessGroup | None = None
-"""The group of what ranks tell each other, where it is not the default one."""
+"""The gloo group for messages between ranks; None if the default group is used."""
 _aside: dist.ProcessGroup | None = None
-"""The group of one more thread of each rank (`World.for_thread`)."""
+"""The group of a second thread of each rank (`World.for_thread`)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others. Alone, every question is answered without asking anyone."""
+    """This process among the ranks. With one rank, every collective returns without communication."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Among the processes of this machine, whose GPUs are numbered alike."""
+    """Rank among the processes of this machine; the machine's GPUs have the same numbers."""
     joined: bool = False
-    """There is a process group, be it of one."""
+    """Whether a process group exists, even with one rank."""
     in_thread: bool = False
-    """Whether its collectives are those of the thread that saves in the background."""
+    """Whether the collectives use the group of the background thread that saves."""
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -61,9 +61,9 @@ class World:
         return _aside if self.in_thread else _talk
 
     def for_thread(self) -> World:
-        """Return the same ranks with a group of their own, for one more thread. Every rank must call it.
+        """Return the same ranks with a process group of their own, for a second thread. Every rank must call this.
 
-        Collectives of two threads in one group would be taken for each other.
+        Within one group, the collectives of two threads would get mixed up.
         """
         global _aside
         if self.size == 1:
@@ -74,11 +74,11 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Return whether this is the process that writes logs and reports."""
+        """Return whether this rank writes logs and reports."""
         return self.rank == 0
 
     def shard(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's shard of the items: every size-th."""
+        """Return every `size`-th item, this rank's share."""
         return items[self.rank :: self.size]
 
     def all_reduce_max(self, value: int) -> int:
@@ -95,12 +95,12 @@ class World:
         return bool(self.all_reduce_max(int(flag)))
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called this."""
         self.all_reduce_max(0)
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Succeed on every rank or on none: raise a `UserError` of one rank on all of them."""
+        """Raise one rank's `UserError` on all ranks, so that all of them succeed or all fail."""
         if self.size == 1:
             yield
             return
@@ -114,7 +114,7 @@ class World:
             raise UserError(*errors[0])
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the JSON values of all ranks, in their order."""
+        """Return the JSON values of all ranks, in rank order."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -128,9 +128,11 @@ class World:
         return [json.loads(bytes(one[:size].tolist())) for one, size in zip(found, sizes, strict=True)]
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raise on every rank unless all have the same values; the error names the ranks that differ, and in what.
+        """Raise on every rank unless all ranks have the same values.
 
-        A value is anything that JSON holds.
+        The error names the ranks that differ, and the keys.
+
+        Values are anything that JSON can hold.
         """
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         if self.size > 1 and len(set(self.all_gather(digest))) > 1:
@@ -141,15 +143,15 @@ class World:
         return self.all_gather(value if self.leads else None)[0]
 
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
-        """Return the rows that `work` makes of each item, in the items' order, on the CPU of the first rank; else None.
+        """Share the items among the ranks; return the rows of all items, in order, on the first rank, else None.
 
-        Ranks take the items in turn.
+        Ranks take the items in turn. The returned rows are on the CPU.
         """
         found = self.share_named(items, lambda item: {"rows": work(item)})
         return None if found is None else found["rows"]
 
     def share_named(self, items: Sequence[T], work: Callable[[T], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
-        """As `share`, of several tensors by their names. There is at least one item."""
+        """Do as `share` for several named tensors per item. `items` must not be empty."""
         done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.shard(items)]
         mine = {name: torch.cat([one[name] for one in done]) for name in done[0]} if done else {}
         if self.size == 1:
@@ -169,10 +171,10 @@ class World:
         return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
 
     def all_gather_tensor(self, mine: Tensor) -> Tensor:
-        """Gather all ranks' rows, in the order of ranks, where they are. Every rank has the same number.
+        """Gather all ranks' rows in rank order, on the device of the rows. Every rank has the same number of rows.
 
-        Gradients flow to the rank that a row comes from: a loss over the rows of all ranks has the gradient that one
-        process with the whole batch has. So every rank must call backward where one does.
+        Gradients flow back to the rank that a row came from. A loss over the rows of all ranks therefore has the same
+        gradient as one process with the whole batch. If one rank calls backward, every rank must.
         """
         if self.size == 1:
             return mine
@@ -180,13 +182,13 @@ class World:
         return found
 
     def all_reduce_mean(self, mine: Tensor) -> Tensor:
-        """Return the mean over the ranks, on its device. Gradients flow as in `all_gather_tensor`."""
+        """Return the mean of `mine` over the ranks, on its device. Gradients flow as in `all_gather_tensor`."""
         return mine if self.size == 1 else self.all_gather_tensor(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
-        """Report an error that ends this process: once where every rank finds it, else with the rank's number.
+        """Report an error that ends this process: once if every rank has the error, else with the rank's number.
 
-        Others that wait for this rank can learn that it is gone.
+        The other ranks can then learn that this rank is gone.
         """
         if self.size == 1:
             say(text)
@@ -205,10 +207,10 @@ class World:
 
 
 class _AllGather(torch.autograd.Function):
-    """Backward sums what all ranks' losses ask of a row.
+    """An all_gather whose backward pass sums a row's gradients over the losses of all ranks.
 
-    The sum is not divided: gradients of weights are averaged over the ranks afterwards (`runtime.gradients`), as the
-    loss of the whole batch is the mean of the ranks' losses.
+    The sum is not divided here. The loss of the whole batch is the mean of the ranks' losses, and gradients of weights
+    are averaged over the ranks afterwards (`runtime.gradients`).
     """
 
     @staticmethod
@@ -228,7 +230,10 @@ class _AllGather(torch.autograd.Function):
 
 
 def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
-    """In words: what most ranks have is taken for right, where there is a most; else what the first has."""
+    """Describe how ranks differ from the most common value of each key.
+
+    On a tie the first rank's value counts as common.
+    """
     keys = list(dict.fromkeys(key for values in by_rank for key in values))
     found: dict[str, list[str]] = {}
     for key in keys:
@@ -248,17 +253,17 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_store() -> Any:
-    """The store through which the ranks have met. It answers while the ranks wait for each other."""
+    """Return the store through which the ranks met. The store answers even while ranks wait for each other."""
     return dist.distributed_c10d._get_default_store()
 
 
 def store_key(*words: str) -> str:
-    """Ranks that were started again do not hear of those before them."""
+    """Return a store key with the restart count, so that restarted ranks do not read their predecessors' keys."""
     return "/".join(["tintype", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *words])
 
 
 def someone_is_gone() -> bool:
-    """Return whether a rank has reported that it fails: it gives the reason, and the others none."""
+    """Return whether a rank has reported that it fails. That rank prints the reason; the other ranks print nothing."""
     try:
         return bool(ranks_store().check([store_key("gone")]))
     except RuntimeError:  # so is the store
@@ -269,7 +274,7 @@ ALONE = World()
 
 
 def current() -> World:
-    """Return the world that this process has joined, or itself alone."""
+    """Return the world that this process has joined, or a world of one rank."""
     if not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)
@@ -277,10 +282,10 @@ def current() -> World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Join the process group where `torchrun` started this process, and leave it at the end.
+    """Join the process group if `torchrun` started this process, and leave the group at the end.
 
-    A process that fails does not part: it would wait for the others. Those that were waiting for it end without a word,
-    for it has said what there is to say.
+    A process that fails does not leave the group, since leaving would wait for the other ranks. Ranks that waited for
+    the failed rank end silently, because the failed rank has already reported the error.
     """
     if not launched() or dist.is_initialized():
         yield current()
@@ -302,7 +307,7 @@ def joined() -> Iterator[World]:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether an error comes from the connection with other ranks: gloo has no class for its errors."""
+    """Return whether an error comes from the connection with other ranks: gloo has no error class of its own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
@@ -336,13 +341,16 @@ def _part() -> None:
 
 
 def alone(what: str) -> None:
-    """Refuse `torchrun` for a command that starts its own processes, or has no use for several."""
+    """Refuse `torchrun` for a command that starts its own processes or runs as a single process."""
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process", "start it without torchrun")
 
 
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
-    """Ranks load a run one by one: one that is still trained could give them different weights."""
+    """Raise if ranks loaded different steps of a run.
+
+    Ranks load one after another, while the run may still be training.
+    """
     if len(set(steps)) > 1:
         raise UserError(f"{run} was saved at step {max(steps)} while it was loaded", f"{again()} again")
 

@@ -1,4 +1,4 @@
-"""Named points at which a test can make a run die. A point does nothing unless it was armed in this process."""
+"""Named fault points at which a test can make a run die. A point does nothing unless this process armed it."""
 
 from __future__ import annotations
 

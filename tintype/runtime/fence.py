@@ -1,14 +1,15 @@
-"""The fence between a process that may write to a folder and one that no longer may.
+"""Keep a process that has lost its lease from writing to the folder.
 
-Whoever holds a lease (`tintype.runtime.leases`) can lose it without a sign: it is paused, or its network is gone.
-Whoever takes it over must not find a late write of the other. No check alone gives that, since a process can be paused
-between the check and the write. So every commit has three steps, and whoever takes over has two:
+The holder of a lease (`tintype.runtime.leases`) can lose the lease without noticing: the process was paused, or its
+network failed. The new holder must not see a late write of the old holder. A check alone cannot ensure that, since a
+process can be paused between the check and the write. So every commit has three steps, and every takeover two:
 
-- write to a name of one's own, or open the file that a line is appended to; check the lease; rename, or append;
-- remove all such names, and put copies in the place of files that grow; then read what is there.
+- Commit: write to a name of one's own, or open the file to append to; check the lease; rename, or append.
+- Takeover: remove all such names, and replace growing files by copies; then read the folder.
 
-A write whose check came before the takeover was then begun before it too: either it is done before the other reads, or
-its name is gone and it fails, or its line lands in a file that nobody reads.
+Suppose the old holder checked its lease before the takeover. Then its write is finished before the new holder reads, or
+the write has no effect. A rename fails, since its temporary name is gone. An appended line goes to a replaced file that
+nobody reads.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class Fence:
     """The fence of one holder of a lease."""
 
     check: Callable[[], None] = _nothing
-    """Raises `LostLeaseError` where the lease is lost. It is called right before each commit."""
+    """Function called right before each commit. The function raises `LostLeaseError` if the lease is lost."""
     suffix: str = ""
-    """End of the names that this holder alone writes to."""
+    """Suffix of the temporary names that only this holder writes to."""
     takes_over: bool = False
-    """Whether a holder before did not give the lease back: it may wake up."""
+    """Whether an earlier holder did not give the lease back, and so may wake up."""
     taken_from: str = ""
-    """The last such holder, in words; empty where the last one gave the lease back."""
+    """The earlier holder that did not give the lease back, in words; empty if the lease was given back."""
     passed: frozenset[int] = frozenset()
-    """Processes of this machine that held the lease before. One that is paused still holds its locks."""
+    """Processes of this machine that held the lease before. A paused process still holds its locks."""
 
 
 OPEN = Fence()
-"""Stops nothing: for who holds no lease."""
+"""A fence that stops nothing, for processes without a lease."""

@@ -1,18 +1,18 @@
-"""Files that are whole or absent: written beside their place, then renamed into it.
+"""Write files atomically: write to a temporary name in the same folder, then rename.
 
 Files that a training or a verdict depends on carry a checksum, which is checked on every read:
 
-- JSON (`write_checked`): the keys `format` and `checksum`, the SHA-256 of all other content;
-- JSON lines (`append_line`): each line has its number and a checksum of its own, so that lost, changed and exchanged
-  lines are noticed and the others stay of use;
-- text that people edit copies of (`write_sealed`): a first line that is a comment.
+- JSON (`write_checked`): the keys `format` and `checksum`, the SHA-256 of all other content.
+- JSON lines (`append_line`): each line has its own number and checksum. Lost, changed or swapped lines are noticed, and
+  the other lines stay usable.
+- Text that people may copy and edit (`write_sealed`): the checksum is in a comment on the first line.
 
-A checksum finds damage and careless edits. It is no signature: a new one beside a changed number is believed.
+A checksum finds damage and careless edits. A checksum is no signature: whoever changes a number can write a new one.
 
-Files of a run also carry a seal: the run, which is the hash of its plan, and the place of the file in the run's folder,
-which has its step. Every read compares both with where the file lies (`seal_of`), so a file of another run or of
-another step is refused. Of JSON lines the first one has the seal. A folder is that of the run that the seal of its
-plan.yaml names, whatever the folder is called.
+Files of a run also carry a seal: the hash of the run's plan, and the file's path in the run's folder, which includes
+the step. Every read compares the seal with the file's location (`seal_of`), so a file of another run or another step is
+refused. In JSON lines the first line has the seal. The seal of plan.yaml decides which run a folder belongs to,
+whatever the folder's name.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.host import is_alive, machine, process_name
 
 Json: TypeAlias = JsonValue
-"""A value as JSON holds it."""
+"""A JSON value."""
 
 PLAN, STUDY = "plan.yaml", "study.yaml"
-"""The file whose seal says which run a folder is of, and the file of a study."""
+"""The plan of a run, whose seal identifies the run of the folder, and the file of a study."""
 SEAL = "seal"
-"""The key of the seal in JSON."""
+"""The JSON key of the seal."""
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
 _FIRST_LINE = re.compile(
     r"# tintype wrote this file(?: as (?P<file>\S+) of the run (?P<run>[0-9a-f]+))?; "
     r"the SHA-256 of (?:that and )?the lines below is (?P<sha256>[0-9a-f]{64})\n"
 )
 _SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
-"""Words of which a damaged first line still has one."""
+"""Words that tell a damaged sealed first line from a line that never had a seal."""
 _WRITING = ".writing-"
-"""Between the name of a file and that of the process that writes it."""
+"""Separator between a file's name and the name of the writing process, in temporary names."""
 _IN_RUN = re.compile(r"(?:(?:checkpoints|snapshots|kept)/step-\d{9}/|evaluation/(?:samples/)?[^/]+/|trackers/)?[^/]+")
-"""The places of files in a run's folder."""
+"""Relative paths of files in a run's folder."""
 _KEPT_DAMAGED = 2
-"""Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
+"""Number of damaged files and folders to keep aside per folder for inspection."""
 
 
 def finite(value: object) -> float | None:
-    """Return a number of a file; None for anything else, and for one that is not finite or too large."""
+    """Return `value` as a float; None if it is no number, not finite, or too large."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -74,10 +74,10 @@ def finite(value: object) -> float | None:
 
 @contextmanager
 def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which takes the name `path` at the end. An error leaves nothing.
+    """Yield a temporary path, and rename it to `path` at the end. An error leaves no file.
 
-    Of two processes that write one file, the later wins, unless the `fence` stops it. A `durable` file lies on the disk
-    before anything goes on. An error of the disk names the file.
+    If two processes write one file, the later write wins, unless the `fence` stops it. A `durable` file is flushed to
+    the disk before this returns. A disk error names the file.
     """
     temporary = path.with_name(f".{path.name}{_WRITING}{process_name()}")
     try:
@@ -98,7 +98,7 @@ def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) ->
 
 @contextmanager
 def following_umask(path: Path) -> Iterator[None]:
-    """Give a file that is written within the mode of any new file here: safetensors lets its owner alone read it."""
+    """Give a file written inside the mode of any new file: safetensors makes files readable by their owner only."""
     path.touch()
     mode = path.stat().st_mode
     yield
@@ -107,7 +107,7 @@ def following_umask(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder for files that are not whole yet. `remove_unfinished` removes what a kill leaves of it."""
+    """Yield a hidden folder for unfinished files. After a kill, `remove_unfinished` removes the folder."""
     scratch = folder / f".scratch{_WRITING}{process_name()}"
     _remove(scratch)
     scratch.mkdir()
@@ -118,7 +118,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Remove what processes of this machine, killed in the middle of `written_beside`, have left in a folder."""
+    """Remove temporary files in a folder that killed processes of this machine left in `written_beside`."""
     for path in folder.glob(f".{name}{_WRITING}*"):
         where, _, process = path.name.rpartition(_WRITING)[2].rpartition("-")
         if where in ("", machine()) and process.isdigit() and not is_alive(int(process)):
@@ -126,12 +126,12 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """Return what any process writes, or has left half written, in a folder and those below it."""
+    """Return the temporary files of any process, in a folder and its subfolders."""
     return list(folder.rglob(f".*{_WRITING}*"))
 
 
 def remove_paths(paths: Collection[Path]) -> None:
-    """Remove files and folders that may be gone already."""
+    """Remove files and folders; ignore missing ones."""
     for path in paths:
         with suppress(FileNotFoundError):
             _remove(path)
@@ -158,7 +158,7 @@ def write_json(path: Path, content: Any, fence: Fence = OPEN) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; empty where there is none."""
+    """Return the content of a JSON file; empty if the file is missing."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -167,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Seal:
-    """Binds a file to its run and to its place there."""
+    """The run that a file belongs to, and its path in the run's folder."""
 
     run: str
     """Hash of the run's plan."""
@@ -183,7 +183,7 @@ class Seal:
 
 
 def seal_of(path: Path) -> Seal | None:
-    """Return the seal that a file has by where it lies; None for a file that is not in a run's folder."""
+    """Return the seal that a file should have by its location; None outside of a run's folder."""
     folder = _run_folder(path)
     return None if folder is None else Seal(_run_in(folder), path.relative_to(folder).as_posix())
 
@@ -194,18 +194,18 @@ def _run_folder(path: Path) -> Path | None:
 
 
 def run_of(folder: Path) -> str | None:
-    """Return the run that a folder is of; None for a folder without plan.yaml."""
+    """Return the run that a folder belongs to; None for a folder without plan.yaml."""
     return _run_in(folder) if (folder / PLAN).is_file() else None
 
 
 def study_of(folder: Path) -> Path | None:
-    """Return the folder of the study that a run's folder lies in; None outside of a study."""
+    """Return the study folder that contains a run's folder; None outside of a study."""
     study = folder.parent.parent
     return study if folder.parent.name == "runs" and (study / STUDY).is_file() else None
 
 
 def run_in_seal(path: Path) -> str | None:
-    """Return the run that the seal of a JSON file names, wherever the file lies; None for a file without a seal."""
+    """Return the run named by a JSON file's seal, regardless of the file's location; None for a file without a seal."""
     try:
         seal = read_object(path).get(SEAL)
     except ValueError:
@@ -226,7 +226,7 @@ def _run_in(folder: Path) -> str:
 
 
 def check_seal(path: Path, found: object, remake: str) -> None:
-    """Refuse a file without a seal in a run's folder, and one whose seal is that of another run or another place."""
+    """Refuse a file of a run's folder whose seal is missing, or names another run or another path."""
     expected = seal_of(path)
     if expected is not None and found is None:
         raise unsealed(path)
@@ -242,7 +242,7 @@ def _foreign(expected: Seal | None, found: object) -> str:
 
 
 def unsealed(path: Path) -> UserError:
-    """Return the refusal of a file of an earlier version. The command is for the study that the file is in, if any."""
+    """Return the error for a file of an earlier version. For a file of a study, the fix seals the whole study."""
     folder = _run_folder(path) or path.parent
     folder = study_of(folder) or folder
     return UserError(
@@ -254,7 +254,7 @@ def unsealed(path: Path) -> UserError:
 def write_checked(
     path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN, place: Path | None = None
 ) -> None:
-    """Write JSON with its checksum, and in a run's folder with its seal. `place` is where it will lie, if elsewhere."""
+    """Write JSON with its checksum, and with its seal in a run's folder. `place` is the final path, if not `path`."""
     write_text(path, checked_text(content, format, seal_of(place or path)), fence)
 
 
@@ -265,9 +265,9 @@ def checked_text(content: Mapping[str, Any], format: int, seal: Seal | None) -> 
 
 
 def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
-    """Return what `write_checked` wrote there, without format, seal and checksum; empty where there is no file.
+    """Return what `write_checked` wrote, without format, seal and checksum; empty if the file is missing.
 
-    `remake` is what to do about a damaged file, as the end of a sentence.
+    `remake` says how to fix a damaged file, as the end of a sentence.
     """
     if not path.exists():
         return {}
@@ -292,14 +292,14 @@ def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
 
 
 def _check_format(path: Path, found: object, wanted: int, remake: str, older: bool) -> None:
-    """Refuse a file of a later format, and where `older` one of an earlier format."""
+    """Refuse a file of a later format, and with `older` also a file of an earlier format."""
     if isinstance(found, int) and (found > wanted or (found < wanted and older)):
         way_out = "install a newer version" if found > wanted else remake
         raise UserError(f"{path} was written in format {found}; this version of tintype reads format {wanted}", way_out)
 
 
 def parse_object(content: str | bytes) -> dict[str, Json]:
-    """Parse a JSON object; raise `ValueError` with what is wrong, which begins with a verb."""
+    """Parse a JSON object. The message of the `ValueError` begins with a verb."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -310,7 +310,7 @@ def parse_object(content: str | bytes) -> dict[str, Json]:
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """Read a file that holds a JSON object; raise `ValueError` with what is wrong, which begins with a verb."""
+    """Read a file with a JSON object. The message of the `ValueError` begins with a verb."""
     try:
         return parse_object(path.read_bytes())
     except OSError as error:
@@ -318,13 +318,13 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def checksum_of(content: Any) -> str:
-    """SHA-256 of a JSON value as a reader gets it, however it is laid out."""
+    """Return the SHA-256 of a parsed JSON value, which does not depend on the layout of the text."""
     as_read = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def damage_in(path: Path) -> str:
-    """Return what the checksums that a file carries say against it; empty for a file that carries none."""
+    """Return how a file differs from its own checksums; empty if it matches or has none."""
     if path.suffix == ".jsonl":
         content = path.read_bytes()
         return "" if _is_unchecked(content) else _whole_lines(content)[1]
@@ -351,7 +351,7 @@ def damaged(path: Path, reason: str, remake: str) -> DamagedFileError:
 
 
 def check_sha256(path: Path, wanted: str, remake: str) -> None:
-    """Refuse a file that is missing, or whose SHA-256 does not begin as wanted."""
+    """Refuse a file that is missing, or whose SHA-256 does not begin with `wanted`."""
     if not path.is_file():
         raise damaged(path, "it is missing", remake)
     if not sha256_of(path).startswith(wanted):
@@ -359,22 +359,22 @@ def check_sha256(path: Path, wanted: str, remake: str) -> None:
 
 
 def write_sealed(path: Path, text: str, fence: Fence = OPEN, run: str | None = None) -> None:
-    """Write text below a comment with its checksum, and in a run's folder with its seal.
+    """Write text below a comment with its checksum, and with its seal in a run's folder.
 
-    `run` is the run that the file is of, where its folder may have no plan.yaml yet.
+    `run` is the run that the file belongs to, if its folder may not have a plan.yaml yet.
     """
     write_text(path, sealed_text(text, Seal(run, path.name) if run else seal_of(path)), fence)
 
 
 def sealed_text(text: str, seal: Seal | None) -> str:
-    """Return text below the comment that seals it."""
+    """Return the text with its sealing comment on top."""
     words = (f" as {seal}", "that and ") if seal else ("", "")
     digest = hashlib.sha256(f"{_bound(seal)}{text}".encode()).hexdigest()
     return f"# tintype wrote this file{words[0]}; the SHA-256 of {words[1]}the lines below is {digest}\n{text}"
 
 
 def _bound(seal: Seal | None) -> str:
-    """Return what a text's checksum covers besides the text."""
+    """Return the part of the seal that a text's checksum also covers."""
     return f"{seal}\n" if seal else ""
 
 
@@ -384,7 +384,7 @@ def _sealed_sha256(line: re.Match[str], text: str) -> str:
 
 
 def read_sealed(path: Path, remake: str, run: str | None = None) -> str:
-    """Return what `write_sealed` wrote there, with the comment. `run` is the run that the file must be of."""
+    """Return what `write_sealed` wrote, including the comment. `run` is the run that the file must belong to."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -415,7 +415,7 @@ def without_seal(text: str) -> str:
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a file that are whole, in the order in which they were written; `damage` is '' or what is wrong."""
+    """The intact lines of a file in the order of writing. `damage` says what is wrong, or is ''."""
 
     whole: list[dict[str, Any]]
     damage: str = ""
@@ -424,8 +424,8 @@ class Lines:
 def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
     """Append a JSON line with its number and checksum.
 
-    A last line that a kill cut short is removed first. One that lacks only its newline stays, and gets it. The first
-    line of a file in a run's folder has the seal.
+    A last line that was cut short by a kill is removed first. A last line that lacks only its newline is completed. In
+    a run's folder the first line has the seal.
     """
     with path.open("a+b") as file:
         number, end = _last_number(file)
@@ -444,19 +444,19 @@ def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> Non
 
 
 def write_lines(path: Path, lines: Collection[Mapping[str, Any]], fence: Fence = OPEN) -> None:
-    """Write a whole file of numbered lines, unless it is just that."""
+    """Write a file of numbered lines, unless the file already has exactly these lines."""
     text = lines_text(lines, seal_of(path))
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text, fence)
 
 
 def lines_text(lines: Collection[Mapping[str, Any]], seal: Seal | None) -> str:
-    """Return the text of a file of numbered lines, with the seal in the first."""
+    """Return the text of a file of numbered lines; the first line has the seal."""
     return "".join(_line(number, line, seal if number == 1 else None) for number, line in enumerate(lines, 1))
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
-    """Return the lines that `append_line` wrote; a last one that a kill cut short is left out.
+    """Return the lines that `append_line` wrote, without a last line that was cut short by a kill.
 
     `vouched` is the number of lines that are known to have been written.
     """
@@ -467,7 +467,7 @@ def read_lines(path: Path, remake: str = "remove it to do without", vouched: int
 
 
 def salvage_lines(path: Path, vouched: int = 0) -> Lines:
-    """Read what is whole of a file of lines, and say what is not. Of a file with a foreign seal nothing is read."""
+    """Return the intact lines of a file, and what is wrong with the rest. A file with a foreign seal gives no lines."""
     content = path.read_bytes() if path.is_file() else b""
     found, damage = _whole_lines(content, vouched)
     if not found and _is_unchecked(content):
@@ -482,7 +482,7 @@ def salvage_lines(path: Path, vouched: int = 0) -> Lines:
 
 
 def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, Any]], str]:
-    """Return the whole lines by their numbers, and what is wrong with the others."""
+    """Return the intact lines by number, and what is wrong with the rest."""
     *ended, last = content.split(b"\n")
     found: dict[int, dict[str, Any]] = {}
     wrong_order = False
@@ -506,7 +506,7 @@ def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, 
 
 
 def check_first_line(path: Path, remake: str) -> None:
-    """Refuse a log of another run, by its first line; a line that is not whole is left to those who read the log."""
+    """Refuse a log of another run, by the seal in its first line. A damaged first line is left to the log's readers."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -521,7 +521,7 @@ def _line(number: int, line: Mapping[str, Any], seal: Seal | None = None) -> str
 
 
 def _read_line(text: bytes) -> tuple[int, dict[str, Any]] | None:
-    """A line's number and its content; None for what is no whole line."""
+    """Return a line's number and content; None for a damaged line."""
     try:
         line: dict[str, Any] = parse_object(text)
     except ValueError:
@@ -534,7 +534,7 @@ def _read_line(text: bytes) -> tuple[int, dict[str, Any]] | None:
 
 
 def _is_unchecked(content: bytes) -> bool:
-    """Return whether the lines were written before lines had numbers and checksums."""
+    """Return whether the file is from an earlier version, whose lines had no numbers and checksums."""
     try:
         lines = [parse_object(text) for text in content.split(b"\n")[:-1]]
     except ValueError:
@@ -543,7 +543,7 @@ def _is_unchecked(content: bytes) -> bool:
 
 
 def count_lines(path: Path) -> int:
-    """The number of the last line that was written whole."""
+    """Return the number of the last intact line."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:
@@ -551,7 +551,7 @@ def count_lines(path: Path) -> int:
 
 
 def _last_number(file: BinaryIO) -> tuple[int, int]:
-    """The number of the last whole line, and where it ends. It is read from the end: a log can be long."""
+    """Return the number of the last intact line, and its end in bytes. Read from the end, since a log can be long."""
     size, window = file.seek(0, os.SEEK_END), 4096
     while True:
         start = max(0, size - window)
@@ -572,7 +572,7 @@ def _last_number(file: BinaryIO) -> tuple[int, int]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder to `damaged-N-NAME`, and remove all but the newest two such of its folder."""
+    """Rename a damaged file or folder to `damaged-N-NAME`. The folder keeps only the newest two of them."""
     numbers = {int(found[1]): one for one in path.parent.iterdir() if (found := _DAMAGED.match(one.name))}
     target = path.with_name(f"damaged-{max(numbers, default=-1) + 1}-{path.name}")
     path.rename(target)
@@ -586,7 +586,7 @@ _DAMAGED = re.compile(r"damaged-(\d+)-")
 
 
 def flush(path: Path) -> None:
-    """Returns when the file, or the list of the names in the folder, is on the disk."""
+    """Flush a file, or the list of names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

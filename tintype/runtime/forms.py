@@ -1,7 +1,7 @@
-"""Shapes and types of tensors, compared before loaded tensors are copied.
+"""Compare shapes and dtypes of loaded tensors before copying them.
 
-`copy_` broadcasts and casts without a word, and so do torch's optimizers: a tensor of shape [1], a transposed one or
-one in fp16 would be taken for the right one.
+`copy_` broadcasts and casts silently, and so do torch's optimizers. Without this check a tensor of shape [1], a
+transposed tensor or a tensor in fp16 would pass as correct.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", 
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of a tensor and its type; a type of None stands for any."""
+    """The shape and dtype of a tensor. A dtype of None matches any."""
 
     shape: torch.Size
     dtype: torch.dtype | None = None
@@ -41,12 +41,12 @@ def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, named by the rest."""
+    """Return the tensors whose names begin with `prefix`, without the prefix in their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def misfits(found: Mapping[str, Form], wanted: Mapping[str, Form]) -> str:
-    """List what is missing, too many, or of another shape or type, the first three of each; '' where all fit."""
+    """List missing and unexpected tensors and wrong shapes or dtypes, the first three of each; '' if all fit."""
     kinds = {
         "missing": [name for name in wanted if name not in found],
         "too many": [name for name in found if name not in wanted],

@@ -1,4 +1,4 @@
-"""Shorter searches for garbage in processes that live long."""
+"""Make garbage collection shorter in long-lived processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_pauses() -> Iterator[None]:
-    """Let the garbage collector pass over what is loaded: going through all imports takes a quarter of a second."""
+    """Exclude loaded objects from garbage collection: scanning all imports takes a quarter of a second."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,7 +1,7 @@
-"""Averages gradients over the ranks while the backward pass goes on, and measures and clips their norm.
+"""Average gradients over the ranks during the backward pass, and measure and clip their norm.
 
-FSDP2 does the first by itself for the weights that it cuts; all others, which every rank holds, are averaged here, in
-buckets that are sent as soon as they are full.
+FSDP2 averages the gradients of sharded weights by itself. Replicated weights are averaged here, in buckets that are
+sent as soon as they are full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUCKET_BYTES = 32 << 20
 
 
 class GradientMean:
-    """Follows the gradients of the weights that every rank has a copy of."""
+    """Average the gradients of replicated weights over the ranks."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout) -> None:
         self._ranks = layout.world.size
@@ -38,7 +38,10 @@ class GradientMean:
 
     @contextmanager
     def over(self, last: bool) -> Iterator[None]:
-        """Around the backward pass of a micro-batch; what has come together is averaged in the last one of a step."""
+        """Wrap the backward pass of a micro-batch.
+
+        In the last micro-batch of a step, average the accumulated gradients.
+        """
         if not last or not self._buckets:
             yield
             return
@@ -54,7 +57,7 @@ class GradientMean:
             bucket.receive()
 
     def _note(self, parameter: Tensor) -> None:
-        """Sends full buckets, in an order that all ranks keep to."""
+        """Send full buckets, in the same order on all ranks."""
         if not self._armed:
             return
         for bucket in self._buckets:
@@ -76,7 +79,10 @@ class _Bucket:
         self.waiting = {id(parameter) for parameter in self.parameters}
 
     def send(self, ranks: int) -> None:
-        """A weight that has no gradient takes its place with zeros: the sizes are those of all ranks."""
+        """Start the all_reduce of the bucket.
+
+        A weight without a gradient counts as zeros, so that all ranks send equal sizes.
+        """
         if self._work is not None:
             return
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
@@ -94,13 +100,13 @@ class _Bucket:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
-    """The last weights first, as the backward pass comes to them; each bucket of one type and device."""
+    """Return buckets in the order of the backward pass, last weights first; each has one dtype and device."""
     kinds = groupby(reversed(parameters), lambda one: (one.dtype, one.device))
     return [_Bucket(some) for _, alike in kinds for some in portions(alike, lambda one: one.nbytes, _BUCKET_BYTES)]
 
 
 def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
-    """Cut a list into pieces whose sizes sum to `most` at most; a larger tensor is a piece by itself."""
+    """Split a list into groups whose sizes sum to at most `most`; a larger tensor gets a group of its own."""
     found: list[list[T]] = []
     room = 0
     for tensor in tensors:
@@ -113,22 +119,22 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 
 
 def backward_start(loss: Tensor) -> Tensor:
-    """The gradient to start backward from: 1, or NaN where the loss is not finite.
+    """Return the gradient to start backward from: 1, or NaN if the loss is not finite.
 
-    A loss can be infinite and have finite gradients. So they are NaN too, and on all ranks once they are averaged.
+    An infinite loss can have finite gradients. Starting from NaN makes all gradients NaN, on all ranks after averaging.
     """
     return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
 
 
 def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
-    """Clips the norm of all gradients, over all pieces, and returns what it was before, in fp32."""
+    """Clip the norm of all gradients over all shards; return the norm before clipping, in fp32."""
     norm = gradient_norm(parameters, layout)
     multiply_gradients(parameters, clip_factor(norm, most))
     return norm
 
 
 def clip_factor(norm: Tensor, most: float | None) -> Tensor:
-    """Return the scalar that brings a norm of more than `most` down to it."""
+    """Return the factor that scales a norm above `most` down to `most`."""
     return torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0)
 
 

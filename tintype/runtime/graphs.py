@@ -1,8 +1,8 @@
-"""Passes of a network as CUDA graphs: the host starts one thing instead of hundreds, and small models do not wait.
+"""Run passes of a network as CUDA graphs: one launch instead of hundreds, so small models do not wait for the host.
 
-A pass is captured at the second call with inputs of the same shapes; the first one compiles kernels. All graphs of a
-network share their memory, so one pass is under way at a time: a call in between runs without a graph. Gradients they
-do not share; where those of all graphs would take too much memory, passes of further shapes run without one.
+A pass is captured at the second call with inputs of the same shapes; the first call compiles kernels. All graphs of a
+network share their memory, so only one pass can be in progress; a call in between runs without a graph. Gradients are
+not shared between graphs. Once the gradients of all graphs take too much memory, new shapes run without a graph.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from torch import Tensor, nn
 
 Parameters = Mapping[str, nn.Parameter]
 Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
-"""Computes outputs from inputs and parameters; all else that it reads stays where it is in memory."""
+"""Function from inputs and parameters to outputs. Everything else that the function reads must keep its address."""
 
 MOST_GRADIENT_SHARE = 1 / 8
 """Share of the device's memory that the gradients of a network's graphs may take."""
 
 
 class _Token:
-    """Lives as long as a forward pass waits for its backward pass."""
+    """Token that lives as long as a forward pass waits for its backward pass."""
 
 
 class Graphs:
-    """Captured passes, by a key that says all that is not a tensor."""
+    """Captured passes, by a key of everything that is not a tensor."""
 
     def __init__(self) -> None:
         self._met = set[Hashable]()
         self._captured: dict[Hashable, _Captured] = {}
         self._gradients = set[int]()
-        """Addresses of the gradients that a graph writes."""
+        """Addresses of the gradients that graphs write."""
         self._gradient_bytes = 0
         self._waiting: Callable[[], _Token | None] = lambda: None
 
     def __call__(
         self, key: Hashable, function: Pass, inputs: Sequence[Tensor], parameters: Parameters
     ) -> tuple[Tensor, ...] | None:
-        """Return the outputs of a pass, or None where it must run without a graph."""
+        """Return the outputs of a pass, or None if the pass must run without a graph."""
         grad = torch.is_grad_enabled()
         mode = (grad, torch.is_autocast_enabled("cuda"))
         key = (key, *mode, *((one.shape, one.dtype, one.requires_grad) for one in inputs))
@@ -70,7 +70,7 @@ class Graphs:
         return outputs
 
     def _save_gradients(self, parameters: Parameters) -> None:
-        """Move gradients that a graph wrote out of the memory that the next pass writes to: micro-batches add up."""
+        """Copy gradients out of a graph's memory before the next pass overwrites them, so that micro-batches add up."""
         for parameter in parameters.values():
             if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
                 parameter.grad = parameter.grad.clone()
@@ -78,15 +78,15 @@ class Graphs:
 
 @cache
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory of the GPU; of a CPU none is known, and it is taken for endless."""
+    """Return the memory of the GPU. For a CPU the answer is practically infinite."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
 
 
 class _Captured:
-    """The graph of a pass forward and, with `grad`, that of its backward pass.
+    """The CUDA graph of a forward pass and, with `grad`, of its backward pass.
 
-    The pass is captured on parameters of its own that share the memory of the given ones: what autograd still keeps of
-    an earlier pass on these would make the capture wait for it, which it must not.
+    The pass is captured with new parameters that share the memory of the given parameters. With the given parameters
+    the capture would have to wait for what autograd still keeps of an earlier pass, and a capture must not wait.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _Captured:
         self._outputs = [one.detach() for one in outputs]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return copies of the outputs for the inputs, which come first: the next pass overwrites them."""
+        """Return copies of the outputs, since the next pass overwrites them. The inputs are the first of `tensors`."""
         with torch.no_grad():
             torch._foreach_copy_(self._inputs, list(tensors[: len(self._inputs)]))
         self._forward.replay()
@@ -142,7 +142,10 @@ class _Replay(torch.autograd.Function):
 
 @contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
-    """Capture what is started inside. Casts that autocast remembers would be missing from the graph: it does not."""
+    """Capture the work started inside.
+
+    Turn off autocast's cache of casts, since cached casts would be missing in the graph.
+    """
     cached = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

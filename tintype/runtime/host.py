@@ -1,4 +1,4 @@
-"""This machine and its processes, named so that a machine that shares a folder does not take them for its own."""
+"""Names of this machine and its processes that no other machine with the same shared folder uses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _BOOT, _PIDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _ENDED = ("Z", "X")
-"""States of a process that runs no more, though its number is still taken."""
+"""States of a process that has ended but still occupies its id."""
 
 
 @cache
 def machine() -> str:
-    """Return a name for what process numbers count in: one start of one machine, or one container on it."""
+    """Return a name for the scope in which process ids are unique: one boot of a machine, or one container on it."""
     with suppress(OSError):
         return _digest(_BOOT.read_text() + os.readlink(_PIDS))  # noqa: PTH115 (no path: pid:[4026531836])
     return _digest(f"{platform.node()} {uuid.getnode()}")
@@ -29,18 +29,18 @@ def _digest(text: str) -> str:
 
 
 def process_name() -> str:
-    """Return a name for this process that no other process of any machine has at the same time."""
+    """Return a name for this process that no other living process on any machine has."""
     return f"{machine()}-{os.getpid()}"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of some machine."""
+    """A process on some machine."""
 
     machine: str
     pid: int
     started: int = 0
-    """When it began, as the kernel counts; 0 where that is unknown. Numbers of processes are used again."""
+    """Start time as the kernel counts it, or 0 if unknown. Ids of processes are reused."""
 
     @classmethod
     def this(cls) -> Process:
@@ -52,7 +52,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it has surely ended. Of another machine that cannot be known."""
+        """Return whether the process has surely ended. For a process of another machine this is unknown, so False."""
         if not self.is_here:
             return False
         if not is_alive(self.pid):
@@ -62,7 +62,7 @@ class Process:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether this machine has a process of this number."""
+    """Return whether this machine has a process with this id."""
     try:
         with suppress(PermissionError):  # it is another user's
             os.kill(pid, 0)
@@ -72,7 +72,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return the state of a process and when it began; ("", 0) where the system does not say."""
+    """Return the state and the start time of a process; ("", 0) if the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may have spaces
         return fields[0], int(fields[19])

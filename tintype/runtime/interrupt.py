@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM set a flag that every long loop polls; a second signal ends the process at once."""
+"""SIGINT and SIGTERM set a flag that every long loop polls. A second signal ends the process at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tintype.runtime.signals import handle_signals
 
 
 class Interrupt:
-    """`signal` is the number of the signal that came, or None."""
+    """The flag that a signal sets. `signal` is the number of the received signal, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def on_any_rank(self, world: World) -> bool:
-        """Return whether a signal has come to any rank; then note it on all."""
+        """Return whether any rank received a signal. If so, set the flag on all ranks."""
         if number := world.all_reduce_max(self.signal or 0):
             self.signal = number
         return self.signal is not None

@@ -1,6 +1,6 @@
 """How the ranks of a run hold its weights: replicated (DDP), sharded (FSDP2), or both (HSDP).
 
-The ranks form a grid of replicas × shards. The ranks of a row hold the shards of one replica; the ranks of a column
+The ranks form a grid of replicas × shards. The ranks of one row hold the shards of one replica. The ranks of one column
 hold the same shard. DDP has one column, FSDP2 one row.
 """
 
@@ -25,7 +25,7 @@ class Layout:
     world: World = ALONE
     shards: int = 1
     mesh: DeviceMesh | None = None
-    """Replicas × shards, where weights are sharded."""
+    """The mesh of replicas × shards; None if weights are not sharded."""
 
     @property
     def replicas(self) -> int:
@@ -33,22 +33,22 @@ class Layout:
 
     @property
     def replica(self) -> int:
-        """The row of this rank."""
+        """Return the index of this rank's replica, its row in the grid."""
         return self.world.rank // self.shards
 
     @property
     def shard(self) -> int:
-        """The column of this rank."""
+        """Return the index of this rank's shard, its column in the grid."""
         return self.world.rank % self.shards
 
     @property
     def shard_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the shards of this rank's replica; None for all ranks."""
+        """Return the group of ranks that together hold this rank's replica; None for all ranks."""
         return None if self.mesh is None else self.mesh.get_group("shards")
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same shard as this one; None for all ranks."""
+        """Return the group of ranks that hold the same shard as this rank; None for all ranks."""
         return None if self.mesh is None else self.mesh.get_group("replicas")
 
 
@@ -56,7 +56,7 @@ ONE = Layout()
 
 
 def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
-    """Return the layout of weights that are sharded over this number of ranks."""
+    """Return the layout of weights that are sharded over `shards` ranks."""
     if world.size % shards:
         raise UserError(
             f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks",
@@ -70,7 +70,7 @@ def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
 
 
 def share_of_batch(batch: int, accumulate: int, world: World) -> int:
-    """Return how many samples of a micro-batch each rank has; refuse what the ranks cannot share evenly."""
+    """Return how many samples of a micro-batch each rank gets; raise if the batch cannot be divided evenly."""
     micro = batch // accumulate
     if micro % world.size:
         raise UserError(
@@ -83,15 +83,15 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
 
 
 def broadcast_weights(modules: nn.Module, world: World) -> None:
-    """Broadcast the first rank's weights: other processors may draw other last bits from the same seed."""
+    """Broadcast the first rank's weights: the same seed can give other last bits on another processor."""
     for tensor in modules.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
 
 
 def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None, reshard: bool) -> None:
-    """Shard the denoiser with FSDP2, block by block. Inputs are never cast: timesteps and rotations stay as they are.
+    """Shard the denoiser with FSDP2, block by block. Inputs are never cast, so timesteps and rotations stay exact.
 
-    Weights are gathered as they are stored, unless `gather` says otherwise; gradients are reduced in fp32 always.
+    Weights are gathered in their stored dtype, or in `gather` if given. Gradients are always reduced in fp32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -113,10 +113,10 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
 
 
 def can_reshard(device_type: str) -> bool:
-    """Return whether gathered weights can be released after the forward pass: on the CPU torch before 2.13 cannot.
+    """Return whether gathered weights can be released after the forward pass.
 
-    There backward fails with `setStorage: ... out of bounds for storage of size 0`. They then stay gathered, which
-    takes memory and changes no number.
+    torch before 2.13 cannot do so on the CPU. There the backward pass fails with `setStorage: ... out of bounds for
+    storage of size 0`. The weights then stay gathered, which takes memory and changes no number.
     """
     return device_type != "cpu" or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
@@ -131,7 +131,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, or the tensor itself; not a copy."""
+    """Return this rank's shard of a tensor, or the tensor itself if replicated. Nothing is copied."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -141,6 +141,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of_shard(rows: int, shard: int, shards: int) -> int:
-    """How many rows of a matrix FSDP2 gives to a shard: as torch.chunk does, the last ones may have fewer or none."""
+    """Return how many rows of a matrix FSDP2 gives to a shard.
+
+    As in torch.chunk, the last shards may get fewer rows or none.
+    """
     most = -(-rows // shards)
     return max(0, min(rows - shard * most, most))

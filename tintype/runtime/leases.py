@@ -1,20 +1,21 @@
-"""Leases: each thing in a folder is worked on by one process at a time, whatever machines share the folder.
+"""Leases: only one process at a time works on each item of a folder, even if several machines share the folder.
 
-A lease is a row of claims, `NAME/000001.json`, `NAME/000002.json` and so on. Each is made by an exclusive create, which
-has one winner on any file system, and the newest alone counts. Its number is the fencing number: it only grows, since
-no claim is ever removed. The holder rewrites its own claim every few seconds (the heartbeat), with how far it is, and
-at last with how it ended. It never writes to another's. No lock of the file system is used.
+A lease is a series of claims, `NAME/000001.json`, `NAME/000002.json` and so on. Each claim is made by an exclusive
+create, which has one winner on any file system, and only the newest claim counts. The newest claim's number is the
+fencing number. The number only grows, since claims are never removed. The holder rewrites its own claim every few
+seconds (the heartbeat) with its progress, and at the end with the outcome. No process writes to another's claim. No
+file system locks are used.
 
-No two clocks are compared. Who wants a lease watches the newest claim by its own clock, and takes the lease where that
-claim has not changed for one and a half times its expiry, or where its process has ended on this machine. The holder
-counts from the start of its last heartbeat, and stops believing in its lease after the expiry. So the two never overlap
-as long as a change is seen within half the expiry, as over NFS, whose caches last up to a minute. A holder that slept
-longer may claim the lease anew, if nobody has: the exclusive create shows that.
+Clocks of two machines are never compared. A process that wants the lease watches the newest claim by its own clock. The
+process takes the lease once the claim has not changed for one and a half times its expiry, or once the holder has ended
+on this machine. The holder counts from the start of its last heartbeat, and gives up the lease after the expiry. So two
+holders never overlap, as long as a change becomes visible within half the expiry; NFS caches last up to a minute. A
+holder that slept longer may claim the lease again if nobody else has, which the exclusive create shows.
 
-A claim carries a checksum, and each of its values has a type and bounds. One that cannot be read (empty, damaged, of a
-later version) has an unknown holder: it is over when it has not changed for one and a half times the usual expiry.
+A claim carries a checksum, and each of its values has a type and bounds. A claim that cannot be read (empty, damaged,
+of a later version) has an unknown holder. An unreadable claim expires after one and a half times the usual expiry.
 
-`Fence` says how late writes of a holder that lost its lease are kept out.
+`Fence` describes how late writes of a former holder are kept out.
 """
 
 from __future__ import annotations
@@ -42,55 +43,55 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.room import is_full
 
 EXPIRY_S = 120.0
-"""A holder that could not write its heartbeat for so long no longer holds its lease."""
+"""Time without a written heartbeat after which the holder has lost its lease."""
 BEAT_S = 5.0
 """Time between heartbeats; at most a tenth of the expiry."""
 MOST_EXPIRY_S = 86_400.0
-"""A claim that says more is damaged: a run whose worker died must not wait for days."""
+"""Longest expiry in a valid claim. Otherwise the run of a dead worker could wait for days."""
 _PATIENCE = 1.5
-"""Others wait so many times the expiry."""
+"""Other processes wait this many times the expiry."""
 _UNKNOWN = Process("", 0)
 _NAME = re.compile(r"([0-9]{6})\.json")
 _MOST_CLAIMS = 999_999
-"""Claims of one lease; more need longer names."""
+"""Largest number of claims per lease; more would need longer file names."""
 _MOST_BYTES = 1 << 20
-"""Size of a claim's file. A claim of a run has about one thousandth of it."""
+"""Largest size of a claim's file. A run's claim has about one thousandth of this."""
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease, or the folder is gone: nothing more may be written."""
+    """Raised when another process has the lease, or when the folder is gone: this process may write nothing more."""
 
 
 class MovedError(UserError):
-    """The folder that holds the leases was moved, renamed or removed."""
+    """Raised when the folder with the leases was moved, renamed or removed."""
 
 
 def boot_clock() -> float:
-    """Return seconds that also pass while the machine sleeps, and that nobody can set."""
+    """Return seconds of a clock that also runs while the machine sleeps, and that nobody can set."""
     if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
         return time.clock_gettime(clock)
     return time.monotonic()
 
 
 class Disk:
-    """How leases use a file system."""
+    """File system operations of leases."""
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder; none where there is no folder."""
+        """Return the names in a folder; empty if the folder is missing."""
         try:
             return os.listdir(folder)  # noqa: PTH208 (names, no paths)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def exists(self, path: Path) -> bool:
-        """Return whether a file is seen to be there."""
+        """Return whether a file is visible. A file that cannot be reached counts as not visible."""
         try:
             return path.exists()
         except OSError:
             return False
 
     def is_gone(self, path: Path) -> bool:
-        """Return whether a file is surely not there. A folder that cannot be reached at the moment says nothing."""
+        """Return whether a file is surely missing. If its folder cannot be reached at the moment, return False."""
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +101,7 @@ class Disk:
         return False
 
     def read(self, path: Path) -> bytes:
-        """Return the content of a file; empty where it is not there, is being replaced, or is no file of a claim."""
+        """Return a claim file's content; empty if the file is missing, being replaced, too large or not regular."""
         try:
             opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
             with os.fdopen(opened, "rb") as file:
@@ -112,7 +113,7 @@ class Disk:
             return b""
 
     def create(self, path: Path, content: bytes) -> bool:
-        """Make a file that is not there; False where it is."""
+        """Create a file; return False if the file exists."""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -128,12 +129,12 @@ class Disk:
         return True
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Write a file whole."""
+        """Write a file atomically."""
         write_bytes(path, content)
 
 
 class _Checked(BaseModel):
-    """Types and bounds of what a claim holds. Extra keys are refused: no reader knows their type."""
+    """Types and bounds of a claim's values. Extra keys are refused, since their type is unknown."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -193,7 +194,7 @@ class _Content(_Checked):
 
 @dataclass(frozen=True)
 class Claim:
-    """The content of a claim's file. Of one that cannot be read, only its number is known."""
+    """The content of a claim's file. If the file cannot be read, only the claim's number is known."""
 
     number: int
     process: Process = _UNKNOWN
@@ -201,15 +202,15 @@ class Claim:
     worker: str = ""
     expiry_s: float = EXPIRY_S
     held_s: float = 0.0
-    """How long it was held at the last heartbeat."""
+    """How long the holder had held the lease at the last heartbeat."""
     about: Mapping[str, Json] = field(default_factory=dict)
-    """Details that its holder gave when it took the lease."""
+    """Details that the holder gave when it took the lease."""
     now: Mapping[str, Json] = field(default_factory=dict)
-    """How far its holder was at the last heartbeat."""
+    """Progress of the holder at the last heartbeat."""
     ended: Mapping[str, Json] | None = None
-    """How it ended, where the holder gave it back."""
+    """Outcome of the work; None until the holder gives the lease back."""
     damage: str = ""
-    """Why it cannot be read; empty where it can."""
+    """Why the claim cannot be read; empty if it can."""
 
     @classmethod
     def parse(cls, number: int, content: bytes) -> Claim:
@@ -255,7 +256,7 @@ class Claim:
 
     @property
     def words(self) -> str:
-        """Return who held it, and how that ended where it is known."""
+        """Describe who held the lease and, if known, how the holder ended."""
         if self.damage:
             return f"unknown: its claim {self.number:06d}.json cannot be read ({self.damage})"
         known = (self.ended or {}).get("text") or self.now.get("died")
@@ -264,12 +265,12 @@ class Claim:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether its process has surely ended without giving the lease back."""
+        """Return whether the holder has surely ended without giving the lease back."""
         return self.ended is None and self.process.has_ended
 
 
 class Leases:
-    """The leases in a folder, as one process sees and takes them."""
+    """The leases in a folder, as one process reads and takes them."""
 
     def __init__(
         self,
@@ -284,16 +285,16 @@ class Leases:
         self.folder, self.worker, self.expiry_s, self.beat_s = folder, worker, expiry_s, beat_s
         self.disk, self.clock = disk or Disk(), clock
         self.anchor = anchor if anchor is not None and anchor.is_file() else None
-        """A file that is there as long as its folder is in its place."""
+        """A file that exists as long as the folder has not moved."""
         self._seen: dict[str, tuple[int, bytes, float]] = {}
-        """The newest claim of each lease, its content, and since when it has been so."""
+        """The newest claim of each lease, its content, and the time since which it has not changed."""
 
     def is_moved(self) -> bool:
-        """Return whether the folder is no longer where it was. What is written then begins a second one."""
+        """Return whether the folder was moved. Further writes would create a second folder in the old place."""
         return self.anchor is not None and self.disk.is_gone(self.anchor)
 
     def check_place(self) -> None:
-        """Raise MovedError where the folder was moved, renamed or removed."""
+        """Raise MovedError if the folder was moved, renamed or removed."""
         if self.anchor is not None and self.is_moved():
             raise MovedError(
                 f"{self.anchor.parent} was moved, renamed or removed while it was in use, and nothing more is written; "
@@ -302,7 +303,7 @@ class Leases:
             )
 
     def newest(self, name: str) -> Claim | None:
-        """Return the newest claim; None where nobody has claimed the lease yet."""
+        """Return the newest claim; None if nobody has claimed the lease yet."""
         if not (numbers := self._numbers(name)):
             return None
         number, content = numbers[-1], self.disk.read(self.path(name, numbers[-1]))
@@ -316,7 +317,7 @@ class Leases:
         return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
 
     def silent_s(self, name: str) -> float:
-        """Return how long this process has seen no change of the newest claim."""
+        """Return for how long this process has seen no change of the newest claim."""
         return self.clock() - self._seen[name][2] if name in self._seen else 0.0
 
     def is_free(self, name: str, finished: bool = False) -> bool:
@@ -334,11 +335,11 @@ class Leases:
     def take(
         self, name: str, about: Mapping[str, Json] | None = None, finished: bool = False, over: int = 0
     ) -> Lease | None:
-        """Take the lease; None where another process holds it, or was faster.
+        """Take the lease; return None if another process holds it or was faster.
 
-        `finished` work needs no claim. If its newest claim cannot be read, two heartbeats are waited for, in which a
-        living holder would write it anew. `over` is the number of a claim that another process has watched until it
-        was over.
+        `finished` says that the work is done and needs no claim. Then an unreadable newest claim is waited on for two
+        heartbeats only, in which a living holder would rewrite it. `over` is the number of a claim that another process
+        has already seen expire.
         """
         self.check_place()
         newest = self.newest(name)
@@ -360,7 +361,7 @@ class Leases:
         return Lease(self, name, claim, [one for one in self.history(name) if one.number < number], began_s)
 
     def note_death(self, name: str, process: int, reason: str) -> Claim | None:
-        """Write into the newest claim how its process ended, for whoever started that process; return the claim."""
+        """Record in the newest claim how its process ended, called by the process that started it. Return the claim."""
         newest = self.newest(name)
         if newest is None or newest.process.pid != process or not newest.is_dead:
             return None
@@ -375,7 +376,7 @@ class Leases:
 
 
 class Lease:
-    """A lease that this process holds, or has lost. A thread writes its heartbeat until `end`."""
+    """A lease that this process holds or has lost. A thread writes its heartbeat until `end`."""
 
     def __init__(self, leases: Leases, name: str, claim: Claim, before: list[Claim], began_s: float) -> None:
         self.name, self.claim, self.before = name, claim, before
@@ -392,7 +393,7 @@ class Lease:
 
     @property
     def fence(self) -> Fence:
-        """Return what keeps this process from writing once the lease is lost."""
+        """Return the fence that stops this process from writing once the lease is lost."""
         passed = frozenset(one.process.pid for one in self.before if one.process.is_here)
         left = any(one.ended is None for one in self.before)
         words = self.before[-1].words if left and self.before[-1].ended is None else ""
@@ -403,11 +404,11 @@ class Lease:
         return self._lost
 
     def report(self, now: Mapping[str, Json]) -> None:
-        """Say how far the work is, for the next heartbeat."""
+        """Set the progress that the next heartbeat writes."""
         self._now = dict(now)
 
     def check(self) -> None:
-        """Raise LostLeaseError where another process has the lease, or may have it."""
+        """Raise LostLeaseError if another process has the lease, or may have it."""
         with self._lock:
             if self._holds():
                 return
@@ -416,7 +417,7 @@ class Lease:
             raise LostLeaseError(f"another process has taken over {self.name} from {process_name()}")
 
     def end(self, how: Mapping[str, Json]) -> None:
-        """Give the lease back, with how the work ended. Nothing is written where it is lost."""
+        """Give the lease back and record how the work ended. If the lease is lost, nothing is written."""
         self._over.set()
         with self._lock:
             if self._holds():
@@ -441,9 +442,9 @@ class Lease:
             return True
 
     def _holds(self) -> bool:
-        """Return whether this process has the lease. One that slept takes it anew if nobody has it.
+        """Return whether this process has the lease. After a sleep, claim the lease again if nobody else has.
 
-        On a full disk it may do so later: nobody else can write a claim there either.
+        On a full disk the new claim may come later, since no other process can write a claim there either.
         """
         leases = self._leases
         if self._lost or leases.is_moved():

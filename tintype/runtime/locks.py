@@ -1,7 +1,7 @@
-"""Locks that keep a second process out of a folder, or from work that another one is doing.
+"""Locks that keep a second process out of a folder, or away from work that another process does.
 
-They fall with the process that holds them. Some file systems of clusters have none. There a lock stops nobody; the
-leases of a study (`leases`) need none.
+A lock is released when its process ends. Some file systems of clusters have no locks. There a lock stops nobody; the
+leases of a study (`leases`) do not depend on locks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of a file system that has no locks."""
+"""Errors of a file system without locks."""
 _WAIT_S = 120.0
 _LOOK_S = 0.1
 ANOTHER_OUT = f"choose another {option('out')}"
@@ -34,10 +34,11 @@ ANOTHER_OUT = f"choose another {option('out')}"
 
 @contextmanager
 def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] = ()) -> Iterator[None]:
-    """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
+    """Make the folder and lock it against other processes. The lock is released when this process ends.
 
-    The file names that process, for messages. What killed processes left half written in the folder is removed. A lock
-    that one of the processes `passed` holds, whose lease was taken over, is left to it under no name.
+    The lock file names this process, for messages. Unfinished files of killed processes are removed from the folder.
+    `passed` are processes whose lease was taken over: if a process of `passed` holds the lock file, the file is
+    unlinked and a new one is made.
     """
     with as_user_error(OSError, f"cannot write to {folder}", otherwise):
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] =
 
 @contextmanager
 def taking_turns(lock: Path) -> Iterator[None]:
-    """Hold a lock for a moment; a process that finds it taken waits."""
+    """Hold a lock for a short time; wait if another process holds it."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -65,20 +66,20 @@ def taking_turns(lock: Path) -> Iterator[None]:
 class SharedWork:
     """Work on many items that several processes share, so that each item is done once.
 
-    Who does an item holds the lock of its byte in a file that all of them open. A killed process leaves its items to
-    the others. The locks are the open file's and not the process's (`F_OFD_SETLK`): the latter fall as soon as any
-    descriptor of the file is closed, also one of a library. Without such locks each process does all: double work, and
-    the same results.
+    A process that works on an item locks the item's byte in a file that all processes open. If a process is killed, the
+    others do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`). A process lock would
+    be released as soon as any descriptor of the file is closed, even by a library. Without such locks each process does
+    all items: double work, and the same results.
     """
 
     def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
-        """`words` names the items in a note. `open_file` returns a new descriptor that can be written.
+        """Set up the shared work. `words` names the items in a note; `open_file` returns a new writable descriptor.
 
-        Without it the work is this process's own.
+        Without `open_file` this process does all the work.
         """
         self._words, self._open = words, open_file
         self._held: tuple[int, int] | None = None
-        """The process that opened the file, and its descriptor: a fork shares the locks of its parent."""
+        """The process that opened the file, and its descriptor. A fork would share its parent's locks."""
         self._has_locks = open_file is not None and hasattr(fcntl, "F_OFD_SETLK")
 
     def do(
@@ -89,9 +90,10 @@ class SharedWork:
         make: Callable[[list[T]], None],
         portion: int,
     ) -> int:
-        """Return when none of the items is left, and how many of them this process made.
+        """Work until no item is left; return how many items this process made.
 
-        It makes a portion at a time, and waits for those that others are making. `place` is the byte of an item.
+        This process makes one portion at a time, and waits for items that other processes are making. `place` is the
+        byte of an item in the lock file.
         """
         made = 0
         while items := left(items):
@@ -105,7 +107,7 @@ class SharedWork:
         return made
 
     def _take(self, items: Sequence[T], place: Callable[[T], int], portion: int) -> list[T]:
-        """Lock some items that no other process is making; where there are none, wait for the first."""
+        """Lock some items that no other process is making. If all are taken, wait for the first item."""
         mine: list[T] = []
         try:
             for item in items:
@@ -146,10 +148,10 @@ def _close_own(process: int, descriptor: int) -> None:
 def wait_for_lock(
     folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None], passed: Collection[int] = ()
 ) -> bool:
-    """Wait until no other process works in the folder, `_WAIT_S` at most; False where `stop` ended the wait.
+    """Wait up to `_WAIT_S` until no other process works in the folder. Return False if `stop` ended the wait.
 
-    A process that was killed a moment ago may still be ending. `on_wait` gets one sentence if there is a wait. Nobody
-    waits for the processes `passed`.
+    A recently killed process may still be ending. `on_wait` gets one sentence if there is a wait. Locks of the
+    processes `passed` are not waited for.
     """
     if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
         return True
@@ -168,7 +170,7 @@ def wait_for_lock(
 
 
 def _take(lock: TextIO) -> bool:
-    """Take the lock if it is free; it falls when the file is closed."""
+    """Take the lock if it is free. Closing the file releases the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -179,19 +181,22 @@ def _take(lock: TextIO) -> bool:
 
 
 def _holder(folder: Path) -> str:
-    """Return the id of the process that holds the lock, in words; empty where it has not written it."""
+    """Return the id of the process that holds the lock, in words; empty if the lock file has no id."""
     return f" ({holder})" if (holder := _held_by(folder)) is not None else ""
 
 
 def _held_by(folder: Path) -> int | None:
-    """Return the id of the process that took the lock last; None where it has not written it."""
+    """Return the id of the process that took the lock last; None if the lock file has no id."""
     with suppress(OSError, ValueError):
         return int((folder / _LOCK).read_text())
     return None
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
-    """A folder without its mark must be empty, but for what an earlier try may have left."""
+    """Refuse a folder with foreign files and no `mark`.
+
+    Hidden files and `checkpoints` may be left from an earlier attempt.
+    """
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
         raise UserError(
             f"{folder} holds other files and no {mark}", f"choose an empty or new folder for {option('out')}"

@@ -1,4 +1,4 @@
-"""The machine of a run: its device and threads, how it computes fp32, its packages, and the commit of the code."""
+"""The machine of a run: its device and threads, its fp32 precision, its packages, and the commit of the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tintype.wording import setting
 
 @contextmanager
 def exact_fp32(exact: bool = True) -> Iterator[None]:
-    """Compute fp32 convolutions exactly: by default cuDNN rounds them to TF32."""
+    """Compute fp32 convolutions without TF32, which cuDNN uses by default."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = not exact
     try:
@@ -34,9 +34,9 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(device: str, threads: int) -> Iterator[None]:
-    """Compute on the CPU with this number of threads: another number adds sums in another order.
+    """Set the number of CPU threads: another number of threads adds sums in another order.
 
-    On a GPU torch's own number stays: the sums are the GPU's.
+    On a GPU torch keeps its own number of threads, since the GPU computes the sums.
     """
     before = torch.get_num_threads()
     if choose_device(device).type == "cpu":
@@ -48,12 +48,12 @@ def cpu_threads(device: str, threads: int) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return how many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a name; each rank that was started by torchrun has a GPU of its own."""
+    """Return the torch device for a name. Under torchrun each rank gets a GPU of its own."""
     if name in ("auto", "cuda") and torch.cuda.is_available():
         return torch.device("cuda", current().local_rank) if current().joined else torch.device("cuda")
     if name == "auto":
@@ -72,7 +72,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions and the hardware that numbers depend on."""
+    """Return the versions and the hardware that can change numbers."""
     return {
         "tintype": tintype.__version__,
         **({"commit": commit} if (commit := code_commit()) else {}),
@@ -86,9 +86,10 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @cache
 def code_commit() -> str:
-    """Return the git commit that the package runs from, and whether its files were changed since.
+    """Return the git commit of the package's checkout, and whether its files were changed since.
 
-    Empty where the package is not its own checkout: an installed one can lie within another project's repository.
+    Empty if the package is not in a checkout of its own. An installed package can lie inside another project's
+    repository.
     """
     package = Path(tintype.__file__).parent
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(package)]
@@ -100,7 +101,7 @@ def code_commit() -> str:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Return what a command printed; empty where it is not installed, fails or does not end."""
+    """Return the output of a command; empty if the command is not installed, fails or does not end."""
     try:
         done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

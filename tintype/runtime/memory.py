@@ -1,9 +1,9 @@
-"""Out-of-memory errors of a GPU, also those that an operation hides.
+"""Detect out-of-memory errors of a GPU, including errors that an operation hides.
 
 cuDNN has several algorithms for a convolution. torch tries one after the other: if the workspace of one does not fit
-into memory, it takes the next without a word, and the process keeps that choice (`Conv_v8.cpp`, `try_configs`). The
-result has other last digits, so a run beside others that fill the GPU ends with other weights than the same run alone.
-If no algorithm fits, torch raises a plain `RuntimeError`. The allocator counts both.
+into memory, torch silently takes the next, and the process keeps that choice (`Conv_v8.cpp`, `try_configs`). The result
+has other last digits. So a run that shares a full GPU can end with other weights than the same run alone. If no
+algorithm fits, torch raises a plain `RuntimeError`. The allocator counts both cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def count_failures() -> int:
-    """Return how often memory ran out on the GPU of this process, whether an error was raised or not."""
+    """Return how often the GPU of this process ran out of memory, with or without a raised error."""
     if not torch.cuda.is_initialized():
         return 0
     return int(torch.cuda.memory_stats_as_nested_dict().get("num_ooms", 0))
@@ -23,7 +23,7 @@ def count_failures() -> int:
 
 @contextmanager
 def checked_memory() -> Iterator[None]:
-    """Raise `OutOfMemoryError` if memory ran out inside, whatever the operation made of it."""
+    """Raise `OutOfMemoryError` if memory ran out inside, even if the operation recovered."""
     before = count_failures()
     hidden: BaseException | None = None
     try:
@@ -42,7 +42,7 @@ def checked_memory() -> Iterator[None]:
 
 
 _RAN_OUT = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR")
-"""Words of errors that libraries raise without memory, beside torch's own."""
+"""Texts of errors that libraries raise when memory runs out, in addition to torch's own error."""
 
 
 def ran_out(error: BaseException) -> bool:
@@ -53,5 +53,5 @@ def ran_out(error: BaseException) -> bool:
 
 
 def lost_gpu(error: BaseException) -> bool:
-    """Return whether this process can no longer use its GPU: a kernel failed, its own or a neighbour's."""
+    """Return whether this process can no longer use its GPU, since a kernel of this or another process failed."""
     return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "CUDA driver error"))

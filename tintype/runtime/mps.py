@@ -1,7 +1,7 @@
-"""CUDA's Multi-Process Service: the kernels of several processes run side by side on one GPU instead of in turns.
+"""CUDA's Multi-Process Service: run kernels of several processes at the same time on one GPU instead of in turns.
 
-It is started for the workers of one command and ends with it, so nothing is left running on the machine. A service that
-somebody else has started, and named in CUDA_MPS_PIPE_DIRECTORY, is used as it is.
+The service starts for the workers of one command and ends with the command. A service that a user has already started
+and named in CUDA_MPS_PIPE_DIRECTORY is used as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.parent import command_with_parent
 
 SWITCH = "TINTYPE_MPS"
-"""The environment variable that, set to 0, leaves the service alone."""
+"""Environment variable that disables the service if set to 0."""
 _CONTROL, _PIPES, _LOGS = "nvidia-cuda-mps-control", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _START_S, _END_S = 20.0, 10.0
 _PROBE = """
@@ -37,14 +37,14 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""A program that takes memory on the first GPU; without torch, whose import takes seconds."""
+"""A program that allocates memory on the first GPU. The program avoids torch, whose import takes seconds."""
 
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[bool]:
-    """Let processes that are started inside share the GPUs by the service; yield whether they do.
+    """Let processes started inside share the GPUs through the service; yield whether the service is used.
 
-    They do not where each has a GPU of its own, where the service is not installed, or where it does not work.
+    The service is not used if each process has its own GPU, or if the service is not installed or does not work.
     """
     control = shutil.which(_CONTROL)
     if control is None or jobs <= torch.cuda.device_count() or _PIPES in os.environ or os.environ.get(SWITCH) == "0":
@@ -65,7 +65,7 @@ def side_by_side(jobs: int) -> Iterator[bool]:
 
 @contextmanager
 def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Run the service; yield the variables by which processes find it, none where it does not work."""
+    """Run the service; yield the environment variables that processes need to find it, empty if it does not work."""
     variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
     for value in variables.values():
         Path(value).mkdir()
@@ -90,7 +90,7 @@ def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _why_not(environment: Mapping[str, str], pipes: Path) -> str:
-    """Return why a process cannot use the service; empty where it can."""
+    """Return why a process cannot use the service; empty if it can."""
     until_s = time.monotonic() + _START_S
     while not (pipes / "control").exists():
         if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Notes for the user from rooms that do not print: they go to the logger `tintype`, and `terminal/` shows them."""
+"""Notes for the user from rooms that do not print. Notes go to the logger `tintype`, and `terminal/` shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _noted: set[str] = set()
 
 @contextmanager
 def notes_in(language: Language) -> Iterator[None]:
-    """Show options in notes in the words of this language."""
+    """Show options in notes in the wording of this language."""
     token = _language.set(language)
     try:
         yield
@@ -25,12 +25,12 @@ def notes_in(language: Language) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Log a note, which may name options as data."""
+    """Log a note. The text may name options as data."""
     LOGGER.warning(rendered(text, _language.get()))
 
 
 def note_once(subject: str, text: str) -> None:
-    """Note something once in a process for each subject."""
+    """Log a note once per process and subject."""
     if subject not in _noted:
         _noted.add(subject)
         note(text)

@@ -1,9 +1,9 @@
-"""End a process when the one that started it ends, however that one ends.
+"""End a process when its parent process ends, however the parent ends.
 
-Linux kills it at once (PR_SET_PDEATHSIG). Elsewhere a thread checks whether the parent is still there.
+Linux kills the process at once (PR_SET_PDEATHSIG). Elsewhere a thread checks whether the parent still exists.
 
-Run as a script, this file becomes another program that ends with its parent: `parent.py PARENT COMMAND...`. It imports
-the standard library alone, so that this takes milliseconds.
+Run as a script, this file replaces itself by another program that ends with its parent: `parent.py PARENT COMMAND...`.
+The script imports only the standard library, so it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXIT_CODE = 128 + signal.SIGKILL
 def end_with_parent(parent: int) -> None:
     """Kill this process when `parent`, the process that started it, ends.
 
-    Linux does so when the *thread* that started this process ends: where that thread may end before its process, use
+    Linux does so when the *thread* that started this process ends. If that thread may end before its process, use
     `watch_parent`.
     """
     if not _kill_with_parent():
@@ -44,14 +44,14 @@ def watch_parent(parent: int) -> None:
 
 
 def command_with_parent(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs a program and ends it with this process; elsewhere than on Linux, as it is."""
+    """Return a command line that ends a program with this process; outside of Linux, return `command` unchanged."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def _kill_with_parent() -> bool:
-    """Ask the kernel to kill this process with its parent; False where it cannot."""
+    """Ask the kernel to kill this process with its parent; return False if the kernel cannot."""
     if sys.platform != "linux":
         return False
     try:
@@ -61,7 +61,7 @@ def _kill_with_parent() -> bool:
 
 
 def _end_orphan(parent: int) -> None:
-    """End this process at once if its parent is gone: an orphan has another parent."""
+    """End this process at once if its parent is gone. An orphan process gets another parent."""
     if os.getppid() != parent:
         os._exit(_EXIT_CODE)
 

@@ -1,6 +1,6 @@
-"""Memory that several processes share: that of a GPU, or of the host. How much there is, and how much is free.
+"""Total and free memory of a pool that several processes share: a GPU's memory or the host's.
 
-NVML is asked for a GPU's memory: `cudaMemGetInfo` would open a context of its own, half a gigabyte in each process that
+The GPU's memory is read through NVML. `cudaMemGetInfo` would open a CUDA context, half a gigabyte in each process that
 only waits.
 """
 
@@ -22,35 +22,35 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Level:
-    """Bytes of a pool."""
+    """Free and total bytes of a pool."""
 
     free: int
     total: int
 
 
 class Pool(Protocol):
-    """Memory of this machine."""
+    """A pool of memory of this machine."""
 
     @property
     def name(self) -> str:
-        """Return its name, the same in all processes of the machine."""
+        """Return the pool's name, equal in all processes of the machine."""
 
     @property
     def empty_share(self) -> float:
-        """Return the share of it that is free, or the asking process's own, where it is called empty."""
+        """Return the share of the pool that must be free, or held by this process, for the pool to count as empty."""
 
     def read(self) -> Level: ...
     def own_bytes(self) -> int:
-        """Return what this process holds of it."""
+        """Return the bytes of the pool that this process holds."""
 
 
 CONTEXT_BYTES = 1 << 30
-"""Allowance for what torch does not count: a process's CUDA context, and the libraries that it loads there."""
+"""Allowance for memory that torch does not count: a process's CUDA context and loaded libraries."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that this process sees under an index."""
+    """The memory of the GPU with an index, as this process counts GPUs."""
 
     index: int = 0
     empty_share: float = 0.9
@@ -81,7 +81,7 @@ class _NvmlMemory(ctypes.Structure):
 
 @cache
 def _nvml() -> Any:
-    """Return NVIDIA's management library, ready for questions; None where there is none."""
+    """Return NVIDIA's management library, initialized; None if missing."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -90,7 +90,7 @@ def _nvml() -> Any:
 
 
 def _nvml_memory(uuid: str) -> tuple[int, int] | None:
-    """Return free and total bytes; None where NVML does not know the GPU."""
+    """Return free and total bytes of a GPU; None if NVML does not know the GPU."""
     library, handle, memory = _nvml(), ctypes.c_void_p(), _NvmlMemory()
     if library is None or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
         return None
@@ -101,11 +101,11 @@ def _nvml_memory(uuid: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Host:
-    """The memory of the host, or of the container that this process is in."""
+    """The memory of the host, or of this process's container."""
 
     name: str = "host"
     empty_share: float = 0.0
-    """Other programs always hold some of it."""
+    """Zero, since other programs always hold some of the host's memory."""
 
     def read(self) -> Level:
         known = _kilobytes(_MEMINFO)
@@ -124,7 +124,7 @@ class Host:
 
 
 def count_kills() -> int:
-    """Return how often the kernel has killed a process of this machine or container for want of memory."""
+    """Return how many processes of this machine or container the kernel has killed for lack of memory."""
     return max(
         _kilobytes(Path("/proc/vmstat")).get("oom_kill", 0),
         _kilobytes(_CGROUP / "memory.events").get("oom_kill", 0),
@@ -132,7 +132,7 @@ def count_kills() -> int:
 
 
 def _kilobytes(file: Path) -> Mapping[str, int]:
-    """Return the numbers of a file of the kernel, by name, in its own units."""
+    """Return the numbers in a file of the kernel by name, in the file's units."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

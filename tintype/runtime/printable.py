@@ -1,4 +1,4 @@
-"""Text from outside, fit to be shown: `\\x1b` in place of an escape that would act on a terminal, and no passwords."""
+"""Make foreign text safe to show: write terminal escapes as codes such as `\x1b`, and hide passwords."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _ACTING = re.compile(
     "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible; bidi; new lines
     "\U000e0000-\U000e007f]"  # invisible tags
 )
-"""Joiners (U+200C, U+200D) are left: Persian and emoji need them."""
+"""Characters that act on a terminal. Joiners (U+200C, U+200D) are not included, since Persian and emoji need them."""
 
 
 def visible(text: str) -> str:
-    """Return the text with each control character and each invisible one written as its code, without passwords."""
+    """Return the text with control and invisible characters written as codes, and without passwords."""
     return _ACTING.sub(_code, hide_passwords(text))
 
 

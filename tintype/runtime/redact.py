@@ -1,4 +1,4 @@
-"""Redact what is passed on: passwords in addresses everywhere, paths of this machine in results, reports and cards."""
+"""Redact text that leaves the machine: passwords in addresses, and local paths in results, reports and cards."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 LOCAL = "(a local file or folder)"
 HIDDEN = "(hidden)"
 _INSIDE = r"[^\s/?#\"<>\\{}|"
-"""The start of a class of letters that stand in the user and password of an address; quotes end JSON's texts."""
+"""Start of a character class for the user and password of an address.
+
+Quotes are excluded, since they end JSON strings.
+"""
 _PASSWORDS = re.compile(
     rf"(?<=://){_INSIDE}:@]*:{_INSIDE}]*@|(?:(?<=http://)|(?<=https://)){_INSIDE}@]+@", re.IGNORECASE
 )
-"""`user:password@` in any address; in those of the web, where a token may stand alone, also `user@`."""
+"""Matches `user:password@` in any address. In web addresses it also matches `user@`, since a token may stand alone."""
 _TOKENS = re.compile(
     r"(?:(?<=[?&])|(?<=&amp;))([\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pwd|signature|sig|credential))=[^\s&#\"<>\\{}|]+",
     re.IGNORECASE,
 )
-"""Values of an address's query that let their owner in, as `?access_token=…`."""
+"""Matches secrets in an address's query, such as `?access_token=…`."""
 _LETTER = r"(?:[^\s/'\"`,;:()\[\]{}]|:(?=\w))"
 _IN_TEXT = (
     r"file://[^\s'\"`]+"
@@ -25,32 +28,35 @@ _IN_TEXT = (
     r"|\b[A-Za-z]:\\[^\s'\"`]+"
     r"|\\\\\w[^\s'\"`]+"
 )
-"""Unix paths, Windows paths and `file://` addresses; other addresses stay. `/x` alone is taken for a mere stroke."""
+"""Matches Unix paths, Windows paths and `file://` addresses, but no other addresses. `/x` alone does not match."""
 _PATHS = re.compile(_IN_TEXT)
 _WHOLE = re.compile(r"(?:~[\w.-]*/|/[^/\n]+/)[^/\n]*(?:/[^/\n]*)*")
-"""A string that is a path as a whole; it may have spaces."""
+"""Matches a string that is a path as a whole, possibly with spaces."""
 
 NamePath = Callable[[str], str]
-"""Return what stands in place of a path."""
+"""Function from a path to its replacement."""
 
 
 def hide_passwords(text: str) -> str:
-    """Return the text without the passwords and tokens of its addresses."""
+    """Return the text with the passwords and tokens of its addresses hidden."""
     return _TOKENS.sub(rf"\1={HIDDEN}", _PASSWORDS.sub(f"{HIDDEN}@", text)) if "://" in text else text
 
 
 def redact_text(text: str, name: NamePath = lambda path: LOCAL) -> str:
-    """Return the text with each path replaced by its `name`, and without passwords."""
+    """Return the text with each path replaced by `name(path)`, and with passwords hidden."""
     return _PATHS.sub(lambda found: name(found[0]), hide_passwords(text))
 
 
 def hide_all_passwords(value: object) -> object:
-    """Hide the passwords in all strings of nested data, keys too: what names a key elsewhere still does."""
+    """Hide the passwords in all strings and keys of nested data. Equal keys stay equal."""
     return _mapped(value, hide_passwords, hide_passwords)
 
 
 def redact(value: object, name: NamePath) -> object:
-    """Redact all strings of nested data. A path that is a whole string somewhere is found within other strings too."""
+    """Replace the paths in all strings of nested data.
+
+    A path that fills a whole string is also found inside other strings.
+    """
     whole = dict.fromkeys(text for text in _strings(value) if _WHOLE.fullmatch(text))
     for path in whole:
         name(path)  # numbered in the order of the data
@@ -60,7 +66,7 @@ def redact(value: object, name: NamePath) -> object:
 
 
 def last_names() -> NamePath:
-    """Name each path by its last part; two paths that end alike get numbers, so that they stay two."""
+    """Name each path by its last part. If two paths end alike, number them to keep them apart."""
     names: dict[str, str] = {}
 
     def name(path: str) -> str:

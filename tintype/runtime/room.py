@@ -1,4 +1,4 @@
-"""A disk that is full: which errors say so, and whether there is room again."""
+"""Recognise errors of a full disk, and check whether there is room again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tintype.runtime.host import process_name
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_WORDS = re.compile(rf"\(os error ({errno.ENOSPC}|{errno.EDQUOT})\)")
-"""safetensors says the number of an error in its text alone."""
+"""Matches the error number in safetensors' message, which has no other field for the number."""
 _PROBE_BYTES = 1 << 16
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised from, says that the disk or the user's quota is full."""
+    """Return whether an error or one of its causes means that the disk or the user's quota is full."""
     numbered = any(isinstance(one, OSError) and one.errno in _FULL for one in _chain(error))
     return numbered or any(_IN_WORDS.search(str(one)) for one in _chain(error))
 
@@ -31,7 +31,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def has_room(folder: Path, needed: int) -> bool:
-    """Return whether a folder's disk has so many bytes left, and takes a small file: only that shows a quota."""
+    """Return whether a folder's disk has `needed` free bytes. Writing a small file also detects a quota."""
     probe = folder / f".room.writing-{process_name()}"  # `remove_unfinished` removes what a kill leaves
     try:
         if shutil.disk_usage(folder).free < needed:
@@ -46,7 +46,7 @@ def has_room(folder: Path, needed: int) -> bool:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder, as far as they are still there."""
+    """Return the total size of all files below a folder. Files that vanish meanwhile are ignored."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

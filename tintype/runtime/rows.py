@@ -1,9 +1,9 @@
-"""Rows of numbers, one for each image of the data, in memory or in a file that is mapped into memory.
+"""Rows of numbers, one per image of the data, in memory or in a memory-mapped file.
 
-What a frozen network says of an image is computed once and kept by the image's id: a teacher's tokens, a tokenizer's
-latents. Rows that live no longer than the processes that use them are in `shared`.
+A frozen network's output for an image is computed once and cached by the image's id: a teacher's tokens, a tokenizer's
+latents. Rows that only live as long as their processes are in `shared`.
 
-B: images asked for. M: those whose rows are written. N: images of the data.
+B: requested images. M: images whose rows are written. N: images of the data.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from tintype.runtime.files import damaged
 from tintype.runtime.locks import SharedWork
 
 _FORMAT = b"tintype rows 2\n\0"
-"""The first bytes of the file. Earlier files had none, and sums that swapped numbers or rows did not change."""
+"""The first bytes of the file. Version 1 had no such header, and its checksums missed swapped numbers and rows."""
 SUM_BYTES = 8
 PORTION = 64
-"""Rows that a process takes at a time: enough for one call, and some are left for the others."""
+"""Rows that a process takes at a time: enough for one call, and few enough to leave some for other processes."""
 _LEFT_S = 3600
 
 
 @dataclass(frozen=True)
 class Content:
-    """Content of rows."""
+    """Description of what rows contain."""
 
     words: str
-    """Names it in errors, in the plural."""
+    """Plural name of the rows in errors."""
     shape: tuple[int, ...]
     """[N, …]"""
     dtype: torch.dtype
     otherwise: str
-    """Advice to a user without room for them."""
+    """What a user without enough room can do instead."""
     stamp: bytes = b""
-    """Stands at the head and says which rows these are; of a multiple of 8 bytes."""
+    """Identity of the rows, written to the header; its length is a multiple of 8 bytes."""
 
     @property
     def head(self) -> bytes:
-        """The first bytes."""
+        """Return the header, the first bytes of the file."""
         return _FORMAT + self.stamp
 
     @property
     def row_bytes(self) -> int:
-        """Size of all rows, without their checksums."""
+        """Return the size of all rows without their checksums."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
@@ -67,14 +67,14 @@ class Content:
 
 
 class Rows:
-    """Mapped memory: a head, for each image a checksum, for each its row.
+    """Mapped memory with a header, then a checksum for each image, then a row for each image.
 
-    The checksum is written after the row and says that it is there. It is compared when a process first asks for the
-    row, so that a row that a crash left unwritten, that is damaged or that lies in another's place is computed again.
+    The checksum is written after its row and marks the row as present. The checksum is verified when a process first
+    reads the row. A row that is incomplete after a crash, damaged or in the wrong place is computed again.
     """
 
     def __init__(self, mapped: Tensor, content: Content, stride_bytes: int, work: SharedWork) -> None:
-        """`stride_bytes` lie between the beginnings of two rows."""
+        """Map the rows. `stride_bytes` is the distance between the starts of two rows."""
         count, first = content.shape[0], len(content.head)
         rows = first + SUM_BYTES * count
         stride_NK = mapped[rows:].view(count, stride_bytes)
@@ -87,7 +87,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows that were written, damaged ones too."""
+        """Return the number of rows that were written, including damaged rows."""
         return int((self._sum_N != 0).sum())
 
     def has(self, id_B: Tensor) -> Tensor:
@@ -98,16 +98,16 @@ class Rows:
         return self._known_N[id_B]
 
     def missing(self, ids: Sequence[int]) -> list[int]:
-        """Return the images whose rows are not there or damaged, each once."""
+        """Return the images whose rows are missing or damaged, each once."""
         id_B = torch.tensor(ids, dtype=torch.int64)
         found: list[int] = id_B[~self.has(id_B)].unique().tolist()
         return found
 
     def fill(self, ids: Sequence[int], make: Callable[[list[int]], Tensor], portion: int = PORTION) -> int:
-        """Return when the rows of these images are there, and how many of them this process made.
+        """Make the missing rows of these images; return how many rows this process made.
 
-        Each is made by one process of those that share the rows: a portion at a time by this one, while others make
-        the rest.
+        Each row is made by one of the processes that share the rows. This process makes a portion at a time, while the
+        others make the rest.
         """
 
         def write(some: list[int]) -> None:
@@ -116,9 +116,9 @@ class Rows:
         return self._work.do(ids, self.missing, int, write, portion)
 
     def fill_blocks(self, blocks: Sequence[list[int]], make: Callable[[list[int]], Tensor]) -> int:
-        """As `fill`, of blocks: where a row of one is missing, one process makes all of its rows in one call.
+        """Do as `fill` for blocks of images. If a block misses a row, one process computes all its rows in one call.
 
-        Only those that are missing are written: others may be reading the rest. No image is in two blocks.
+        Only the missing rows are written, since other processes may be reading the rest. No image is in two blocks.
         """
         written = 0
 
@@ -147,12 +147,12 @@ class Rows:
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        """Return the rows. numpy copies them: torch's threads wait for each other where others compute too."""
+        """Return the rows, copied by numpy: torch's threads would wait for each other while other processes compute."""
         stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
         return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
 
     def read_into(self, ids: Sequence[int], out_B: Tensor) -> bool:
-        """Copy the rows in a thread of the caller's, without torch's own threads; return False if one is missing."""
+        """Copy the rows in the calling thread, without torch's threads; return False if a row is missing."""
         if not bool(self.has(torch.tensor(ids, dtype=torch.int64)).all()):
             return False
         byte_BK = out_B.view(len(ids), -1).view(torch.uint8).numpy()
@@ -161,12 +161,12 @@ class Rows:
         return True
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return 64 bits over what the rows are of, each row's place, and the row. Zero is left for missing rows."""
+        """Return a 64-bit checksum over the stamp, the row's index and the row. Zero is reserved for missing rows."""
         raise NotImplementedError
 
 
 class DiskRows(Rows):
-    """A memory-mapped file that all processes share."""
+    """Rows in a memory-mapped file that all processes share."""
 
     def __init__(self, file: Path, content: Content) -> None:
         size = content.file_bytes
@@ -186,12 +186,12 @@ class DiskRows(Rows):
         super().__init__(map_file(file, size), content, content.row_bytes // content.shape[0], work)
 
     def flush(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Flush all written rows to the disk."""
         with self.file.open("rb+") as file:
             os.fsync(file.fileno())
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return the first 64 bits of SHA-256."""
+        """Return the first 64 bits of each row's SHA-256."""
         sums = []
         for id_ in id_M.tolist():
             total = hashlib.sha256(self._stamp + id_.to_bytes(8, "little"))
@@ -201,7 +201,7 @@ class DiskRows(Rows):
 
 
 def map_file(file: Path, size: int) -> Tensor:
-    """Map a file of this size into memory; what is written there is in the file."""
+    """Map a file of this size into memory. Writes to the memory change the file."""
     with as_user_error(RuntimeError, f"cannot map {file} into memory"):
         return torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
 
@@ -213,13 +213,13 @@ class _Images(Protocol):
 
 
 def fingerprint(source: _Images) -> str:
-    """Return a hash of a few images, which stand for how all are drawn or decoded."""
+    """Return a hash of three images, as a fingerprint of how all images are drawn or decoded."""
     some = sorted({0, len(source) // 2, len(source) - 1})
     return hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
 
 
 def make_file(file: Path, content: Content) -> None:
-    """An empty file of its full size, in place only when it is whole."""
+    """Make an empty file of its full size. The file gets its name only once it is complete."""
     size = content.file_bytes
     advice = f"free some, set TINTYPE_CACHE to a folder with room, or {content.otherwise}"
     with as_user_error(OSError, f"cannot make {file} of {gigabytes(size)} ({size} bytes)", advice):
@@ -242,7 +242,7 @@ def make_file(file: Path, content: Content) -> None:
 
 
 def _put_in_place(made: Path, file: Path) -> None:
-    """First writer wins."""
+    """Move the file to its place, unless another process was first."""
     try:
         os.link(made, file)
     except FileExistsError:
@@ -252,14 +252,14 @@ def _put_in_place(made: Path, file: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have left; making a file never takes an hour."""
+    """Remove unfinished files of killed processes, older than an hour: making a file never takes that long."""
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)
 
 
 def _take_room(descriptor: int, size: int) -> None:
-    """Takes the blocks now: to write to a mapped file when the disk is full kills the process."""
+    """Allocate the file's blocks now: writing to a mapped file on a full disk would kill the process."""
     if sys.platform == "darwin":
         os.ftruncate(descriptor, size)
     else:

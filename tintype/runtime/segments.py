@@ -1,9 +1,9 @@
-"""Blocks of bytes by key, on a disk, in a folder to which any number of processes add at once.
+"""A cache of byte blocks by key, in a folder that any number of processes extend at the same time.
 
-Each process writes a pair of files of its own, so that nothing is locked and no one waits: `NAME.rows` has the blocks
-one after another and is mapped into memory, `NAME.index` one record of 32 bytes for each. Every process reads all
-pairs. A record is written after its block, and its sum covers both and the stamp of the folder: what a crash left
-undone, what is of another folder and what is damaged does not count as there, and is added anew.
+Each process writes its own pair of files, so there are no locks and no waiting. `NAME.rows` has the blocks one after
+another and is mapped into memory. `NAME.index` has one record of 32 bytes per block. Every process reads all pairs. A
+record is written after its block, and its checksum covers the block and the folder's stamp. Incomplete, foreign or
+corrupt records count as missing and are rewritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tintype.runtime.cache import writing_cache
 
 KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{KEY_BYTES}sQII")
-"""Key, first byte, bytes, sum."""
+"""A record: key, offset, size, checksum."""
 
 
 @dataclass
@@ -30,11 +30,11 @@ class _Segment:
     rows: Path
     index: Path
     read: int = 0
-    """Bytes of the index that are known."""
+    """Bytes of the index that were read so far."""
     mapped: mmap.mmap | None = None
 
     def block(self, first: int, size: int) -> memoryview | None:
-        """None where the file does not reach that far."""
+        """Return a block; None if the file is too short."""
         if self.mapped is None or len(self.mapped) < first + size:
             if not self.rows.is_file() or self.rows.stat().st_size < first + size:
                 return None
@@ -54,7 +54,7 @@ class _Place:
 
 class Segments:
     def __init__(self, folder: Path, stamp: bytes, otherwise: str) -> None:
-        """`otherwise` is what a user without room on the disk can do instead."""
+        """Open the folder. `otherwise` is what a user with a full disk can do instead."""
         self.folder, self._stamp, self._otherwise = folder, stamp, otherwise
         self._segments: dict[str, _Segment] = {}
         self._places: dict[bytes, _Place] = {}
@@ -65,7 +65,7 @@ class Segments:
         return len(self._places)
 
     def refresh(self) -> None:
-        """Takes in what other processes have added."""
+        """Read the records that other processes have added."""
         for index in sorted(self.folder.glob("*.index")):
             segment = self._segments.setdefault(index.stem, _Segment(index.with_suffix(".rows"), index))
             with index.open("rb") as file:
@@ -84,7 +84,7 @@ class Segments:
         return [key for key in keys if self.get(key) is None]
 
     def get(self, key: bytes) -> memoryview | None:
-        """The block, or None where none is there or it is damaged."""
+        """Return the block of a key; None if missing or damaged."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -97,7 +97,7 @@ class Segments:
         return block
 
     def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
-        """Adds each block under its key. What was added before an error stays."""
+        """Add each block under its key. Blocks that were added before an error stay."""
         records = []
         with writing_cache(self.folder, self._otherwise):
             segment, self._own = self._own_segment(), None  # after an error: its index may end in half a record
@@ -114,7 +114,7 @@ class Segments:
         segment.read += len(records) * _RECORD.size
 
     def _own_segment(self) -> _Segment:
-        """The files of this process: one that was forked needs others."""
+        """Return the pair of files of this process. A forked process gets a new pair."""
         if self._own is None or self._own[0] != os.getpid():
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -129,7 +129,7 @@ class Segments:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Without a buffer: an error comes where it happens."""
+    """Append without a buffer, so that an error is raised here."""
     left = memoryview(content)
     with path.open("ab", buffering=0) as file:
         while left:

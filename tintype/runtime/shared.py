@@ -1,12 +1,12 @@
-"""Rows in memory that all processes of a user on this machine share, for as long as one of them uses them.
+"""Rows in memory that all processes of a user on one machine share, as long as one of them uses the rows.
 
-The memory is a file without a name (`memfd_create`). The process that makes it publishes a record, an empty file in the
-cache whose name says which rows they are, of which process, by which descriptor. Others open that descriptor
-(`/proc/PID/fd/N`), which gives them one of their own, and publish a record too. The kernel frees the memory with the
-last process, also after SIGKILL: nothing is left in /dev/shm, whose size, 64 MB in many containers, is no limit either.
-Records of ended processes are removed.
+The memory is an anonymous file (`memfd_create`). The process that makes it publishes a record: an empty file in the
+cache whose name has the identity of the rows, the process and the descriptor. Another process opens that descriptor
+(`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory with the last
+process, even after SIGKILL. So nothing stays in /dev/shm, and its size, 64 MB in many containers, is no limit. Records
+of ended processes are removed.
 
-M: rows whose checksums are wanted. K: bytes of a row. W: words of 64 bits in a row.
+M: rows whose checksums are needed. K: bytes of a row. W: 64-bit words of a row.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.rows import SUM_BYTES, Content, Rows, gigabytes, map_file
 
 SMALLEST_BYTES = 16 << 20
-"""Smaller rows are each process's own: they are made sooner than they are found."""
+"""Smaller rows are not shared: a process makes them faster than it finds them."""
 _RESERVE_BYTES = 2 << 30
-"""Memory that is left to all else."""
+"""Memory left free for everything else."""
 _WORD_BYTES = 8
 _FOREIGN_S = 30 * 24 * 3600
-"""Age at which records of other machines and containers that share the cache are removed."""
+"""Age at which records of other machines and containers with the same cache are removed."""
 
 
 class MemoryRows(Rows):
-    """Rows in memory. The checksum runs at the memory's speed: SHA-256 would take seconds for each 10 GB."""
+    """Rows in memory. Their checksum runs at memory speed; SHA-256 would take seconds per 10 GB."""
 
     def __init__(self, content: Content, mapped: Tensor, work: SharedWork) -> None:
         stride_bytes = _stride_bytes(content)
@@ -52,10 +52,10 @@ class MemoryRows(Rows):
         self._word_NW = self._stride_NK.view(np.int64)
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return the sum of the row's words and its place, each with an odd weight of its own, modulo 2^64.
+        """Return the weighted sum of each row's words and index modulo 2^64. Every weight is odd.
 
-        One changed word changes it always, since an odd weight has an inverse; all else, such as two swapped rows, but
-        for one case in 2^60 or so. The weights follow from what the rows are of.
+        A change of one word always changes the sum, since an odd weight has an inverse. Any other change, such as two
+        swapped rows, is missed in about one case in 2^60. The weights follow from the header of the rows.
         """
         dots = [np.dot(self._word_NW[id_], self._weight_W) for id_ in id_M.tolist()]
         sum_M = torch.tensor(np.array(dots, dtype=np.int64)) + (id_M + 1) * self._place_weight
@@ -63,9 +63,9 @@ class MemoryRows(Rows):
 
 
 def open_rows(content: Content) -> MemoryRows:
-    """Return rows in memory; raise a `UserError` where there is no room for them.
+    """Return rows in memory; raise a `UserError` if the memory is too small.
 
-    All but small ones are this machine's. Where the system has no such memory they are this process's own.
+    Small rows belong to this process. Larger rows are shared by this machine's processes, if the system supports it.
     """
     if (size := _size(content)) >= SMALLEST_BYTES:
         if (rows := open_shared(content)) is not None:
@@ -75,7 +75,7 @@ def open_rows(content: Content) -> MemoryRows:
 
 
 def open_shared(content: Content) -> MemoryRows | None:
-    """Return the rows of this machine's processes; None where the system has no such memory, which is noted."""
+    """Return the shared rows of this machine; note it and return None if the system has no shared memory."""
     try:
         if hasattr(os, "memfd_create"):
             return _open_shared(content, _size(content))
@@ -89,7 +89,7 @@ def open_shared(content: Content) -> MemoryRows | None:
 
 
 def free_bytes() -> int:
-    """Return how much memory can be taken: of the machine, and of the container or job that this process is in."""
+    """Return how much memory this process can still take from its machine and its container or job."""
     memory = Path("/proc/meminfo")
     if not memory.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -98,7 +98,7 @@ def free_bytes() -> int:
 
 
 def _groups() -> list[Path]:
-    """Return the control groups that bound the memory of this process; in a container, its own is the root."""
+    """Return the control groups that limit the memory of this process. In a container, its own group is the root."""
     found: list[Path] = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -112,7 +112,7 @@ def _groups() -> list[Path]:
 
 
 def _free_in(group: Path) -> int:
-    """Return the memory that a control group may still take; files that were read and can be dropped count as free."""
+    """Return the memory that a control group may still take. Cached files that can be dropped count as free."""
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit, usage, file_cache in (v2, v1):
@@ -157,7 +157,7 @@ def _open_shared(content: Content, size: int) -> MemoryRows:
 
 
 def _published(folder: Path, name: str, content: Content, size: int) -> int | None:
-    """Return a descriptor of the memory that a living process has published under this name; None if none has.
+    """Return a descriptor of memory that a living process has published under this name; None if missing.
 
     Records of ended processes are removed.
     """
@@ -187,7 +187,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
 
 def _made(name: str, content: Content, size: int) -> int:
-    """Return a descriptor of new memory. All of it is taken now: a page that cannot be had later kills the process."""
+    """Return a descriptor of new memory. All pages are allocated now: a later failure would kill the process."""
     _check_room(content, size)
     descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
     try:
@@ -204,7 +204,10 @@ def _memory_name(name: str) -> str:
 
 
 def _withdraw(process: int, record: Path, descriptor: int) -> None:
-    """Close the memory of rows that nobody in this process uses any more. The record is the process's, not a fork's."""
+    """Close memory that this process no longer uses.
+
+    Remove the record only in the process that wrote it, not in a fork.
+    """
     if process == os.getpid():
         with suppress(OSError):
             record.unlink(missing_ok=True)
@@ -213,7 +216,7 @@ def _withdraw(process: int, record: Path, descriptor: int) -> None:
 
 
 def _stride_bytes(content: Content) -> int:
-    """Return the bytes from row to row: whole words."""
+    """Return the distance between two rows in bytes, rounded up to whole words."""
     row_bytes = content.row_bytes // content.shape[0]
     return -(-row_bytes // _WORD_BYTES) * _WORD_BYTES
 

@@ -1,9 +1,9 @@
-"""Shares of a pool of memory: a process takes one before it fills that memory, and others see what it was promised.
+"""Shares of a memory pool: a process reserves a share before it fills memory, and other processes respect the share.
 
-A share is a small file in a folder of this machine, with the process that holds it, its bytes, and how many of them the
-process has in use by now. What is free of a pool is then what the pool says is free, less what was promised and is not
-in use yet. Memory of strangers, who take no shares, is simply not free. The share of a process that has ended counts no
-more, however it ended. Who takes a share holds a lock meanwhile, so no two processes are promised the same bytes.
+A share is a small file in a folder of this machine. The file has the process, the reserved bytes, and the bytes in use
+so far. The memory left for new shares is the pool's free memory minus all reserved bytes that are not in use yet.
+Memory of other programs, which take no shares, is simply not free. The share of an ended process does not count. A
+process holds a lock while it takes a share, so the same bytes are never reserved twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tintype.runtime.locks import taking_turns
 from tintype.runtime.pools import Level, Pool
 
 SPARE_SHARE = 0.03
-"""Share of a pool that is promised to nobody."""
+"""Fraction of a pool that is never reserved."""
 _READ_S = 1.0
 
 
@@ -39,24 +39,24 @@ class Promise:
     bytes: int
     used: int
     whole: bool
-    """Whether its holder has the pool for itself: nobody else takes a share."""
+    """Whether the holder has the pool to itself: nobody else can take a share."""
 
 
 _PROMISE = TypeAdapter(Promise)
 
 
 class Shares:
-    """The shares of a pool, as one process sees and takes them."""
+    """The shares of a pool, as one process reads and takes them."""
 
     def __init__(self, pool: Pool, folder: Path | None = None) -> None:
         self.pool = pool
         self.folder = (folder or _own_folder()) / machine() / pool.name
 
     def take(self, wanted: int | None) -> Share | None:
-        """Take a share of so many bytes, all of the pool for None; None where it does not fit now.
+        """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit now.
 
-        What this process holds of the pool already counts as its own. What no pool has is given where nobody else is
-        there: then the share is all that is free.
+        Memory of the pool that this process already holds counts as its own. If `wanted` exceeds what is left and the
+        pool is otherwise empty, the share is all free memory.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with taking_turns(self.folder / "lock"):
@@ -71,18 +71,18 @@ class Shares:
             return Share(self, level.free + own, True, empty) if empty else None
 
     def left(self) -> int:
-        """Return the bytes that are free and promised to nobody; 0 where somebody has the pool for itself."""
+        """Return the bytes that are free and not reserved; 0 if a process has the pool to itself."""
         others = self.promises()
         return 0 if any(other.whole for other in others) else _left(others, self.pool.read())
 
     def is_alone(self, share: Share) -> bool:
-        """Return whether the holder of this share has the pool for itself, strangers counted."""
+        """Return whether the holder of this share has the pool to itself, other programs included."""
         level, own = self.pool.read(), self.pool.own_bytes()
         others = [one for one in self.promises() if one.process != Process.this()]
         return share.is_held and not others and level.free + own >= self.pool.empty_share * level.total
 
     def promises(self) -> list[Promise]:
-        """Return the shares of all living processes; the files of others are removed."""
+        """Return the shares of all living processes, and remove the files of ended processes."""
         return list(self._living())
 
     def _living(self) -> Iterator[Promise]:
@@ -98,7 +98,7 @@ class Shares:
 
 
 def _own_folder() -> Path:
-    """Return a folder of this machine that is the user's: where somebody has taken its name, one in the cache."""
+    """Return the user's folder in the temporary folder; if its name belongs to another user, a folder in the cache."""
     found = Path(tempfile.gettempdir()) / f"tintype-{os.getuid()}"
     with suppress(OSError):
         found.mkdir(mode=0o700, exist_ok=True)
@@ -108,20 +108,20 @@ def _own_folder() -> Path:
 
 
 def _left(others: list[Promise], level: Level) -> int:
-    """Return the bytes that are free, less what others will still take of their shares and what is spared."""
+    """Return the free bytes minus the reserved bytes that are not in use yet and the spare fraction."""
     promised = sum(max(0, one.bytes - one.used) for one in others)
     return int(level.free - promised - SPARE_SHARE * level.total)
 
 
 class Share:
-    """A share that this process holds until `release`. A thread notes how much of it is in use."""
+    """A share that this process holds until `release`. A thread records how much of it is in use."""
 
     def __init__(self, shares: Shares, size: int, whole: bool, empty: bool) -> None:
         self.bytes, self.whole = size, whole
         self.empty = empty
-        """Whether nobody else held anything of note in the pool when it was taken."""
+        """Whether the pool was otherwise empty when this share was taken."""
         self.most = 0
-        """The most that this process was seen to hold."""
+        """The most bytes that this process was seen to hold."""
         self._shares, self._over = shares, threading.Event()
         self._file = shares.folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         self._write()

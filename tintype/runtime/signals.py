@@ -1,8 +1,8 @@
-"""Signal handlers: a first SIGINT or SIGTERM calls a function, a second one ends the process at once.
+"""Signal handlers: the first SIGINT or SIGTERM calls a function, a second one ends the process at once.
 
-`timeout` and job schedulers signal a process and then its group: what comes within a second is the same signal.
+`timeout` and job schedulers signal a process and then its group, so signals within one second count as one.
 
-Python lets the main thread alone choose handlers. Work in another thread, of a notebook or a server, goes on without.
+Python only lets the main thread set handlers. In other threads, of a notebook or a server, signals are not handled.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _NOT_BEGUN = "interrupted: nothing was begun; run the same command again"
 
 
 def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Callable[[], None]:
-    """Call `first` with the number of the first signal, by default of SIGINT and SIGTERM. Return what undoes it.
+    """Call `first` with the number of the first signal, by default of SIGINT and SIGTERM.
 
-    In another thread than the main one nothing is changed, and signals go to the handlers that are there.
+    Return a function that undoes this.
+
+    In any thread but the main thread nothing changes, and the existing handlers stay.
     """
     if not _is_main_thread():
         return lambda: None
@@ -54,7 +56,7 @@ def _is_main_thread() -> bool:
 
 @contextmanager
 def ignored(number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal, so that a process which is started within is born ignoring it; in the main thread only."""
+    """Ignore a signal, so that a process started inside also ignores it. This works in the main thread only."""
     if not _is_main_thread():
         yield
         return
@@ -66,23 +68,26 @@ def ignored(number: signal.Signals) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals. While Python shuts down it handles none: they would end a finished command by their default."""
+    """Ignore signals during Python's shutdown.
+
+    Otherwise the default handlers would end a finished command with an error.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with(code: int) -> None:
-    """Make a signal end this process at once with `code`: the command is done, and only threads are waited for."""
+    """Make a signal end this process at once with `code`, since the command is done and only waits for threads."""
     handle_signals(lambda number: os._exit(code))
 
 
 def end_before_work(number: int) -> None:
-    """End a command whose code is still being imported, which takes seconds on a busy machine."""
+    """End a command that is still importing its code, which takes seconds on a busy machine."""
     _end_at_once(number, _NOT_BEGUN)
 
 
 def _end_at_once(number: int, words: str = _ENDED) -> None:
-    """Nothing is unwound, so the cursor that a progress bar hides is shown again here."""
+    """End the process without unwinding. Show the cursor again, which a progress bar may have hidden."""
     with suppress(OSError):
         os.write(_STDERR, (_SHOW_CURSOR + b"\n" if os.isatty(_STDERR) else b"") + words.encode() + b"\n")
     os._exit(128 + number)

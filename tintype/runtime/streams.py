@@ -1,7 +1,7 @@
-"""Make stdout and stderr safe to write text from outside to, in any encoding.
+"""Make stdout and stderr safe for foreign text, in any encoding.
 
-Names in a study file, captions, file names and answers of a server may hold escape codes, which would hide lines,
-write new ones, or set the clipboard. `prepare_streams` writes them out, whichever code prints.
+Names in a study file, captions, file names and answers of a server may hold escape codes. On a terminal such codes
+could hide lines, write new lines, or set the clipboard. `prepare_streams` makes them visible, whichever code prints.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import NoReturn, TextIO, cast
 from tintype.runtime.printable import visible
 
 PLAIN_LETTERS = "tintype-plain"
-"""The error handler of encoders that replaces what an encoding lacks by ASCII that reads alike."""
+"""Name of the error handler that replaces letters missing in an encoding by similar ASCII."""
 _PLAIN = {
     "→": "->", "←": "<-", "–": "-", "—": "-", "−": "-", "·": "-", "±": "+/-", "×": "x", "…": "...",
     "≥": ">=", "≤": "<=", "≈": "~", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "•": "*",
 }  # fmt: skip
 _MOVES = re.compile(r"\n*(?:\x1b\[A)*")
-"""How the progress bars of other libraries go to their line: as a text of its own."""
+"""Matches texts by which progress bars of other libraries only move the cursor."""
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr write control characters as codes, and what their encoding lacks in plain letters."""
+    """Make stdout and stderr write control characters as codes, and unsupported letters as similar ASCII."""
     os.environ.setdefault("PYTHON_COLORS", "0")  # else a traceback of Python 3.13 colours itself by escape codes
     sys.stdout, sys.stderr = _prepared(sys.stdout), _prepared(sys.stderr)
 
 
 class VisibleStream:
-    """A text stream that writes control characters as codes. It has no `buffer`, by which one could write past it."""
+    """A text stream that writes control characters as codes. The stream has no `buffer`, which would bypass that."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text; carriage returns at its ends are of progress bars, and stay."""
+        """Write a text. Carriage returns at its ends come from progress bars and stay."""
         if _MOVES.fullmatch(text):
             return self._stream.write(text)
         inner = text.strip("\r")
@@ -54,7 +54,7 @@ class VisibleStream:
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """Return the stream that consoles write to, under the name that they look for."""
+        """Return the wrapped stream, under the name by which rich consoles look for it."""
         return self._stream
 
     def __getattr__(self, name: str) -> object:
@@ -80,7 +80,7 @@ codecs.register_error(PLAIN_LETTERS, _replace)
 
 
 def _plain(letter: str) -> str:
-    """Return ASCII that reads alike: `->` for an arrow, `e` for é, `*` for a spinner's dots, or the code point."""
+    """Return similar ASCII: `->` for an arrow, `e` for é, `*` for a spinner's dots, else the code point."""
     if "\u2800" <= letter <= "\u28ff":
         return "*"
     without_accents = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode("ascii")
@@ -88,12 +88,12 @@ def _plain(letter: str) -> str:
 
 
 def stdout_to_stderr() -> AbstractContextManager[object]:
-    """Send to stderr what a package prints: stdout is for results."""
+    """Redirect what a package prints to stderr, since stdout is for results."""
     return redirect_stdout(sys.stderr)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End the process without freeing anything: what it holds on a GPU that has failed may never be answered for."""
+    """End the process without freeing anything: freeing memory of a failed GPU may block forever."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -1,7 +1,7 @@
-"""Layers that compute in fp32 while the rest is autocast to bf16. Their matrix products on a GPU are TF32 then.
+"""Layers that compute in fp32 while the rest is autocast to bf16. On a GPU their matrix products then use TF32.
 
-TF32 has factors with 10 bits and sums in fp32, and units of its own on the GPU, which are faster. bf16 numbers are TF32
-numbers too, so tokens that a bf16 denoiser gives are not rounded.
+TF32 products have factors with 10 mantissa bits and sums in fp32, and run on tensor cores, which are faster. bf16
+numbers are also TF32 numbers, so the tokens of a bf16 denoiser are not rounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def tf32_products() -> Iterator[None]:
-    """Let fp32 products on a GPU be TF32, those of convolutions too: cuDNN has a setting of its own."""
+    """Allow TF32 for fp32 products on a GPU, including convolutions, for which cuDNN has a separate setting."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -28,7 +28,7 @@ def tf32_products() -> Iterator[None]:
 
 
 def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
-    """Apply layers in fp32, whatever autocast says; where it is on, on a GPU, with TF32 products both ways."""
+    """Apply layers in fp32, even under autocast. Under autocast on a GPU, use TF32 products forward and backward."""
     fast = x.is_cuda and torch.is_autocast_enabled("cuda")
     kind = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none of its own
     with torch.autocast(kind, enabled=False):
@@ -37,13 +37,13 @@ def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
 
 
 def in_tf32(layers: nn.Module, x: Tensor) -> Tensor:
-    """Apply layers in fp32 with TF32 products both ways."""
+    """Apply layers in fp32 with TF32 products, forward and backward."""
     out: Tensor = _InTf32.apply(layers, x, *layers.parameters())  # type: ignore[no-untyped-call]
     return out
 
 
 class _InTf32(torch.autograd.Function):
-    """Keeps the layers' own graph, and runs it backward in the same context: that of the forward pass is gone then."""
+    """Keep the layers' graph and run its backward pass with TF32: the context of the forward pass has ended by then."""
 
     @staticmethod
     def forward(ctx: Any, layers: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:

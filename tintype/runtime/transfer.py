@@ -1,4 +1,4 @@
-"""Copies between the host and a GPU, without waiting for it."""
+"""Copy between the host and a GPU without blocking the host."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MOST_AHEAD_BYTES = 256 << 20
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on the device. From pinned memory the copy waits in the GPU's queue, and the host does not."""
+    """Return the tensor on the device. From pinned memory the copy is queued on the GPU, and the host does not wait."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PendingNumbers:
-    """Values of a small tensor. Reading them waits for the step that made them and for no later one."""
+    """Values of a small tensor, copied without waiting. Reading them waits only for the step that made them."""
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -42,17 +42,17 @@ class PendingNumbers:
 class _UnderWay:
     out_B: Tensor
     reading: Future[bool]
-    """Whether all rows were there."""
+    """Future that is True if no row was missing."""
     sent_B: Tensor | None = None
     event: torch.cuda.Event | None = None
 
 
 class ReadAhead:
-    """Batches of rows that a thread reads, and that go to the device, while earlier steps compute.
+    """Prefetch batches of rows: a thread reads them, and they are copied to the device while earlier steps compute.
 
-    A batch is named by its ids, and an id's row never changes: a batch that is taken is the one that was asked for. The
-    thread copies on the host only; all that the GPU is asked for comes from the thread that trains, so that nothing
-    comes between when it captures a graph.
+    A batch is identified by its ids. The row of an id never changes, so a taken batch always equals the requested
+    batch. The thread copies only on the host. All GPU work is started by the training thread, so that nothing
+    interferes with the capture of a CUDA graph.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ReadAhead:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`read_into` copies the rows with these ids into a tensor, or returns False where some are missing."""
+        """Start the thread. `read_into` copies the rows of ids into a tensor, or returns False if rows are missing."""
         self._read_into, self._row_shape, self._dtype, self._device = read_into, tuple(row_shape), dtype, device
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
@@ -70,9 +70,11 @@ class ReadAhead:
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begin to read a batch, unless those under way take much memory: one is always read ahead.
+        """Begin to prefetch a batch.
 
-        Batches are expected in the order in which they are taken.
+        Skip it if the batches being read take too much memory; one batch is always prefetched.
+
+        Call this in the order in which the batches are taken.
         """
         if tuple(ids) in self._begun:
             return
@@ -83,9 +85,9 @@ class ReadAhead:
         self._begun[tuple(ids)] = _UnderWay(out_B, self._pool.submit(self._read_into, list(ids), out_B))
 
     def take(self, ids: Sequence[int]) -> Tensor | None:
-        """Return a batch on the device; None where it was not expected, or rows were missing.
+        """Return a batch on the device; None if it was not expected or rows are missing.
 
-        Batches that were expected before it are dropped.
+        Batches that were expected earlier are dropped.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:
@@ -108,7 +110,7 @@ class ReadAhead:
         return one.sent_B
 
     def _send(self, one: _UnderWay) -> None:
-        """Begin the copy to the device, on a stream of its own; a batch that was sent stays as it is."""
+        """Begin the copy to the device on a separate stream, unless the copy has begun."""
         if one.sent_B is not None:
             return
         if self._stream is None:

@@ -1,10 +1,10 @@
-"""End all ranks when one of them is stuck, and say which one and where it stands.
+"""End all ranks when one rank is stuck, and report which rank and where.
 
-Every rank writes where it stands to the ranks' store, from a thread, several times before a limit is over. A step that
-takes longer than its limit, or a neighbour that no longer writes, ends this process; then the launcher stops the
-others. Of several ranks that notice, the first reports.
+A thread of each rank writes the rank's phase to the shared store several times within a limit. A process ends if its
+step exceeds the limit, or if the next rank no longer writes; then the launcher stops the other ranks. If several ranks
+notice, the first reports.
 
-A process that was itself stopped for a while (SIGSTOP, a laptop's lid) does not count that time.
+Time during which a process was itself stopped (SIGSTOP, a closed laptop) does not count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tintype.runtime.dist import World, is_connection_error, ranks_store, someon
 EXIT_CODE = 1
 _BEAT_S = 2.0
 _BEATS_OF_LIMIT = 8
-"""A rank writes at least so often before the limit is over."""
+"""Least number of times that a rank writes within the limit."""
 _REMEMBERED = 51
 _ANSWER_S = 15.0
-"""The store answers in this time, or is lost."""
+"""Time after which an unanswered store counts as lost."""
 
 
 class Limits(Protocol):
-    """A step may take `multiple` times the median, and `floor_minutes` at least; None switches the watchdog off."""
+    """A step may take `multiple` times the median step, and at least `floor_minutes`; None disables the watchdog."""
 
     @property
     def multiple(self) -> float: ...
@@ -47,7 +47,7 @@ class Limits(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stood when it last wrote."""
+    """Phase and step of a rank at its last beat."""
 
     beat: int
     phase: str
@@ -57,7 +57,7 @@ class Place:
     left: bool = False
     """Whether the rank has left the training."""
     writer: int = 0
-    """Number of phases that its thread which saves in the background has begun."""
+    """Number of phases that the rank's saving thread has begun."""
 
     @property
     def words(self) -> str:
@@ -70,7 +70,7 @@ Why = Literal["no answer", "left", "behind", "store lost"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Which ranks hold up the others."""
+    """The ranks that hold up the others, and why."""
 
     why: Why
     ranks: list[int]
@@ -93,23 +93,23 @@ class Finding:
 
     @property
     def details(self) -> dict[str, Any]:
-        """For the event: of each rank where it stands, of those that hold up the others the stack too."""
+        """Return the phase of every rank, and the stacks of the ranks that hold up the others, for the event log."""
         stacks = {rank: place.stack for rank in self.ranks if (place := self.places.get(rank)) is not None}
         stands = {rank: place.words if place else "not begun" for rank, place in self.places.items()}
         return {"ranks": self.ranks, "why": self.why, "stands": stands, "stacks": stacks}
 
 
 Report = Callable[[Finding, str], str]
-"""Writes the event and returns the whole message, from the finding and what it means in words."""
+"""Function that logs a finding with its description, and returns the full message."""
 
 
 def say_again(finding: Finding, text: str) -> str:
-    """The report of commands that have no log."""
+    """Return the message of commands without a log."""
     return f"{text}. All ranks are ended; run the same command again"
 
 
 def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None], mine: int) -> Finding:
-    """Find who holds up the others, from what all ranks wrote at two times with a few beats between them."""
+    """Find the ranks that hold up the others, from the places of all ranks at two times a few beats apart."""
     left = [rank for rank, place in after.items() if place is None or place.left]
     silent = [
         rank for rank, place in after.items() if place and not place.left and place == before[rank] and rank != mine
@@ -124,7 +124,7 @@ def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None],
 
 
 class Watchdog:
-    """Follows the steps of this rank and the beats of its neighbour."""
+    """Watch the duration of this rank's steps, and the beats of the next rank."""
 
     def __init__(self, world: World, settings: Limits, report: Report) -> None:
         assert settings.floor_minutes is not None
@@ -146,7 +146,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
-        """Call it at the beginning of every step: the time to the next call is that of the step."""
+        """Mark the beginning of a step, which ends the step before. Call this at the beginning of every step."""
         now = time.monotonic()
         if self._began_s is not None:
             self._durations_s.append(now - self._began_s)
@@ -158,16 +158,16 @@ class Watchdog:
         return max(self._floor_s, self._multiple * usual_s)
 
     def leave(self) -> None:
-        """Stop watching, and tell the others that this rank has left."""
+        """Stop watching, and record in the store that this rank has left."""
         self._ended.set()
         self._beating.join(_ANSWER_S)  # its last beat would say otherwise
         with _store_may_fail():
             self._write(left=True)
 
     def explain(self) -> str | None:
-        """Report the rank that a broken connection led to, and return the message; empty where another rank reports.
+        """Report the rank that broke a connection, and return the message; empty if another rank reports it.
 
-        None where all ranks answer: then the connection broke for another reason.
+        Return None if all ranks answer: then the connection broke for another reason.
         """
         finding = self._find()
         if finding.why == "behind":
@@ -177,7 +177,7 @@ class Watchdog:
         return text
 
     def _beat(self) -> None:
-        """Write where this rank stands, and look whether the next one still does."""
+        """Write this rank's place to the store, and check that the next rank still writes its own."""
         neighbour, seen = (self._world.rank + 1) % self._world.size, -1
         while not self._ended.wait(self._beat_s):
             with _store_may_fail():
@@ -208,7 +208,7 @@ class Watchdog:
         )
 
     def _end(self, why: str) -> None:
-        """The main thread waits for something that never comes, so nothing is unwound."""
+        """Report and end the process without unwinding, since the main thread waits forever."""
         try:
             text = self._report_once(self._find(), why)
             if text:
@@ -220,7 +220,7 @@ class Watchdog:
             os._exit(EXIT_CODE)
 
     def _report_once(self, finding: Finding, why: str) -> str:
-        """The message, or an empty one where another rank reports it."""
+        """Report the finding and return the message; return an empty message if another rank reports it."""
         first = _in_time(lambda: bool(self._store.add(store_key("stuck"), 1) == 1))
         return "" if first is False else self._report(finding, f"{finding.words}; {why}")
 
@@ -247,7 +247,7 @@ class Watchdog:
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
-    """Return the answer of the store, or None: a store whose machine is gone may never answer."""
+    """Return the answer of the store, or None after a timeout: a store on a dead machine may never answer."""
     answers: list[Any] = []
 
     def put() -> None:
@@ -262,7 +262,7 @@ def _in_time(ask: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _store_may_fail() -> Iterator[None]:
-    """A store that is lost shows in that nothing is heard any more."""
+    """Ignore connection errors of the store. A lost store is noticed because the next rank's beats stop."""
     try:
         yield
     except RuntimeError as error:
@@ -272,10 +272,10 @@ def _store_may_fail() -> Iterator[None]:
 
 @contextmanager
 def watch_ranks(world: World, settings: Limits, report: Report = say_again) -> Iterator[Callable[[], None]]:
-    """Watch over the ranks of a command; gives what to call at the beginning of each step.
+    """Watch the ranks of a command; yield a function to call at the beginning of each step.
 
-    Where it is not called, a rank that does not answer ends the others, and none is too slow. One process alone holds
-    nobody up and is not watched.
+    Without these calls only a rank that does not answer ends the others, and no step is too slow. A single process is
+    not watched.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None
