@@ -1,4 +1,4 @@
-"""Ranks compare what they were started with before they work together, and log which one holds up the others."""
+"""Check that all ranks were started alike before they work together, and log the rank that holds up the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tintype.train.folder import RunFolder
 
 
 def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
-    """Raise on every rank if one has another plan, other code or plugins, or another of the values `more`."""
+    """Raise on every rank if any rank has another plan, code, plugins or other values in `more`."""
     if world.size > 1:
         versions = {"tintype": tintype.__version__, "torch": torch.__version__}
         code = {"the code of tintype": code_digest(), "plugins": record_of(parts_of(plan))}
@@ -27,7 +27,7 @@ def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
 
 @cache
 def code_digest() -> str:
-    """SHA-256 over the package's Python files: an installed one need not have a commit."""
+    """Return the SHA-256 over the package's Python files. An installed package may have no commit."""
     package = Path(tintype.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -37,9 +37,9 @@ def code_digest() -> str:
 
 
 def log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
-    """Log the rank that held up the others, and return what to tell. Any rank may come here, whoever leads.
+    """Log the rank that held up the others, and return the message. Any rank may call this, not only the first.
 
-    The event is of the step that the run resumes from: later ones are dropped then.
+    The event has the step of the newest checkpoint, since events of later steps are dropped when the run resumes.
     """
     saved = folder.record.saved_step
     RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)

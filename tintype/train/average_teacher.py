@@ -1,4 +1,4 @@
-"""The denoiser with the averaged weights, for a loss term that learns from it."""
+"""The denoiser with the averaged weights, as the teacher of a loss term."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tintype.settings import PrecisionSettings
 
 
 class AverageTeacher:
-    """Reads the averages where they are: there is no second copy of them, and none that could be old.
+    """Run the denoiser on the averaged weights in place, without a second copy that could be outdated.
 
-    Its blocks run plain: fused kernels cache bf16 copies of weights, and would not see the averages move.
+    Fused kernels are off in its blocks: they cache bf16 copies of weights, and would miss updates of the averages.
     """
 
     def __init__(self, settings: AverageSettings, average: WeightAverage, precision: PrecisionSettings) -> None:
@@ -23,7 +23,7 @@ class AverageTeacher:
         self._network: Transformer | None = None
 
     def network(self, student: Transformer) -> Transformer:
-        """Return the averaged denoiser; the student itself before the average has its first update."""
+        """Return the averaged denoiser, or the student itself before the first update of the average."""
         if self._network is None:
             weights = under("denoiser.", self._settings.sampled(self._average.tensors()))
             if not weights:

@@ -1,4 +1,4 @@
-"""A micro-batch as a step sees it before anything is learnt from it.
+"""Read the micro-batches of a step: images, captions and cached teacher outputs.
 
 B: samples.
 """
@@ -20,15 +20,15 @@ from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.session import Session, Term
 
 PREFETCHED_BATCHES = 3
-"""Micro-batches that are prefetched, so that one slow image stalls no step."""
+"""Micro-batches to prefetch, so that one slow image does not stall a step."""
 
 
 @dataclass(frozen=True)
 class StepText:
-    """The captions of a step's micro-batches, and what encodes them."""
+    """The captions of a step's micro-batches, and their encodings."""
 
     captions: Mapping[int, Captions]
-    """By the position of the micro-batch's first sample."""
+    """Captions by the position of a micro-batch's first sample."""
     encode: Callable[[Sequence[str]], TextTokens]
 
 
@@ -36,23 +36,23 @@ class StepText:
 class Batch:
     ids: Sequence[int]
     image_BCHW: Tensor | None
-    """None where nothing in the step asks for the images."""
+    """The images; None if nothing in the step needs them."""
     captions: Sequence[str]
     text: TextTokens
     draws: Draws
     terms: Sequence[Term]
     """Loss terms that have a weight at this step."""
     seen: Mapping[str, Tensor | None]
-    """Result of each term's `look`, by the name of the term."""
+    """Output of each term's `look`, by the term's name."""
     step: int
     without_caption: int
-    """Samples whose image has no caption to pick; they read the null caption."""
+    """Number of samples whose image has no caption to choose; these samples get the null caption."""
 
 
 def _prefetch(parts: Session, first: int, count: int) -> None:
-    """Prefetch this rank's images of the next micro-batches, in the sizes and numbers of their stages.
+    """Prefetch this rank's images of the next micro-batches, with the image size and batch size of their stages.
 
-    So are the cached results of `look` at them.
+    The cached outputs of `look` for these images are prefetched too.
     """
     train, world = parts.plan.train, parts.world
     begin = first - world.rank * count
@@ -69,7 +69,10 @@ def _prefetch(parts: Session, first: int, count: int) -> None:
 
 
 def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
-    """Return the captions of the samples at positions first … first + count - 1, the same whenever it is called."""
+    """Return the captions of the samples at positions first … first + count - 1.
+
+    Every call returns the same captions.
+    """
     plan = parts.plan
     records = parts.source.records(parts.order.ids(first, count))
     return captions_of(records, plan.captions, Draws(plan.seed, torch.arange(first, first + count)), step, parts.text)
@@ -78,8 +81,8 @@ def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
 def read_text(parts: Session, firsts: Sequence[int], count: int, step: int, clock: Clock) -> StepText:
     """Draw the captions of a step's micro-batches, which begin at positions `firsts` on this rank.
 
-    A frozen encoder encodes those of several micro-batches here: few passes with many tokens each. One that is trained
-    encodes within each micro-batch, where its gradients belong; one with a cache has encoded before the first step.
+    A frozen encoder encodes several micro-batches here, in few passes with many tokens each. A trainable encoder
+    encodes within each micro-batch, so that gradients flow. An encoder with a cache has encoded before the first step.
     """
     with clock.part("data"):
         captions = {first: captions_at(parts, first, count, step) for first in firsts}
@@ -93,7 +96,7 @@ def read_text(parts: Session, firsts: Sequence[int], count: int, step: int, cloc
 def read_batch(
     parts: Session, first: int, count: int, step: int, clock: Clock, step_text: StepText | None = None
 ) -> Batch:
-    """Read the samples at positions first … first + count - 1; their captions too where no step has read them."""
+    """Read the samples at positions first … first + count - 1, including their captions unless `step_text` has them."""
     step_text = step_text or read_text(parts, [first], count, step, clock)
     captions = step_text.captions[first]
     plan, device = parts.plan, parts.device

@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or absent.
+"""Atomic checkpoints: complete or absent.
 
-Written to a temporary folder, with a SHA-256 for each file, flushed, and renamed into place; only then are older ones
-pruned. The loader goes from the newest to the oldest, checks each, and moves a damaged one aside. Two kinds of file
-only, safetensors and JSON: loading never runs code. Each has a copy of the run's small files (`records`), and the
-number of lines that its logs had. The manifest has the SHA-256 of the other files and the seal of all: a checkpoint of
-another run or another step counts as damaged.
+A checkpoint is written to a temporary folder with a SHA-256 for each file, flushed, and renamed into place. Only then
+are older checkpoints pruned. The loader goes from the newest to the oldest, verifies each, and moves damaged
+checkpoints aside. A checkpoint has only safetensors and JSON files, so loading never runs code. A checkpoint also has
+copies of the run's small files (`records`) and the number of lines in the run's logs. The manifest has the SHA-256 of
+the other files and the checkpoint's seal. A checkpoint of another run or another step counts as damaged.
 
-The tensors are one file, or one for each rank that holds shards of them (`shards`); any number of ranks loads either.
+The tensors are in one file, or in one file per rank that holds shards (`shards`). Any number of ranks can load both.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from tintype.wording import again
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 _RECORDS = "records.json"
-"""The manifest, which is the same for the same training, says only that it is there: it has a checksum of its own."""
+"""File of the records. The manifest only says whether it exists: the file has its own checksum."""
 _WRITING = ".writing-"
 
 
 class DamagedError(Exception):
-    """A checkpoint that is not what was written."""
+    """A checkpoint that is damaged or belongs to another run or step."""
 
 
 def save(
     folder: Path, state: TrainState, keep: int, world: World = ALONE, records: Mapping[str, Any] | None = None
 ) -> Path:
-    """Commit the state as `folder/step-N` and prune all but the newest `keep`. `records()` reads `records` again."""
+    """Commit the state as `folder/step-N` and prune all but the newest `keep`. `records` are stored with it."""
     return commit(folder, state.step, state.tensors(), state.scalars(), world=world, records=records, keep=keep)
 
 
@@ -74,9 +74,10 @@ def commit(
     keep: int | None = None,
     fence: Fence = OPEN,
 ) -> Path:
-    """Write `folder/step-N` whole or not at all, then prune. `what` is its name in messages, `stage` in fault points.
+    """Write `folder/step-N` atomically, then prune. `what` is its name in messages, `stage` its name in fault points.
 
-    Every rank must call it. The first writes all that is not sharded, and renames, unless the `fence` stops it.
+    Every rank must call this. The first rank writes all replicated tensors and renames the folder, unless the `fence`
+    stops it.
     """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
@@ -84,7 +85,10 @@ def commit(
 
     @contextmanager
     def stage_of_all() -> Iterator[None]:
-        """Succeed on every rank or on none; afterwards all ranks see what one has written."""
+        """Raise an error of one rank on all ranks.
+
+        After the block, all ranks see the files that one rank has written.
+        """
         with world.fail_together():
             try:
                 yield
@@ -136,7 +140,7 @@ def commit(
 
 
 def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], None], world: World = ALONE) -> bool:
-    """Load the newest good checkpoint into the state; move damaged ones aside and report them."""
+    """Load the newest intact checkpoint into the state; move damaged checkpoints aside and report them."""
     for step in reversed(world.all_gather(steps(folder))[0]):
         path = folder_of(folder, step)
         if damage := _damage(path, world):
@@ -162,7 +166,10 @@ def _damage(path: Path, world: World) -> str:
 
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the verified content of a checkpoint: whole, or sharded as the state is. Then every rank must call it."""
+    """Return the verified content of a checkpoint.
+
+    With `state`, tensors are sharded like it, and every rank must call this.
+    """
     stored, _ = verify(path)
     return _content(path, state), stored["scalars"]
 
@@ -175,7 +182,7 @@ def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
 
 
 def describe(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the verified scalars, and the SHA-256 that the tensors should have. The tensors are not read."""
+    """Return the verified scalars and the recorded SHA-256 of the tensors. The tensors are not read."""
     stored, wanted = verify(path, [_SCALARS])
     if _TENSORS not in wanted:
         raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
@@ -183,7 +190,7 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def records(folder: Path, remake: str) -> dict[str, Any]:
-    """Return the run's small files and the lengths of its logs, from the newest checkpoint; refuse damaged ones."""
+    """Return the run's small files and the lengths of its logs from the newest checkpoint; raise if damaged."""
     for _, found in _every_records(folder, remake):
         if isinstance(found, DamagedFileError):
             raise found
@@ -192,7 +199,7 @@ def records(folder: Path, remake: str) -> dict[str, Any]:
 
 
 def whole_records(folder: Path) -> dict[str, Any]:
-    """Return the same, from the newest checkpoint that has them whole."""
+    """Return the records of the newest checkpoint whose records are intact."""
     every = (found for _, found in _every_records(folder))
     return next((found for found in every if not isinstance(found, DamagedFileError)), {})
 
@@ -200,9 +207,9 @@ def whole_records(folder: Path) -> dict[str, Any]:
 def change_records(
     folder: Path, change: Callable[[int, dict[str, Any] | DamagedFileError], dict[str, Any] | None]
 ) -> None:
-    """Replace the records of each checkpoint by what `change` returns for its step and its records, or their damage.
+    """Replace the records of each checkpoint by the result of `change(step, records or their damage)`.
 
-    They stay where it returns None.
+    If `change` returns None, the records stay.
     """
     for step, found in list(_every_records(folder)):
         if (changed := change(step, found)) is not None:
@@ -212,7 +219,7 @@ def change_records(
 def _every_records(
     folder: Path, remake: str = "the one before is used"
 ) -> Iterator[tuple[int, dict[str, Any] | DamagedFileError]]:
-    """Yield the steps and records, or their damage, of the checkpoints with a whole manifest, the newest first."""
+    """Yield the step and the records, or their damage, of each checkpoint with an intact manifest, newest first."""
     for step in reversed(steps(folder)):
         path = folder_of(folder, step)
         try:
@@ -226,7 +233,7 @@ def _every_records(
 
 
 def newest_manifest(folder: Path) -> list[Path]:
-    """Return the manifest of the newest checkpoint; none where there is no checkpoint."""
+    """Return the manifest of the newest checkpoint; empty without a checkpoint."""
     return [folder_of(folder, step) / _MANIFEST for step in steps(folder)[-1:]]
 
 
@@ -235,7 +242,7 @@ def tensors_file(path: Path) -> Path:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest, which must be of this run and step."""
+    """Return the manifest; raise if it belongs to another run or step."""
     older = "finish or export the run with the version that wrote it, which environment.json names"
     try:
         if stored := read_checked(path / _MANIFEST, older, FORMAT):
@@ -246,7 +253,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Return the SHA-256 that each file should have."""
+    """Return the recorded SHA-256 of each file."""
     wanted: dict[str, str] = _manifest(path).get("sha256", {})
     names = set(wanted) - {_SCALARS} if isinstance(wanted, dict) else set()
     shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
@@ -256,7 +263,7 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Check the checksums of the named files or all, and return the content of `state.json` and of the manifest."""
+    """Verify the checksums of the named files or of all files; return `state.json` and the recorded checksums."""
     wanted = _digests(path)
     there = {file.name for file in path.glob("*.safetensors")}
     if strangers := there - set(wanted):  # they would be read with the others
@@ -272,12 +279,12 @@ def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, An
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, oldest first."""
+    """Return the steps of the checkpoints in a folder, oldest first."""
     return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-" + "[0-9]" * 9))
 
 
 def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
-    """Return the step of the newest checkpoint, if nothing of it is damaged; its tensors are read where asked for."""
+    """Return the step of the newest checkpoint; None if it is damaged. `tensors` also verifies its tensors."""
     found = steps(folder)
     try:
         return found[-1] if found and verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
@@ -286,7 +293,7 @@ def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
 
 
 def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
-    """Remove leftovers; return the newest step, if nothing of it is damaged, as the first rank sees it."""
+    """Remove leftovers; return the newest step on all ranks, or None if the newest checkpoint is damaged."""
     found = None
     with world.fail_together():
         if world.leads:
@@ -296,14 +303,14 @@ def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
 
 
 def remove_leftovers(folder: Path, fence: Fence = OPEN, suffix: str = "") -> None:
-    """Remove what processes that died while saving have left; with a `suffix`, what the holder of a lease has left."""
+    """Remove unfinished saves of processes that died; with a `suffix`, only those of one lease holder."""
     leftovers = list(folder.glob(f"{_WRITING}*{suffix}"))
     fence.check()  # none of these is of somebody who takes over next
     remove_paths(leftovers)
 
 
 def remove_after(folder: Path, step: int, fence: Fence = OPEN) -> None:
-    """Remove the checkpoints of later steps. Each is renamed first: what is half removed is a leftover."""
+    """Remove the checkpoints of later steps. Each is renamed first, so a half-removed checkpoint is a leftover."""
     remove_leftovers(folder, fence, fence.suffix)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)
@@ -326,7 +333,7 @@ def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World)
 
 
 def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
-    """Flush this rank's share of the files, and return their SHA-256."""
+    """Flush this rank's share of the files to the disk, and return their SHA-256."""
     names = world.shard(sorted(file.name for file in temporary.iterdir()))
     for name in names:
         flush(temporary / name)

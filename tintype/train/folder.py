@@ -1,8 +1,8 @@
-"""The writer of a run's folder: its plan, its log files, and the lock that keeps a second process out.
+"""Write a run's folder: its plan and log files, and the lock that keeps a second process out.
 
-All files carry checksums, and a seal with the hash of the plan and their place in the folder (`tintype.runtime.files`):
-a file of another run or step is refused as a damaged one is. The checkpoints have copies of the small ones, the
-records, and know how many lines the logs had. So damage and loss are noticed, and training restores what it can
+All files carry checksums, and a seal with the hash of the plan and their path in the folder (`tintype.runtime.files`).
+A file of another run or step is refused like a damaged file. The checkpoints have copies of the small files, the
+records, and the number of lines in the logs. So damage and loss are noticed, and training restores the files if it can
 (`restore_files`).
 """
 
@@ -35,30 +35,30 @@ from tintype.wording import again, option
 
 
 class RunFolder:
-    """Only the rank that leads writes to it. The `fence` stops a writer that lost its lease."""
+    """Writer of a run's folder. Only the first rank writes. The `fence` stops a writer that lost its lease."""
 
     def __init__(self, path: Path, world: World = ALONE, fence: Fence = OPEN, label: str = "") -> None:
         self.path, self.world, self.fence, self.writes = path, world, fence, world.leads
         self.label = label
-        """The name of the run for people; empty where the folder's name is all that is known."""
+        """Display name of the run; empty if only the folder's name is known."""
         self.on_line: Callable[[Mapping[str, Any]], None] = lambda line: None
-        """Called with each line of `metrics.jsonl` after it is written (`train.trackers`)."""
+        """Callback for each line of `metrics.jsonl` after it is written (`train.trackers`)."""
         places = self.record
         self.checkpoints, self.snapshots, self.kept = places.checkpoints, places.snapshots, places.kept
         self.metrics_file, self.events_file = places.metrics_file, places.events_file
         self.diverged_file = path / FAILURES["diverged"]
         self._logs = (self.events_file, self.metrics_file)
         self._known: dict[str, dict[str, Any]] = {}
-        """The records that this process has written or restored."""
+        """Records that this process has written or restored."""
 
     @property
     def record(self) -> RunRecord:
-        """Return a record of the files as they are now."""
+        """Return a record of the files in their current state."""
         return RunRecord(self.path)
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
-        """Claim the folder for this plan; refuse it where another plan is in it or another process works in it."""
+        """Claim the folder for this plan; raise if it has another plan or another process works in it."""
         with ExitStack() as held:
             with self.world.fail_together():
                 if self.writes:
@@ -71,7 +71,7 @@ class RunFolder:
             yield
 
     def _take_over(self) -> None:
-        """Remove what earlier holders of the lease write, and copy the logs: what they write late is seen by nobody."""
+        """Remove unfinished files of earlier lease holders. Copy the logs, so that late writes have no effect."""
         theirs = files.unfinished_in(self.path)
         self.fence.check()  # none of these is of somebody who takes over next
         files.remove_paths(theirs)
@@ -84,7 +84,7 @@ class RunFolder:
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:
-        """Write down why the training diverged, where it does; remove that where it did before and does no more."""
+        """Write the reason to a file if the training diverges; remove the file of an earlier divergence otherwise."""
         try:
             yield
         except DivergedError as error:
@@ -136,7 +136,7 @@ class RunFolder:
             files.write_checked(self.path / name, content, fence=self.fence)
 
     def records(self) -> dict[str, Any]:
-        """Flush the logs, and return what a checkpoint keeps of the run's files."""
+        """Flush the logs; return copies of the run's small files and the lengths of its logs for a checkpoint."""
         if not self.writes:
             return {}
         for log in self._logs:
@@ -145,10 +145,11 @@ class RunFolder:
         return {COPIES: dict(self._known), LENGTHS: {log.name: files.count_lines(log) for log in self._logs}}
 
     def restore_files(self) -> None:
-        """Restore what is damaged or lost of the records and the logs, and log it as an event.
+        """Restore damaged or lost records and logs, and log an event.
 
-        Records come from a checkpoint, and its own copies of them from the records. Of a log the lines that are whole
-        stay; steps that are lost from it were trained, and only an event can say that they are lost.
+        Records are restored from a checkpoint, and a checkpoint's copies from the records. A damaged log keeps its
+        intact lines. Lines lost from a log cannot be restored, since their steps are trained; the event says which are
+        lost.
         """
         if not self.writes:
             return
@@ -161,7 +162,7 @@ class RunFolder:
         checkpoint.change_records(self.checkpoints, self._restored_copies)
 
     def _restored_copies(self, step: int, found: dict[str, Any] | DamagedFileError) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the run's files, anew where that is damaged."""
+        """Return new copies of the run's files for a checkpoint whose copies are damaged."""
         if not isinstance(found, DamagedFileError):
             return None
         self.log_event("damaged-file", 0, file=f"checkpoints/step-{step:09d}/records.json", reason=str(found))
@@ -184,7 +185,10 @@ class RunFolder:
             checkpoint.change_records(self.checkpoints, shorten)
 
     def _restore_record(self, name: str, copies: Mapping[str, dict[str, Any]]) -> None:
-        """Without a checkpoint nothing was trained yet, and the file will be written anew."""
+        """Restore a record from the copies.
+
+        Without a checkpoint nothing was trained yet, so the record is written again later.
+        """
         try:
             if found := self.record.read(name):
                 self._known[name] = found
@@ -197,7 +201,7 @@ class RunFolder:
             self.log_event("damaged-file", 0, file=name, reason=str(error), moved_to=moved_to)
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
-        """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with others."""
+        """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with different ones."""
         record = self.record
         for name, identity in loaded.items() if step else ():
             record.check_identity(name, identity, f"put the first one back, or begin anew with another {option('out')}")
@@ -206,12 +210,12 @@ class RunFolder:
             self.write_record(LOADED, {**known, **(record.identities if step else {})})
 
     def keep_plugins(self, plan: Plan, step: int) -> None:
-        """Record the plugins that a run begins with; a resumed run keeps its record."""
+        """Record the plugins that a run begins with. A resumed run keeps its record."""
         if not step and (record := record_of(parts_of(plan))):
             self.write_record(PLUGINS, record)
 
     def note_start(self, parts: Session, identities: Mapping[str, str | None], step: int) -> None:
-        """Record on what and with which networks the run trains from this step on, and log its warnings."""
+        """Record the machine and the networks with which the run trains from this step on, and log its warnings."""
         with self.world.fail_together():
             self.keep_identities(identities, step)
             self.keep_plugins(parts.plan, step)
@@ -222,7 +226,7 @@ class RunFolder:
             self.log_warnings(parts.plan, step)
 
     def write_about(self, parts: Session) -> None:
-        """Write the run's environment, and how each of its parameters is optimized."""
+        """Write the run's environment, and the optimizer of each parameter."""
         groups = parts.optimized()
         if not self.writes:
             return
@@ -238,7 +242,7 @@ class RunFolder:
         self.write_record(OPTIMIZER, about)
 
     def _check_same_plan(self, plan: Plan) -> str:
-        """Refuse another plan than the folder's; return what is wrong with plan.yaml where it can be written again."""
+        """Raise if the folder has another plan; return the damage of plan.yaml if the file can be written again."""
         try:
             there = plan_from_folder(self.path)
         except DamagedFileError as error:
@@ -266,7 +270,7 @@ class RunFolder:
             _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details}, self.fence)
 
     def log_warnings(self, plan: Plan, step: int) -> None:
-        """Log each of the plan's warnings once, however often the run starts."""
+        """Log each of the plan's warnings once, even if the run starts several times."""
         logged = {event.get("text") for event in self.record.events if event["event"] == "warning"}
         for text in plan.warnings:
             if text not in logged:
@@ -287,7 +291,7 @@ def _lines_until(lines: Iterable[Mapping[str, Any]], step: int) -> int:
 
 
 def _moved(file: Path) -> str | None:
-    """Set a damaged file aside, where there is one, and return where it is now."""
+    """Set a damaged file aside if it exists, and return its new path."""
     return str(set_aside(file)) if file.exists() else None
 
 

@@ -1,6 +1,6 @@
 """Earlier weights of a run as the guide of its own sampling (autoguidance, arXiv 2406.02507).
 
-They are a snapshot of the weight average (`reconstruct`), or the weights of a checkpoint that the run still has.
+The weights come from a snapshot of the weight average (`reconstruct`), or from a checkpoint that the run still has.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from tintype.train.record import RunRecord
 from tintype.wording import option, technique
 
 _ROUNDING = 1e-9
-"""Steps by which a share of the training may be off: 0.07 of 100 steps is a little more than 7."""
+"""Rounding tolerance in steps for a share of the training: 0.07 of 100 steps is slightly more than 7 as a float."""
 
 
 def with_guides(run: Path, parts: Model, step: int, guides: Iterable[Guide | None]) -> Model:
-    """Return the model, of this step, with the earlier weights of its run that guidance needs."""
+    """Return the model with the earlier weights of its run that guidance needs.
+
+    `step` is the step of the model's weights.
+    """
     wanted = {one for one in guides if one is not None}
     return replace(parts, guides={one: _load(run, parts, step, one) for one in wanted}) if wanted else parts
 
 
 def guide_step(plan: Plan, guide: Guide) -> int:
-    """Return the step of the weights: of a share, that of the first snapshot of the plan that is not before it."""
+    """Return the step of the guide's weights.
+
+    A share of the training means the plan's first snapshot at or after it.
+    """
     if isinstance(guide.step, int):
         return guide.step
     steps = plan.train.steps
@@ -46,7 +52,7 @@ def guide_step(plan: Plan, guide: Guide) -> int:
 
 
 def guide_problem(plan: Plan, guide: Guide, scored_at: Iterable[int] = ()) -> str | None:
-    """Return why a run of the plan will not have these weights, or is scored too early; None where all is well."""
+    """Return why a run of the plan will lack the guide's weights, or is scored before their step; None if neither."""
     step, steps = guide_step(plan, guide), plan.train.steps
     if plan.ema is None or not plan.ema.snapshot_due(step, steps):
         return (
@@ -80,7 +86,7 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
 
 
 def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str, Tensor]:
-    """Return the weights by their names in the modules: a snapshot's, else those of a checkpoint."""
+    """Return the weights by their names in the modules, from a snapshot or else from a checkpoint."""
     record = RunRecord(run)
     snapshots = {one.step: one for one in read_snapshots(record.snapshots)}
     if step in snapshots and isinstance(plan.ema, PowerEmaSettings):

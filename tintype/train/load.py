@@ -1,10 +1,10 @@
 """Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors.
 
-Training can keep the weights of chosen steps, those that sampling would load then, without any other state, to be
-scored after it. They are in the format of a checkpoint, in `kept/step-N` of the run's folder. Like snapshots of the
-weight average, they are written before the checkpoint of their step, and a run that resumes from a checkpoint removes
-those of later steps, since it does these again. So a kill loses none, and none is of another training than the
-checkpoints.
+Training can keep the weights of chosen steps for scoring after the run. These kept weights are what sampling would load
+at that step, without any other state. Kept weights have the format of a checkpoint, in `kept/step-N` of the run's
+folder. Like snapshots of the weight average, kept weights are written before the checkpoint of their step. A run that
+resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill loses none, and all kept
+weights belong to the same training as the checkpoints.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tintype.train.saving import Saver
 from tintype.train.state import TrainState
 
 KEPT = "kept/"
-"""Stands before the names of weights that were kept at a step. In a save, no other tensor has such a name."""
+"""Prefix of kept weights' names. No other tensor of a save has this prefix."""
 OWN = (LOSSES, JOINT_ONLY)
-"""Stands before the names of what a run has for its own training."""
+"""Prefixes of parameters that only the training of the run needs."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _KEPT_AS = {"dtype": "fp32"}
 
@@ -50,10 +50,10 @@ def load_run(
     raw: bool = False,
     kept_step: int | None = None,
 ) -> tuple[Model, int]:
-    """The parts of a run with its newest good weights (its average, if it keeps one and not `raw`), and their step.
+    """Load a run's newest intact weights; return its model and their step. An average is preferred unless `raw`.
 
-    Of several averages it is that of the first length; `average` is any other, made of the run's snapshots. With
-    `kept_step`, the weights are those that training kept at this step.
+    If the run keeps several averages, the average of the first length is loaded. `average` is another average, computed
+    from the run's snapshots. With `kept_step`, load the weights that training kept at this step.
     """
     record = RunRecord(path)
     record.refuse_diverged()
@@ -93,14 +93,14 @@ def load_run(
 
 
 def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None) -> str:
-    """Return what `load_run` loads in words: raw or average; of an export what it holds."""
+    """Describe the weights that `load_run` loads: raw or average. For an export, describe the weights that it holds."""
     if average is not None:
         return average.words
     return str(RunRecord(path).about.get("weights") or ("average" if plan.ema else "raw"))
 
 
 def _all_parameters(parts: Model, average: Reconstruction) -> dict[str, Tensor]:
-    """Return the average of every parameter but a tokenizer's, or some would silently not be averaged."""
+    """Return the average of every parameter except a tokenizer's. Raise if a parameter has no average."""
     weights = average.weights()
     named = parts.modules.named_parameters()
     wanted = {name: Form(one.shape, torch.float32) for name, one in named if not name.startswith(TOKENIZER)}
@@ -131,9 +131,9 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
 
 
 def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:
-    """Write the weights that sampling would load at this step, the average if there is one. Every rank must call it.
+    """Write the weights that sampling would load at this step, the average if there is one. Every rank must call this.
 
-    They are fp32, as an average is; weights that are stored in bf16 lose nothing by that.
+    The weights are stored in fp32, like averages. Weights in bf16 convert to fp32 without loss.
     """
     weights = weights_in(state.tensors(), plan.ema)
     tensors = {
@@ -145,14 +145,14 @@ def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> N
 
 
 def drop_kept(folder: Path, step: int) -> None:
-    """Remove the kept weights of a step, and the folder with the last of them."""
+    """Remove the kept weights of a step. Remove their folder if none are left."""
     shutil.rmtree(checkpoint.folder_of(folder, step), ignore_errors=True)
     if folder.is_dir() and not checkpoint.steps(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def weights_in(tensors: Mapping[str, Tensor], average: AverageSettings | None) -> dict[str, Tensor]:
-    """By their names in the modules, without what the run has for its own training: the average, or the weights."""
+    """Return the averaged or else the raw weights by their names in the modules, without training's own parameters."""
     weights = under("modules/", tensors)
     if average is not None:
         weights |= average.sampled(under("ema/", tensors))
@@ -166,9 +166,9 @@ def weight_misfits(
     average: AverageSettings | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> str:
-    """List what of a checkpoint's weights, and of its average, does not fit the modules; '' where all fits.
+    """List misfits between the modules and a checkpoint's weights and average; '' if all fit.
 
-    Their types are those that the run of the plan `stored_by` stores, or that an export says about itself.
+    The expected dtypes follow from the plan `stored_by`, or from what an export says about itself.
     """
     if about and about.get("dtype") not in DTYPES:
         return f"its record says the type {about.get('dtype')!r}, and exports have {' or '.join(DTYPES)}"

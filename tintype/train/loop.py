@@ -42,9 +42,12 @@ class Outcome:
 
 
 KeepAt = Collection[int]
-"""Steps whose weights are kept for scoring (`train.load`); this changes nothing else of the run."""
+"""Steps whose weights are kept for scoring (`train.load`). Keeping weights changes nothing else of the run."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
+"""Function that measures the model at each save, logged beside the loss.
+
+The probe's time does not count as training time.
+"""
 
 
 def train(
@@ -58,9 +61,9 @@ def train(
     fence: Fence = OPEN,
     label: str = "",
 ) -> Outcome:
-    """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
+    """Train the plan in a folder, resuming if the run has begun. Return unfinished if a signal came.
 
-    While another process works in the folder it waits, and `on_wait` gets a sentence. The `fence` stops late writes.
+    While another process works in the folder, this waits, and `on_wait` gets a sentence. The `fence` stops late writes.
     Trackers name the run by its `label`.
     """
     world = current()
@@ -96,7 +99,7 @@ def train(
 
 
 class RunTraining:
-    """The training of a run: `update`, its events, snapshots, metrics and checkpoints, on every rank."""
+    """The training of a run on every rank: `update`, events, snapshots, metrics and checkpoints."""
 
     def __init__(
         self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe, keep_at: KeepAt
@@ -143,7 +146,7 @@ class RunTraining:
         return line
 
     def save(self, now: bool) -> None:
-        """In the background unless `now`."""
+        """Save the state, in the background unless `now`."""
         state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
         commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
         self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)

@@ -27,7 +27,7 @@ from tintype.text.frozen import FrozenTextEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to sample from. What sampling does not need is in `train.session`."""
+    """A model to sample from. Parts that only training needs are in `train.session`."""
 
     plan: Plan
     device: torch.device
@@ -37,21 +37,21 @@ class Model:
     objective: seams.Objective
     router: seams.Router
     modules: nn.ModuleDict
-    """Everything with weights that were or are trained: optimizer, average and checkpoint see exactly this."""
+    """All modules with trained weights. Optimizer, average and checkpoint see exactly these modules."""
     trained_steps: int | None = None
-    """How long the weights were trained, where they were loaded."""
+    """Number of steps that loaded weights were trained; None for new weights."""
     opened: seams.ImageSource | None = None
-    """The training images, where they are open already."""
+    """The training images if they are already open."""
     guides: Mapping[Guide, Model] = field(default_factory=dict)
-    """The same model with earlier weights, for guidance that needs them."""
+    """The same model with earlier weights, for autoguidance."""
 
     @cached_property
     def source(self) -> seams.ImageSource:
-        """The training images. They are opened when first asked for: a run can be sampled where its data is not."""
+        """Return the training images, opened on first use: a run can be sampled on a machine without its data."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     def source_of(self, size_px: int) -> seams.ImageSource:
-        """Return the training images in the size of the data, or of a stage."""
+        """Return the training images in the size of the plan's data, or of a stage."""
         return self.source if size_px == self.plan.data.size_px else open_smaller(self.plan, size_px, self.device)
 
     @cached_property
@@ -59,7 +59,10 @@ class Model:
         return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
 
     def route(self, z_BCHW: Tensor, step: int, draws: seams.Draws) -> seams.Route | None:
-        """The tokens' way through a step of training: the same whenever it is asked for."""
+        """Return the tokens' route through the blocks for a step of training.
+
+        The same arguments give the same route.
+        """
         patch = self.plan.model.patch
         return self.router.plan((z_BCHW.shape[2] // patch, z_BCHW.shape[3] // patch), step, draws)
 
@@ -71,7 +74,7 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> Tensor:
-        """The velocity as sampling and validation see it, where every token goes through every block by default."""
+        """Return the velocity for sampling and validation. By default every token goes through every block."""
         return self.velocities(x_t_BCHW, t_B, text, route, class_BT)[0]
 
     def velocities(
@@ -82,18 +85,18 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the velocity of the image, and that of the class token where there is one."""
+        """Return the velocity of the image, and the velocity of the class token, or None without a class token."""
         output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole(), class_BT=class_BT)
         return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B), output.class_BT
 
     @cached_property
     def class_tokens(self) -> ClassTokens | None:
-        """The teacher of the class token, for validation; sampling needs none."""
+        """Return the teacher of the class token for validation, or None. Sampling needs no teacher."""
         found = (loss.teacher for loss in self.plan.losses if isinstance(loss, ClassTokenSettings))
         return next((ClassTokens(teacher, self.device) for teacher in found), None)
 
     def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
-        """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
+        """Run the denoiser up to the last tapped block, with the times and noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
         text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
@@ -104,7 +107,7 @@ class Model:
         return tapped
 
     def compute(self) -> AbstractContextManager[None]:
-        """Runs the matrix products in the plan's type."""
+        """Run matrix products in the plan's dtype."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision.compute == "bf16")
 
 
@@ -116,16 +119,19 @@ def open_smaller(plan: Plan, size_px: int, device: torch.device) -> seams.ImageS
 
 
 LOSSES = "losses_"
-"""Stands before the names of parameters that a loss term owns. Sampling needs none of them."""
+"""Prefix of parameters that a loss term owns. Sampling needs none of them."""
 TOKENIZER = "tokenizer."
-"""Prefix of the parameters of a tokenizer that a joint training trains: fp32 always, and not averaged."""
+"""Prefix of the parameters of a tokenizer that joint training trains.
+
+These parameters are always fp32, and not averaged.
+"""
 JOINT_ONLY = "adversary."
-"""Prefix of the parameters that a joint training has for itself. Sampling needs none of them."""
+"""Prefix of parameters that only joint training uses. Sampling needs none of them."""
 JOINT = (TOKENIZER, JOINT_ONLY)
 
 
 def build_model(plan: Plan) -> Model:
-    """Build a model to sample from, whole on every rank. Nothing that only training needs is built."""
+    """Build a model to sample from, replicated on every rank, without anything that only training needs."""
     device = choose_device(plan.run.device)
     networks = build_networks(plan, device, _precision_to_sample(plan.precision, device))
     return Model(
@@ -138,7 +144,7 @@ def build_model(plan: Plan) -> Model:
 
 
 def build_twin(parts: Model) -> Model:
-    """Build the model once more, for other weights of its run. Frozen networks and the tokenizer are shared."""
+    """Build a second model for other weights of the same run. Frozen networks and the tokenizer are shared."""
     plan, device = parts.plan, parts.device
     networks = build_networks(plan, device, _precision_to_sample(plan.precision, device), parts)
     trained = {name: network for name, network in vars(networks).items() if network is not parts.tokenizer}
@@ -161,9 +167,11 @@ class Networks:
 def build_networks(
     plan: Plan, device: torch.device, precision: PrecisionSettings, shared: Model | None = None
 ) -> Networks:
-    """Build the networks that sampling and training share, each initialised from a stream of its own.
+    """Build the networks that sampling and training share.
 
-    The tokenizer and a frozen text encoder are those of `shared`, where it is given.
+    Each network has its own random stream for the initialisation.
+
+    If `shared` is given, its tokenizer and its frozen text encoder are used.
     """
     tokenizer = _build_tokenizer(plan, device) if shared is None else shared.tokenizer
     frozen_text = None if shared is None or isinstance(shared.text, nn.Module) else shared.text
@@ -193,14 +201,14 @@ def register(owners: Mapping[str, object]) -> nn.ModuleDict:
 
 
 def lacks_fp8(precision: PrecisionSettings, device: torch.device) -> str:
-    """Return why the device cannot run the plan's FP8 products, in words; '' where it can or need not."""
+    """Return why the device cannot run the plan's FP8 products, in words; '' if it can or the plan has none."""
     if precision.matmul == "plain" or fp8.runs_on(device):
         return ""
     return f"{device} has no FP8 matrix products (NVIDIA GPUs of compute capability 8.9 and above have)"
 
 
 def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> PrecisionSettings:
-    """Return the precision of the denoiser. What was trained in FP8 is sampled in bf16 where it must, with a note."""
+    """Return the denoiser's precision for sampling. If the device lacks FP8 products, use bf16 with a note."""
     lacking = lacks_fp8(precision, device)
     if not lacking:
         return precision
@@ -209,6 +217,6 @@ def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> 
 
 
 def storage_dtype(plan: Plan, name: str) -> torch.dtype:
-    """The type in which training stores a parameter; its moments have the same."""
+    """Return the dtype in which training stores a parameter. The optimizer moments have the same dtype."""
     own = name.startswith((LOSSES, *JOINT))
     return torch.bfloat16 if plan.precision.storage == "bf16" and not own else torch.float32

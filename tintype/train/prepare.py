@@ -1,11 +1,10 @@
-"""Make ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
-the latents, teachers' tokens and embeddings of captions that are cached.
+"""Prepare a run's teachers, cached images, latents, teachers' tokens and caption embeddings before its clock starts.
 
-Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
-lacks them all.
+Without this preparation, the first arm of a study would pay for all arms. And a step with one uncached image would take
+nearly as long as a step without any cached image.
 
-The latents of the first images are measured too: their mean and deviation decide what the noise means, and a tokenizer
-that is scaled wrongly trains without complaint and worse.
+The latents of the first images are also measured. Their mean and standard deviation decide the effective noise level. A
+wrongly scaled tokenizer trains worse without any error.
 
 B: images, C: channels, H, W: latent rows and columns.
 """
@@ -35,11 +34,14 @@ MOST_IMAGES = 256
 _MEASURED_BATCH = 32
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
-"""Images of each rank on a CPU, where a large tokenizer takes seconds for one. Signals are polled between chunks."""
+"""Images per rank and chunk on a CPU, where a large tokenizer takes seconds per image.
+
+Signals are polled between chunks.
+"""
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
-    """Load teachers; one rank of each machine first, which downloads weights and makes caches."""
+    """Load teachers. One rank of each machine goes first, to download weights and make caches."""
     found: dict[str, str | None] = {}
     for first in (True, False):
         with parts.world.fail_together():
@@ -51,9 +53,10 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """Prepare the images that training will read from here on, and their captions, one epoch of each size at most.
+    """Prepare the images that training will read from here on, and their captions, at most one epoch of each size.
 
-    A signal ends it."""
+    A signal ends the preparation.
+    """
     for prepare in _chunks(parts, images_seen):
         if interrupt.on_any_rank(parts.world):
             return
@@ -64,7 +67,7 @@ def prepare_images(
 def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
     """Yield the work in chunks: the images of each size that training will read from here on, then the captions.
 
-    Tokens of teachers are computed of those images alone that are read while the loss has a weight.
+    Teachers' tokens are computed only for images that training reads while the loss has a weight.
     """
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
@@ -86,7 +89,7 @@ def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
 
 
 def _chunk(parts: Session, networks: bool) -> int:
-    """In whole batches: a GPU encodes latents in no others."""
+    """Return the size of a chunk, a multiple of the batch: a GPU encodes latents in whole batches only."""
     micro = parts.plan.train.batch // parts.plan.train.accumulate
     slow = networks and parts.device.type == "cpu"
     most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
@@ -94,7 +97,7 @@ def _chunk(parts: Session, networks: bool) -> int:
 
 
 def _of_whole_blocks(parts: Session, term: Term, ids: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the images of the blocks that hold these ones, some blocks for each rank at a time."""
+    """Yield the images of all blocks that contain these images, a few blocks per rank at a time."""
     most = parts.world.size * (_CHUNK_LATENTS if parts.device.type == "cpu" else _CHUNK_IMAGES)
     chunk: list[int] = []
     for block in term.part.filled_together(ids):
@@ -107,7 +110,10 @@ def _of_whole_blocks(parts: Session, term: Term, ids: Sequence[int]) -> Iterator
 
 
 def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
-    """Encode this rank's share of the latents; where ranks do not see each other's files, a step encodes the rest."""
+    """Encode this rank's share of the latents.
+
+    Ranks that cannot see each other's files encode the rest during training.
+    """
     if parts.kept is not None:
         parts.kept.fill(parts.world.shard(ids))
     if parts.wants_images(parts.terms):
@@ -115,7 +121,7 @@ def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None
 
 
 def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int, int]:
-    """Return the first position, and the one after the last, at which a term has a weight, of first … end - 1."""
+    """Return the first position in first … end - 1 at which a term has a weight, and the position after the last."""
     train, weight_at = parts.plan.train, term.settings.weight_at
     steps = range(train.step_at(first), train.step_at(end - 1) + 1)
     active = next((step for step in steps if weight_at(step)), None)
@@ -126,9 +132,10 @@ def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int,
 
 
 def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
-    """Compute what a term caches of the images, in the size that they have at this step, with all of their blocks.
+    """Compute a term's cached outputs for the images at this step's size, always for whole blocks.
 
-    The ranks of a machine share the work block by block as all processes do. Each returns when its cache has them all.
+    All processes share the work block by block, and so do the ranks of a machine. Each process returns once its cache
+    has all outputs.
     """
 
     def images(some: Sequence[int]) -> torch.Tensor:
@@ -139,9 +146,9 @@ def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> N
 
 
 def prepare_text(parts: Session, first: int, count: int) -> None:
-    """Encode this rank's share of the captions that samples at these positions will read, the null caption too.
+    """Encode this rank's share of the captions of the samples at these positions, and the null caption.
 
-    A policy may choose others for later epochs: a step encodes what it finds missing.
+    A caption policy may choose other captions in later epochs. A step then encodes the missing captions.
     """
     if isinstance(parts.text, CachedText):
         train = parts.plan.train
@@ -151,14 +158,14 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
 
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
-    """Return the captions of those samples of a step whose positions are in first … end - 1."""
+    """Return the captions of a step's samples whose positions are in first … end - 1."""
     train = parts.plan.train
     first, end = max(first, train.images_before(step)), min(end, train.images_before(step + 1))
     return captions_at(parts, first, end - first, step).texts
 
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
-    """Record the statistics of the latents, and refuse those that no noise would fit."""
+    """Record the statistics of the latents; raise if no noise schedule fits them."""
     if step and folder.record.latents:
         return
     mean_C, std_C, images = measure_latents(parts)
@@ -169,14 +176,14 @@ def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
 
 
 def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
+    """Return mean and standard deviation of each latent channel, and the number of measured images, on every rank."""
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.images_before(plan.train.steps))
     alike = one_shape(plan)
     most = _MEASURED_BATCH if alike is None else gcd(_MEASURED_BATCH, alike)
 
     def latents(first: int) -> torch.Tensor:
-        """Return those of images of one shape."""
+        """Return the latents of a batch of images with one shape."""
         position_B = torch.arange(first, min(first + most, count))
         draws = Draws(plan.seed, position_B.to(parts.device))
         return parts.latents(parts.order.ids(first, len(position_B)), None, draws)

@@ -1,12 +1,13 @@
-"""Snapshots of the weight averages, and the average of any length after the run: a weighted sum of snapshots (EDM2,
-arXiv 2312.02696).
+"""Snapshots of the weight averages. Their weighted sums give averages of any length after the run (EDM2).
 
-Snapshots are for good: `snapshots/step-N`, in the format of a checkpoint. They are fp32. A reconstruction takes
-differences of snapshots, with weights that reach ten and more for a short average (`power_function.fit`), and the
-rounding of fp16 would be as much larger.
+EDM2 is arXiv 2312.02696.
 
-A snapshot is written before the checkpoint of its step, and a run that resumes from a checkpoint removes the snapshots
-of later steps, since it does these again. So they are of one training, each step once, and none is lost.
+Snapshots are permanent: `snapshots/step-N`, in the format of a checkpoint. Snapshots are fp32, because a reconstruction
+takes differences of snapshots with weights of ten and more for a short average (`power_function.fit`). These weights
+would amplify fp16's rounding errors.
+
+A snapshot is written before the checkpoint of its step. A run that resumes from a checkpoint removes the snapshots of
+later steps and writes them again. So all snapshots belong to one training, each step occurs once, and none is lost.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from tintype.wording import again, technique
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_RESIDUAL = 0.15
-"""The share of a profile's norm that may be missed."""
+"""Largest share of a profile's norm that a reconstruction may miss."""
 
 
 def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:
-    """Save the averages if it is time. What sampling does not need is left out."""
+    """Save the averages if a snapshot is due at this step, without parameters that sampling does not need."""
     if plan.ema is None or state.ema is None or not plan.ema.snapshot_due(state.step, plan.train.steps):
         return
     stored = state.ema.tensors()
@@ -69,11 +70,11 @@ class Snapshot:
     updates: int
     lengths: tuple[float, ...]
     sha256: str
-    """SHA-256 that its tensors should have."""
+    """Recorded SHA-256 of the tensors."""
 
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
-    """Return all whole snapshots, oldest first. Their tensors are not read."""
+    """Return all snapshots, oldest first; raise if one is damaged. The snapshots' tensors are not read."""
     found = []
     for step in checkpoint.steps(folder):
         path = checkpoint.folder_of(folder, step)
@@ -94,13 +95,16 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """How the average of a length, at a step, is made of the snapshots; `residual` is the share that they miss."""
+    """An average of a given length and step as a weighted sum of snapshots.
+
+    `residual` is the share that the sum misses.
+    """
 
     length: float
     step: int
     residual: float
     terms: tuple[tuple[Snapshot, float, float], ...]
-    """Snapshot, which of its averages (by length), and the weight."""
+    """Triples of a snapshot, the length of one of its averages, and the weight in the sum."""
 
     @property
     def words(self) -> str:
@@ -108,12 +112,15 @@ class Reconstruction:
 
     @property
     def name(self) -> str:
-        """Stands in the names of what is made with it: another length, or other snapshots, have another."""
+        """Return a name for files made with this average. Another length or other snapshots give another name."""
         content = [[snapshot.sha256, length] for snapshot, length, _ in self.terms]
         return f"ema-{self.length!r}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
     def weights(self) -> dict[str, Tensor]:
-        """The average, summed in float64 and kept in fp32. One tensor of one snapshot is in memory at a time."""
+        """Return the average, summed in float64 and stored in fp32.
+
+        Only one tensor of one snapshot is in memory at a time.
+        """
         used = [term for term in self.terms if term[2]]
         with ExitStack() as stack:
             files = {}
@@ -130,7 +137,7 @@ class Reconstruction:
 
 
 def reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """Return the average of a length at the last snapshot or at `step`; refuse what the snapshots cannot give."""
+    """Return the average of a length at the last snapshot or at `step`; raise if the snapshots cannot represent it."""
     found = try_reconstruction(run, length, step)
     if found.residual > MOST_RESIDUAL:
         count = len({snapshot.path for snapshot, _, _ in found.terms})
@@ -144,7 +151,7 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
 
 
 def try_reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """The same, however much is missed."""
+    """Do as `reconstruction`, but accept any residual."""
     if not 0 < length < LONGEST:
         raise UserError(f"a length of {length:g}: it lies between 0 and {LONGEST:.4f}, which is the plain mean")
     snapshots = _snapshots(run)
@@ -179,7 +186,7 @@ def _snapshots(run: Path) -> list[Snapshot]:
 
 
 def _forms(file: Any, before: str) -> dict[str, Form]:
-    """The forms of the tensors of one average, without reading them."""
+    """Return the shapes and dtypes of one average's tensors without reading the tensors."""
     slices = {name: file.get_slice(name) for name in file.keys() if name.startswith(before)}  # noqa: SIM118
     return {
         name.removeprefix(before): Form(torch.Size(one.get_shape()), _TYPES.get(one.get_dtype(), torch.uint8))

@@ -1,12 +1,13 @@
 """The record of a run: all that the files in its folder say about it.
 
 Every reader of a run's folder uses it; `RunFolder` (`train.folder`) is the writer. Reading checks checksums and seals
-(`runtime.files`). Each property reads its file on first use and keeps the result, so a damaged file raises only where
-it is needed, and a record describes one moment: to see what a training wrote since, make a new one.
+(`runtime.files`). Each property reads its file on first use and caches the content, so a damaged file raises only if it
+is needed. A record describes one moment; make a new record to see what a training has written since.
 
-What `tintype export --to tintype` writes, a plan and weights without the state of the training, looks like a run's
-folder, so every command that samples or scores a run takes it. `tintype.json` says that it is an export, which weights
-it has, and the SHA-256 of its other files. Local weights that the plan names are in it; plan.yaml names them by `./`.
+`tintype export --to tintype` writes a folder with a plan and weights, without the training state. It looks like a run's
+folder, so every command that samples or scores a run accepts it. `tintype.json` marks the folder as an export, and
+names the weights and the SHA-256 of the other files. The folder also has copies of local weights, and plan.yaml names
+them by `./`.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 LOADED, LATENTS, LINEAGE, IMPORTED = "loaded.json", "latents.json", "lineage.json", "imported.json"
 ENVIRONMENT, OPTIMIZER = "environment.json", "optimizer.json"
 MADE_OF = (LOADED, LATENTS, LINEAGE, IMPORTED, PLUGINS)
-"""The small files that say what the weights of a run are made of; an export has them too."""
+"""The small files that say which models, data and plugins a run's weights come from. An export has them too."""
 RECORDS = (*MADE_OF, ENVIRONMENT, OPTIMIZER)
-"""The small files that say what a run is made of. Each checkpoint has a copy of them."""
+"""The small files that describe a run. Each checkpoint has a copy of them."""
 CHECKPOINTS, SNAPSHOTS, KEPT = "checkpoints", "snapshots", "kept"
 """The folders with tensors."""
 EVALUATION, RESULT = "evaluation", "result.json"
-"""The folder of the evaluations, and the file with the scores of one."""
+"""The folder of the evaluations, and the file with the scores of an evaluation."""
 ABOUT, FORM = "tintype.json", "tintype"
-"""The file that says that a folder is an export, and what it says there."""
+"""The file that marks a folder as an export, and its key of the export's form."""
 COPIES, LENGTHS = "files", "lines"
-"""In the records of a checkpoint: the content of each small file, and the number of lines of each log."""
+"""Keys of a checkpoint's records: the content of each small file, and the number of lines of each log."""
 
 Failure = Literal["diverged", "failed"]
 State = Literal["done", "unfinished", "diverged", "failed", "exported", "missing"]
-"""A run is done when it is trained to its plan's last step, whether or not it is scored."""
+"""State of a run. A run is done once it is trained to its plan's last step, whether or not it is scored."""
 FAILURES: Mapping[Failure, str] = {"diverged": "diverged.txt", "failed": "failed.txt"}
-"""The file that says why a run diverged, or why a study has no result of it."""
+"""The file with the reason why a run diverged, or why a study has no result for the run."""
 _NO_CURVES = frozenset({"step", "images", "seconds", "line"})
-"""Numbers of a log line that say where it stands, not how well the run does."""
+"""Numbers of a log line that give its position and not a training curve."""
 
 
 def is_run(folder: Path) -> bool:
@@ -59,7 +60,7 @@ def is_run(folder: Path) -> bool:
 
 
 def curve_numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log line that are points of curves, by name."""
+    """Return the numbers of a log line that belong to curves, by name."""
     return {name: value for name, value in line.items() if name not in _NO_CURVES and files.finite(value) is not None}
 
 
@@ -73,30 +74,30 @@ def _content(name: str) -> cached_property[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder has it. The constructor reads nothing."""
+    """The content of a run's folder. The constructor reads nothing."""
 
     path: Path
     known_plan: Plan | None = field(default=None, repr=False, compare=False)
-    """The run's plan where the caller has it: plan.yaml is not read then."""
+    """The run's plan, if the caller already has it; then plan.yaml is not read."""
 
     checkpoints, snapshots, kept = _place(CHECKPOINTS), _place(SNAPSHOTS), _place(KEPT)
     metrics_file, events_file = _place(METRICS), _place(EVENTS)
 
     environment = _content(ENVIRONMENT)
-    """The machine and the versions that the run was last trained with, and the number of its parameters."""
+    """Machine and versions of the run's last training, and the number of its parameters."""
     identities = _content(LOADED)
     """The SHA-256 of each frozen network and of the data, by name."""
     latents = _content(LATENTS)
-    """The statistics of the latents."""
+    """Statistics of the latents."""
     lineage = _content(LINEAGE)
-    """The run whose weights it started from, with the lineage of that run; empty for any other start."""
+    """The run whose weights this run started from, with the lineage of that run; empty for any other start."""
     imported = _content(IMPORTED)
-    """The model that was imported; empty for a run that was not."""
+    """The imported model; empty for a run that was not imported."""
     plugins = _content(PLUGINS)
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """Return what an export says about itself; empty for the folder of a run."""
+        """Return an export's description of itself; empty for the folder of a run."""
         file = self.path / ABOUT
         with as_user_error(ValueError, f"{file} is damaged", "export or download the model again"):
             about = files.read_json(file)
@@ -109,7 +110,7 @@ class RunRecord:
 
     @property
     def study(self) -> Path | None:
-        """Return the folder of the study that the run lies in; None outside of a study."""
+        """Return the folder of the run's study; None outside of a study."""
         return files.study_of(self.path.resolve())
 
     @cached_property
@@ -126,11 +127,14 @@ class RunRecord:
 
     @cached_property
     def failure(self) -> Failure | None:
-        """Return how the run failed; None for any other run."""
+        """Return how the run failed; None if it did not fail."""
         return next((failure for failure, name in FAILURES.items() if (self.path / name).exists()), None)
 
     def reason(self, remake: str) -> str:
-        """Return the last line of why the run diverged or failed, or ''. `remake` is the remedy for a damaged file."""
+        """Return the last line of the reason why the run diverged or failed, or ''.
+
+        `remake` says how to fix a damaged file.
+        """
         if self.failure is None:
             return ""
         run = self.known_plan.hash if self.known_plan else None
@@ -144,7 +148,7 @@ class RunRecord:
 
     @property
     def saved_step(self) -> int:
-        """Return the step of the newest checkpoint; 0 without any."""
+        """Return the step of the newest checkpoint; 0 without a checkpoint."""
         return max(self.saved_steps, default=0)
 
     @cached_property
@@ -159,12 +163,12 @@ class RunRecord:
 
     @property
     def logged_step(self) -> int:
-        """Return the last step that was logged; 0 without a log."""
+        """Return the last logged step; 0 without a log."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     @property
     def step(self) -> int:
-        """Return the last step that was logged or saved."""
+        """Return the last logged or saved step."""
         return max(self.saved_step, self.logged_step)
 
     @cached_property
@@ -191,7 +195,7 @@ class RunRecord:
 
     @property
     def logged_s(self) -> float | None:
-        """Return the seconds of all logged windows: with data loading and compilations, without saves."""
+        """Return the seconds of all logged windows: with data loading and compilation, without saves."""
         return sum(line["seconds"] for line in self.lines) if self.lines else None
 
     @property
@@ -199,7 +203,10 @@ class RunRecord:
         return speed.time_split(self.lines) if self.lines else {}
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of one of the `RECORDS`, empty if the run has none; refuse a damaged or lost one."""
+        """Return the content of one of the `RECORDS`; empty if the run has none.
+
+        Raise if the file is damaged or lost.
+        """
         file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
         if not file.exists() and name in checkpoint.whole_records(self.checkpoints).get(COPIES, {}):
             raise files.damaged(file, "it is missing", remake)
@@ -214,7 +221,7 @@ class RunRecord:
         return self._log(EVENTS)
 
     def _log(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a log; refuse one that has lost lines which a checkpoint vouches for."""
+        """Return the lines of a log; raise if lines are lost that a checkpoint has counted."""
         kept = checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
         remake = f"{self._command} keeps the lines that are whole and logs the loss"
         return files.read_lines(self.path / name, remake, kept.get(LENGTHS, {}).get(name, 0))
@@ -224,7 +231,7 @@ class RunRecord:
         return f"`tintype train {quote(str(self.path / files.PLAN))} --out {quote(str(self.path))}`"
 
     def refuse_diverged(self) -> None:
-        """Raise DivergedError for a run that diverged: its last weights are those of a training that failed."""
+        """Raise DivergedError for a run that diverged: its last weights come from a failed training."""
         if self.failure == "diverged":
             reason = self.reason(f"{self._command} trains it again from its last checkpoint")
             raise DivergedError(
@@ -233,7 +240,7 @@ class RunRecord:
             )
 
     def check_identity(self, name: str, identity: str | None, remedy: str = "put the first one back") -> None:
-        """Raise if a loaded network differs from the one used in training, or data by more than added captions."""
+        """Raise if a network differs from the one used in training, or if data differ by more than added captions."""
         where, what, known = self.path / LOADED, f"identity of '{name}'", self.identities
 
         def only_more_captions() -> bool:
@@ -253,7 +260,7 @@ class RunRecord:
         check_same(where, what, trained, self.plan.hash, "put back the plan that the run was trained with")
 
     def check_files(self) -> None:
-        """Refuse an export whose files are not those that were written."""
+        """Raise if a file of an export has changed since the export."""
         for name, wanted in self.about["sha256"].items():
             file = self.path / name
             found = files.sha256_of(file) if file.is_file() else None

@@ -1,8 +1,8 @@
-"""Saves that wait for the disk, or that a thread writes while training goes on.
+"""Saves in the foreground, or in a background thread while training goes on.
 
-In the background a copy of the tensors is written, never the tensors themselves: the next step changes those. The
-thread commits as a save in the foreground does (`checkpoint.commit`), so a kill leaves the same files. At most one step
-is being saved at a time: the next save, a stop and the end of the run wait for it.
+A background save writes a copy of the tensors, since the next step changes the tensors themselves. The thread commits
+in the same way as a foreground save (`checkpoint.commit`), so a kill leaves the same files. Only one step is saved at a
+time: the next save, a stop and the end of the run wait for it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SaveMode = Literal["auto", "wait", "background"]
 
 
 class Commit(Protocol):
-    """Writes tensors to their place. Every rank must call it."""
+    """Function that writes tensors to their place. Every rank must call it."""
 
     def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World, fence: Fence) -> object: ...
 
 
 MOST_SHARE = 0.01
-"""Share of the time that saves may take before `auto` writes them in the background."""
+"""Share of the time above which `auto` moves saves to the background."""
 _MOST_MEMORY = 0.5
-"""Share of the available memory that a copy may take with `auto`."""
+"""Share of the available memory that a copy may take under `auto`."""
 
 
 class Saver:
-    """Writes the saves of a run, in order. Every rank must make the same calls."""
+    """Write the saves of a run in order. Every rank must make the same calls."""
 
     def __init__(self, mode: SaveMode = "wait", world: World = ALONE, fence: Fence = OPEN) -> None:
         self.mode, self.world, self.fence = mode, world, fence
@@ -56,7 +56,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for what is being written, and raise its error unless another one is on its way."""
+        """Wait for the running save, and raise its error unless another error is already being raised."""
         try:
             if error is None:
                 self.wait()
@@ -66,7 +66,7 @@ class Saver:
             self._thread.shutdown()
 
     def write(self, step: int, tensors: Mapping[str, Tensor], commit: Commit, *, now: bool = False) -> None:
-        """Commit the tensors, or a copy of them in the background unless `now`, after all earlier saves."""
+        """Commit the tensors after all earlier saves; in the background, from a copy, unless `now`."""
         began = time.perf_counter()
         if step != self._step:
             self.wait()
@@ -80,14 +80,14 @@ class Saver:
         self.stopped_s += time.perf_counter() - began
 
     def wait(self) -> None:
-        """Return when all saves are on the disk. Raise the error of the first that failed."""
+        """Wait until all saves are on the disk. Raise the error of the first failed save."""
         running, self._running = self._running, []
         with activity.waiting_for_writer():
             for save in running:
                 save.result()
 
     def check(self) -> None:
-        """Raise the error of a save that has failed in the background on any rank, without waiting for others."""
+        """Raise the error of a background save that has failed on any rank, without waiting for running saves."""
         if self._running and self.world.any(any(save.done() and save.exception() for save in self._running)):
             self.wait()
 
@@ -97,7 +97,7 @@ class Saver:
         return {"saving_s": seconds} if seconds else {}
 
     def _decide(self, tensors: Mapping[str, Tensor]) -> None:
-        """With `auto`, save in the background from here on if saves have taken too large a share of the time."""
+        """Under `auto`, switch to background saves if saves have taken too large a share of the time."""
         slow = self.stopped_s > MOST_SHARE * (time.perf_counter() - self._start_s)
         if self.mode == "auto" and not self.in_background and self.world.any(slow):
             self.in_background = not self.world.any(not _fits(self._own(tensors)))
@@ -115,14 +115,14 @@ class Saver:
         self._running.append(self._thread.submit(write))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors that this rank writes something of."""
+        """Return the tensors of which this rank writes at least a shard."""
         return tensors if self.world.leads or any(map(is_sharded, tensors.values())) else {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
-        """Return copies in the host's memory, and a function that returns once they are complete.
+        """Return copies in host memory, and a function that waits until the copies are complete.
 
-        Those of a GPU are in pinned memory, which is kept for the next save. They are made in the order of the GPU's
-        work, before the next step's, so nobody waits for them here.
+        Tensors of a GPU are copied to pinned memory, which is reused for the next save. The copies are queued on the
+        GPU before the next step's work, so nothing waits for them here.
         """
         copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
@@ -141,7 +141,7 @@ class Saver:
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a copy fits into half of the available memory, where the system says how much that is."""
+    """Return whether a copy fits into half of the available memory; True if the system does not tell."""
     needed = sum(local(tensor).nbytes for tensor in tensors.values())
     file = Path("/proc/meminfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -1,4 +1,4 @@
-"""A session that trains a plan: its model, data, loss terms and layout over the ranks."""
+"""A training session of a plan: its model, data, loss terms and layout over the ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tintype.train.parts import (
 
 @dataclass(frozen=True)
 class Term:
-    """A loss term with its settings, which hold its weight."""
+    """A loss term with its settings, which include its weight."""
 
     settings: LossPart
     part: LossTerm
@@ -61,11 +61,11 @@ class Session(Model):
     layout: Layout
     gradients: GradientMean
     joint: JointTraining | None
-    """Where the tokenizer is trained too."""
+    """The joint training of the tokenizer; None if the tokenizer is frozen."""
     kept: LatentCache | None
-    """The latents on the disk, where `run.latents` asks for them."""
+    """The latents cached on disk; None unless `run.latents` asks for them."""
     graphs: Graphs = field(default_factory=Graphs)
-    """Captured passes that are not a network's: the draws of a batch."""
+    """CUDA graphs of passes outside of networks: the random draws of a batch."""
 
     @property
     def world(self) -> World:
@@ -73,16 +73,16 @@ class Session(Model):
 
     @property
     def identities(self) -> dict[str, str | None]:
-        """Identities of the frozen parts but for teachers. A run resumes with the same ones only."""
+        """Return the identities of the frozen parts except teachers. A run only resumes with the same identities."""
         data = {**of_data(self.source), **scored_identity(self.plan.data)}
         return {**data, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def source_at(self, step: int) -> ImageSource:
-        """Return the images in the size of this step; `source` has those of the last stage."""
+        """Return the images in the size of this step. `source` has the images of the last stage."""
         return self.source_of(self.plan.size_px_at(step))
 
     def by_shape(self, ids: Sequence[int], step: int) -> list[tuple[Shape, list[int]]]:
-        """Return ids with the shape that their images have at this step, those of one bucket together."""
+        """Group ids by the shape that their images have at this step, which is the shape of their bucket."""
         side = self.plan.size_px_at(step)
         return [(shape or (side, side), some) for shape, some in ids_by_shape(self.source_at(step), ids)]
 
@@ -98,11 +98,11 @@ class Session(Model):
         return [term.name for term in ended]
 
     def wants_images(self, terms: Sequence[Term]) -> bool:
-        """Return whether steps with these terms need the images themselves."""
+        """Return whether steps with these terms need images, and not only latents."""
         return self.kept is None or any(term.part.needs_images for term in terms)
 
     def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
-        """Return the latents of the images, on the device; cached ones need no images."""
+        """Return the latents of the images on the device. If the latents are cached, `image_BCHW` may be None."""
         if self.kept is not None:
             return self.kept(ids, draws)
         if image_BCHW is None:
@@ -110,7 +110,7 @@ class Session(Model):
         return self.tokenizer.encode(image_BCHW, draws)
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        """Draw noise and t for each sample, by the objective; on a GPU without waiting for the host."""
+        """Draw noise and t for each sample as the objective says. On a GPU nothing waits for the host."""
         if not x_BCHW.is_cuda or x_BCHW.requires_grad:
             return self.objective.draw(x_BCHW, draws)
         with torch.no_grad():
@@ -137,7 +137,7 @@ class Session(Model):
 
 
 def training_device(plan: Plan) -> torch.device:
-    """Return the device that a plan is trained on; refuse one that is not here or cannot compute as the plan says."""
+    """Return the device that a plan is trained on; raise if it is missing or cannot compute in the plan's precision."""
     device = choose_device(plan.run.device)
     if lacking := lacks_fp8(plan.precision, device):
         raise UserError(f"precision.matmul is fp8, but {lacking}", "use such a GPU, or precision.matmul=plain")
@@ -145,7 +145,7 @@ def training_device(plan: Plan) -> torch.device:
 
 
 def build_session(plan: Plan) -> Session:
-    """Build all that training needs, sharded or replicated over the ranks."""
+    """Build everything that training needs, sharded or replicated over the ranks."""
     device = training_device(plan)
     ranks, how = world.current(), plan.run.distribution
     sharded = how.kind == "fsdp" and ranks.joined
@@ -199,16 +199,16 @@ def build_session(plan: Plan) -> Session:
 
 
 def one_shape(plan: Plan) -> int | None:
-    """Return the number of images in order that are sure to have one shape; None where all have it."""
+    """Return the number of consecutive images that surely share one shape; None if all images do."""
     return None if len(plan.data.shapes) == 1 else plan.train.alike
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: int) -> tuple[Term, ...]:
-    """Build the plan's loss terms, and the one that trains a projector for the tuning where no other does."""
+    """Build the plan's loss terms. Add a term that trains the projector for the tuning, if no other term trains it."""
     unit, several = plan.token_px, len(plan.data.shapes) > 1
 
     def grids(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """Return the grids of tokens of the shapes, each once: in a small stage some are alike."""
+        """Return the distinct token grids of the shapes: in a small stage some grids are equal."""
         return tuple(dict.fromkeys((height // unit, width // unit) for height, width in shapes))
 
     place = LossContext(
@@ -231,7 +231,7 @@ def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: i
 
 
 def check_columns(plan: Plan, source: ImageSource) -> None:
-    """Refuse data without the captions that the plan reads."""
+    """Raise if the data lacks the captions that the plan reads."""
     for what, columns in columns_by_part(source).items():
         for column in plan.captions.columns():
             if column not in columns:
@@ -240,6 +240,6 @@ def check_columns(plan: Plan, source: ImageSource) -> None:
 
 
 def _data_key(data: DataPart, source: ImageSource) -> str:
-    """The settings; and the content, wherever it lies, where they do not say all."""
+    """Return a key of the data: the settings, and a hash of the content if the settings do not determine it."""
     content = json.dumps(data.content(), separators=(",", ":"), ensure_ascii=False)
     return content if source.identity is None else f"{source.identity} {content}"

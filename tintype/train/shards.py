@@ -1,7 +1,8 @@
-"""Sharded tensors on disk: torch.distributed.checkpoint with safetensors files.
+"""Store sharded tensors on disk: torch.distributed.checkpoint with safetensors files.
 
-Each rank writes what it holds, and copies are written once. Any number of ranks reads them again, each what it needs.
-Where a shard belongs stands in the header of its file, as JSON; torch's own format would keep it in a pickle.
+Each rank writes its own shards, and replicated tensors are written once. Any number of ranks can read the files, each
+only what it needs. The header of a shard's file says where the shard belongs, as JSON; torch's own format would use a
+pickle.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""(name, whole shape, type) -> the empty tensor to read into: a whole one, or one of which this rank holds a shard."""
+"""Function from a name, full shape and dtype to an empty tensor to read into: full, or sharded over the ranks."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's shards to the folder. Every rank must call it; if one fails, all do, with an OSError."""
+    """Write this rank's shards to the folder. Every rank must call this; an error of one rank raises OSError on all."""
     from torch.distributed.checkpoint import api, hf_storage, state_dict_saver
 
     try:
@@ -31,9 +32,9 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
-    """Read all tensors of a folder into what `place` gives; refuse those that no file holds in full.
+    """Read all tensors of a folder into the tensors that `place` returns; raise if shards are missing.
 
-    Unless `alone`, every rank must call it.
+    Unless `alone`, every rank must call this.
     """
     from torch.distributed.checkpoint import api, hf_storage, metadata, state_dict_loader
 

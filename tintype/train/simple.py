@@ -1,7 +1,7 @@
-"""A training in one process, of modules that are not a run's: the small VAE, the scene encoder.
+"""Train modules outside of a run in one process: the small VAE and the scene encoder.
 
-It shares with a run's training the loop, the checkpoints, the resume and the guard: a step whose loss or gradient is
-not finite leaves the weights alone, and ends the training.
+This shares the loop, the checkpoints, the resume and the guard with a run's training. A step whose loss or gradient is
+not finite leaves the weights unchanged and ends the training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _KEPT = 2
 
 
 def claim_folder(folder: RunFolder, settings: Settings, free: Collection[str]) -> None:
-    """Make the folder that of these settings, or refuse one that holds a training with others; `free` may differ."""
+    """Claim the folder for these settings; raise if it holds a training with other settings.
+
+    Settings in `free` may differ.
+    """
     path = folder.path / SETTINGS_NAME
     if path.exists():
         there = parse(type(settings), read_file(path)).model_dump(exclude=set(free))
@@ -56,9 +59,9 @@ class SimpleStep:
 
 @dataclass
 class SimpleTraining:
-    """Trains the modules of a state, given the losses of a step and the learning rate of the first group.
+    """Train the modules of a state, given the losses of a step and the learning rate of the first group.
 
-    The gradients of each module are clipped apart. `remedy` says what to do about a step that is not finite.
+    The gradients of each module are clipped separately. `remedy` says what to do about a step that is not finite.
     """
 
     folder: RunFolder

@@ -17,7 +17,8 @@ Line: TypeAlias = Mapping[str, Any]
 def images_per_s(lines: Sequence[Line]) -> float:
     """Return images per second of the step's parts without data loading.
 
-    The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them.
+    On a GPU the parts of a step run one after another, so their times add up; data loading on the host runs in
+    parallel.
     """
     windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
     usual = median(seconds / images for images, seconds in windows)
@@ -26,10 +27,10 @@ def images_per_s(lines: Sequence[Line]) -> float:
 
 
 def seconds_until(lines: Sequence[Line], step: int) -> float:
-    """Return the training seconds up to a step, by the clock of `images_per_s`: the step's parts except the data.
+    """Return the training seconds up to a step, measured as in `images_per_s`: the step's parts without data loading.
 
-    Saves and probes are no part of a step. A window that took five times as long as the median one (a compilation, a
-    pause) counts as the median one. Within a window the steps take equal times.
+    Saves and probes do not count. A window that took over five times the median window (a compilation, a pause) counts
+    as the median. Within a window all steps count as equally long.
     """
     since = list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
     per_step = [_parts_s(line) / (line["step"] - before) for before, line in since]
@@ -44,9 +45,10 @@ def _parts_s(line: Line) -> float:
 
 
 def time_split(lines: Sequence[Line]) -> dict[str, float]:
-    """Return the share of the time spent in each part; `other` is what no part accounts for.
+    """Return the share of the time spent in each part; `other` is time outside of all parts.
 
-    The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
+    Data loading on the host, `data`, can run while the GPU works. If so, the shares are relative to the sum of the
+    parts.
     """
     warm = _warm(lines)
     seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}

@@ -1,10 +1,11 @@
-"""Recognises steps whose loss or gradient norm is far above that of the steps before.
+"""Detect steps whose loss or gradient norm is far above the last steps.
 
-The last values stand on the device, so that the host does not wait, and are part of the state, so that a resumed run
-decides as an uninterrupted one. A spike enters them as the limit that it exceeded: one widens the limit little, and a
-loss that stays at a higher level (a larger image, a new loss term) is accepted after some steps.
+The last values stay on the device, so that the host does not wait. The values are part of the state, so that a resumed
+run makes the same decisions as an uninterrupted run. A spike is stored as the limit that it exceeded. So one spike
+raises the limit little, and a loss that stays at a higher level (a larger image, a new loss term) is accepted after
+some steps.
 
-Differs from OLMo-core's `SkipStepOptimizer`, which takes spikes in as they are and keeps the values out of the state.
+OLMo-core's `SkipStepOptimizer` differs: it stores spikes unchanged and keeps the values out of the state.
 
 W: steps of the window. V: values of a step, its loss and its gradient norm.
 """
@@ -17,11 +18,11 @@ from torch import Tensor
 from tintype.settings import SpikeSettings
 
 _LEAST_SPREAD = 0.01
-"""The deviation counts as at least this share of the mean: a loss that hardly moves has no spikes of a percent."""
+"""Least standard deviation relative to the mean, so that a nearly constant loss has no spikes of one percent."""
 
 
 class SpikeWindow:
-    """Loss and gradient norm of the last steps that were finite."""
+    """Loss and gradient norm of the last finite steps."""
 
     def __init__(self, settings: SpikeSettings, device: torch.device) -> None:
         self.settings = settings
@@ -29,14 +30,14 @@ class SpikeWindow:
         self.seen = torch.zeros((), dtype=torch.int64, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that it is: a checkpoint saves these and restores them in place."""
+        """Return the window's whole state. A checkpoint saves these tensors and restores them in place."""
         return {"values": self.value_VW, "seen": self.seen}
 
     @torch.no_grad()
     def is_spike(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """Return 1 where one of them is above its limit, else 0, and take them in.
+        """Return 1 if the loss or the gradient norm is above its limit, else 0, and store both.
 
-        Nothing is a spike before half of the window is filled.
+        Before half of the window is filled, no step is a spike.
         """
         value_V = torch.stack([loss, grad_norm]).to(self.value_VW)
         limit_V, known = self._limits()
@@ -49,7 +50,7 @@ class SpikeWindow:
         return spike.float()
 
     def _limits(self) -> tuple[Tensor, Tensor]:
-        """The largest values that are no spikes, and whether enough steps were seen to know them."""
+        """Return the limits above which values are spikes, and whether enough steps were seen."""
         window = self.settings.window
         count = self.seen.clamp_max(window)
         filled_W = torch.arange(window, device=count.device) < count

@@ -1,8 +1,9 @@
-"""Resume a run from its newest good checkpoint, or begin it with the weights of another one.
+"""Resume a run from its newest intact checkpoint, or start it from the weights of another run.
 
-The denoiser, the text encoder and the router are taken over; the optimizer, the weight average and what losses own
-begin anew. The run notes where it came from in `lineage.json`, with the lineage of the other run in it, and from its
-first checkpoint on it needs the other run no more. Of an imported run it has that run's `imported.json` too.
+The weights of the denoiser, the text encoder and the router are taken over. The optimizer, the weight average and
+parameters of losses start anew. The run records its origin in `lineage.json`, together with the lineage of the other
+run, and after its first checkpoint no longer needs the other run. If the other run was imported, its `imported.json` is
+copied too.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from tintype.wording import option
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
-"""Where a frozen text encoder lies. What it is, its identity says, which is compared."""
+"""Settings of a frozen text encoder's location.
+
+The encoder's identity is compared separately.
+"""
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restores damaged files and the newest good checkpoint, if any, and cuts logs, snapshots and kept weights back."""
+    """Restore damaged files and the newest intact checkpoint; drop later log lines, snapshots and kept weights."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
@@ -54,7 +58,10 @@ def resume(folder: RunFolder, state: TrainState) -> None:
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
-    """Return the state with the weights that the plan starts from; unchanged for a resumed or a random start."""
+    """Return the state with the plan's start weights.
+
+    For a resumed run or a random start, return the state unchanged.
+    """
     start = parts.plan.start
     if start is None or state.step:
         return state
@@ -90,7 +97,7 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
 
 
 def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
-    """Return the run that a plan starts from, or raise UserError with the reason. Its tensors are not read."""
+    """Return the run that a plan starts from; raise UserError if it does not fit. The run's tensors are not read."""
     path = start.parent(run)
     if path.resolve() == run.resolve():
         raise UserError(
@@ -126,7 +133,7 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
 
 
 def unfit_settings(plan: Plan, parent: Plan) -> str:
-    """The settings that differ and must not, in words; empty where there are none."""
+    """Return the differing settings that must be equal, in words; empty if there are none."""
     changes = diff(parent, plan)
     free = _MAY_DIFFER if "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
     different = {
@@ -140,7 +147,7 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
 
 
 def identity(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and numbers."""
+    """Return the SHA-256 over names, dtypes, shapes and values of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

@@ -1,8 +1,8 @@
-"""All that a run is, besides its Plan: weights, optimizer, weight average, the spike window and counters.
+"""The full state of a run besides its Plan: weights, optimizer, weight average, spike window and counters.
 
-It is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: a name too many or too few, another
-shape or another type is refused before anything is copied. There is no random state to keep (`tintype.rng`) and no
-data state but `images_seen` (`data.order`).
+The state is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: missing or extra names, other
+shapes and other dtypes are refused before anything is copied. There is no random state (`tintype.rng`), and
+`images_seen` is the only data state (`data.order`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow
 
 _LATE = (LOSSES, "router.", JOINT_ONLY)
-"""Parameters that a schedule can leave without a gradient, and so without optimizer state, for some first steps."""
+"""Prefixes of parameters that may have no gradient, and so no optimizer state, for the first steps of a schedule."""
 _COUNTERS = ("step", "images_seen", "skips_in_a_row", "skips", "recent_skips")
 _CAME_LATER: dict[str, Any] = {"skips": 0, "recent_skips": []}
-"""Counters that older checkpoints do not have."""
+"""Counters that older checkpoints lack, with their values."""
 
 
 class StateMismatchError(Exception):
-    """A stored state does not fit the run: its plan or the program has changed."""
+    """A stored state does not fit the run, because the plan or the program has changed."""
 
 
 @dataclass
@@ -46,20 +46,23 @@ class TrainState:
     images_seen: int = 0
     skips_in_a_row: int = 0
     skips: int = 0
-    """Steps of the whole run that were skipped."""
+    """Number of skipped steps in the whole run."""
     recent_skips: list[int] = field(default_factory=list)
-    """The skipped steps among the last `SKIP_WINDOW_STEPS`."""
+    """Skipped steps among the last `SKIP_WINDOW_STEPS`."""
     spikes: SpikeWindow | None = None
     teacher: AverageTeacher | None = None
-    """The averaged denoiser, where a loss term learns from it; it has no state of its own."""
+    """The averaged denoiser if a loss term learns from it. This denoiser has no state of its own."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that is optimized, in the optimizer's order."""
+        """Return all optimized parameters in the optimizer's order."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def places(self) -> Place:
-        """Where to read stored tensors into: those of a weight's name and shape are cut as it is."""
+        """Return where to read stored tensors into.
+
+        Tensors with a weight's name and shape are sharded like that weight.
+        """
         weights = {name: weight for name, weight in self.modules.named_parameters() if is_sharded(weight)}
 
         def place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -82,11 +85,11 @@ class TrainState:
         return flat
 
     def scalars(self) -> dict[str, Any]:
-        """Return a copy of the counters, which go on while it is saved."""
+        """Return a copy of the counters, which change while a save is running."""
         return {name: copy(getattr(self, name)) for name in _COUNTERS}
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
-        """Take over a stored state. One that does not fit in every name, shape and type leaves this one as it was."""
+        """Load a stored state. If any name, shape or dtype does not fit, raise and leave this state unchanged."""
         counters = _checked_counters(_CAME_LATER | dict(scalars), self.scalars())
         if found := misfits(forms_of(tensors), self._expected_forms(tensors, trained=counters["step"] > 0)):
             raise StateMismatchError(found)
@@ -99,7 +102,7 @@ class TrainState:
             setattr(self, name, value)
 
     def _expected_forms(self, stored: Mapping[str, Tensor], trained: bool) -> dict[str, Form]:
-        """The form of each tensor that this run's state has after its first step, or before it."""
+        """Return the expected shape and dtype of each tensor in the state, after the first step or before it."""
         now = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("optimizer/")}
         expected = forms_of(now)
         begun = {name.removeprefix("optimizer/").rpartition("/")[0] for name in stored if name.startswith("optimizer/")}
@@ -120,7 +123,7 @@ class TrainState:
         self.optimizer.load_state_dict(fresh)
 
     def _parameter_names(self) -> list[str]:
-        """Names of the parameters in the optimizer's order."""
+        """Return the names of the parameters in the optimizer's order."""
         name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
         return [name_of[id(parameter)] for parameter in self.parameters]
 
@@ -146,7 +149,7 @@ def build_optimizer(
     layout: Layout,
     joint_lr: Mapping[str, float],
 ) -> torch.optim.Optimizer:
-    """Build the plan's optimizer. What a joint training trains has the last groups, which AdamW updates."""
+    """Build the plan's optimizer. Parameters of joint training are in the last groups, which AdamW updates."""
     optimizer = settings.build(separate(named).items(), storage, layout)
     for prefix in JOINT:
         if own := [parameter for name, parameter in named.items() if name.startswith(prefix)]:
@@ -155,12 +158,12 @@ def build_optimizer(
 
 
 def separate(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return all parameters but those of a joint training."""
+    """Return all parameters except those of joint training."""
     return {name: parameter for name, parameter in named.items() if not name.startswith(JOINT)}
 
 
 def _checked_counters(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counters, or raise StateMismatchError where one is missing, unknown or no count."""
+    """Return the counters; raise StateMismatchError if a counter is missing, unknown or not a valid number."""
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         raise StateMismatchError(f"the counters: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")

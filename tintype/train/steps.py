@@ -1,7 +1,6 @@
 """The loop of every training: take a step, check it, log, save, until the last step or a signal.
 
-A step is checked before anything after it is logged or saved, so that a state which is not finite is never saved, not
-even on a signal.
+A step is checked before it is logged or saved, so a state that is not finite is never saved, not even on a signal.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Cadence:
-    """Number of steps, and how often they are logged and saved."""
+    """Number of steps, and the intervals of logging and saving."""
 
     steps: int
     log_every_steps: int
@@ -36,35 +35,35 @@ class Cadence:
 
 
 class Training(Protocol[R]):
-    """A training that `run_steps` drives; `R` is the result of one of its steps."""
+    """A training that `run_steps` drives. `R` is the result of one step."""
 
     @property
     def state(self) -> TrainState: ...
     @property
     def cadence(self) -> Cadence: ...
     def interrupted(self) -> bool:
-        """Return whether a signal asks for an end."""
+        """Return whether a signal asks the training to stop."""
 
     def take_step(self) -> R:
         """Advance the state by one step."""
 
     def check_step(self, result: R) -> None:
-        """Raise DivergedError where training must not resume after this step."""
+        """Raise DivergedError if training must not resume after this step."""
 
     def finish_step(self) -> None:
-        """Do what is due after a step, before it is logged and saved."""
+        """Do the work that is due after a step, before the step is logged and saved."""
 
     def log(self, window: Sequence[R], saving: bool) -> Mapping[str, object]:
-        """Check the weights, log the steps since the last call, and return the line."""
+        """Check the weights, log the steps since the last call, and return the logged line."""
 
     def save(self, now: bool) -> None:
-        """Save the state; return when it is on the disk where `now`."""
+        """Save the state. With `now`, wait until it is on the disk."""
 
 
 def run_steps(
     training: Training[R], on_progress: Callable[[Progress], None], begin_step: Callable[[], None] = lambda: None
 ) -> None:
-    """Train to the last step, or to a signal, and save."""
+    """Train to the last step or to a signal, and save."""
     state, cadence, saved = training.state, training.cadence, training.state.step
     window: list[R] = []
     line: Mapping[str, object] = {}

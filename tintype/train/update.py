@@ -1,4 +1,4 @@
-"""One update of the weights: micro-batches forward and backward, clipping, whether to skip, the optimizer.
+"""One update of the weights: forward and backward per micro-batch, clipping, the decision to skip, the optimizer.
 
 B: samples of a micro-batch.
 """
@@ -28,22 +28,22 @@ from tintype.train.session import Session
 from tintype.train.state import TrainState
 
 TIME_BINS = 8
-"""Number of equal bins of t; their middles are the times of the validation loss."""
+"""Number of equal bins of t. The bins' middles are the times of the validation loss."""
 
 
 @dataclass(frozen=True)
 class StepResult:
     losses: dict[str, Tensor]
-    """Mean over this rank's share of the batch of each part of the loss, and of their weighted sum as `loss`."""
+    """Each loss term's mean over this rank's share of the batch, and their weighted sum as `loss`."""
     by_time: Tensor
-    """[2, bins]: sum and number of the samples' main losses, not weighted, in equal bins of t."""
+    """[2, bins]: sum and number of the samples' unweighted main losses, in equal bins of t."""
     step: int
     """Number of the step, from 1."""
     first_position: int
     without_caption: int
-    """Samples of this rank's share that read the null caption for want of another."""
+    """Number of samples in this rank's share that read the null caption because they have no other."""
     _numbers: PendingNumbers
-    """Gradient norm, whether the step is skipped, and loss."""
+    """Gradient norm, whether the step is skipped, and loss, still on their way from the device."""
 
     @property
     def grad_norm(self) -> float:
@@ -55,20 +55,21 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Return whether the step was skipped: it was not finite, or a spike."""
+        """Return whether the step was skipped because it was not finite or a spike."""
         return self._numbers.numbers()[1] > 0
 
     @property
     def loss(self) -> float:
-        """The mean over the batch where spikes are skipped, else over this rank's share."""
+        """Return the mean loss over the batch if spikes are skipped, else over this rank's share."""
         return self._numbers.numbers()[2]
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
-    """Advance the state by one step. One that is not finite, or a spike, leaves the weights and optimizer alone.
+    """Advance the state by one step. A step that is not finite or a spike leaves weights and optimizer unchanged.
 
-    Nothing waits for the GPU here, unless a loss term does: whether to skip is decided on the device, and the optimizer
-    obeys it there (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
+    Nothing waits for the GPU here, unless a loss term does. The decision to skip is made on the device, and the
+    optimizer reads it there through `found_inf`, like torch's gradient scaler. So the host can prepare the next step
+    meanwhile.
     """
     plan = parts.plan
     batch = plan.train.batch_at(state.step)
@@ -124,7 +125,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
 
 
 def _clip(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parts: Session) -> Tensor:
-    """Clip the gradients, or leave it to the optimizer's own pass over them; return their norm."""
+    """Clip the gradients, or let the optimizer clip them in its own pass. Return their norm."""
     norm = gradient_norm(parameters, parts.layout)
     factor = clip_factor(norm, parts.plan.train.clip_norm)
     if getattr(optimizer, "clips", False) and parts.joint is None:
@@ -135,7 +136,7 @@ def _clip(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parts:
 
 
 def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, and 1 where the step must not reach the weights, else 0; the same on every rank."""
+    """Return the loss, and 1 if the step must be skipped, else 0. The result is the same on every rank."""
     skipped = grad_norm.isfinite().logical_not().float()
     if state.spikes is None:
         return loss, skipped
@@ -145,7 +146,7 @@ def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a micro-batch: each part's mean, their weighted sum as `loss`, and the errors by time."""
+    """The losses of a micro-batch: each term's mean, their weighted sum as `loss`, and the errors by time."""
 
     parts: dict[str, Tensor]
     by_time: Tensor
@@ -153,7 +154,7 @@ class Losses:
 
 
 Latents = Callable[[Batch], Tensor]
-"""Makes of a micro-batch the latents that the denoiser is trained on."""
+"""Function from a micro-batch to the latents that the denoiser is trained on."""
 
 
 def micro_batch_losses(
@@ -166,9 +167,11 @@ def micro_batch_losses(
     teacher: AverageTeacher | None = None,
     step_text: StepText | None = None,
 ) -> Losses:
-    """The losses of the samples at positions first … first + count - 1, on the tokenizer's latents or on those that
-    `latents` makes of them. `teacher` is for the terms that learn from the weight average. Without `step_text`,
-    the captions are read here."""
+    """Compute the losses of the samples at positions first … first + count - 1.
+
+    The denoiser gets the tokenizer's latents, or the result of `latents`. `teacher` is for terms that learn from the
+    weight average. Without `step_text`, the captions are read here.
+    """
     batch = read_batch(parts, first, count, step, clock, step_text)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
     with parts.compute():
@@ -225,13 +228,13 @@ def frozen_latents(parts: Session, batch: Batch, clock: Clock) -> Tensor:
 
 
 def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:
-    """Sum and number of the errors in each bin of t, the same on every run: no atomic additions."""
+    """Return the sum and number of errors in each bin of t, without atomic additions, so that repeated runs agree."""
     bin_TB = (t_B * TIME_BINS).long() == torch.arange(TIME_BINS, device=t_B.device)[:, None]
     return torch.stack([torch.where(bin_TB, error_B.float(), 0.0).sum(1), bin_TB.sum(1).float()])
 
 
 def lr_factor(plan: Plan, step: int) -> float:
-    """Linear warm-up, then constant or a cosine to zero at the last step."""
+    """Return the learning rate's factor: linear warm-up, then constant or a cosine to zero at the last step."""
     train = plan.train
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps
@@ -242,7 +245,7 @@ def lr_factor(plan: Plan, step: int) -> float:
 
 
 def _undo_loss_scale(state: TrainState, plan: Plan) -> None:
-    """Divide the gradients by the loss scale; a power of two loses nothing of them."""
+    """Divide the gradients by the loss scale. A power of two loses no precision."""
     if plan.precision.loss_scale != 1:
         gradients = [local(one.grad) for one in state.parameters if one.grad is not None]
         torch._foreach_div_(gradients, plan.precision.loss_scale)

@@ -1,4 +1,4 @@
-"""The line of `metrics.jsonl` for the steps since the last one."""
+"""Build the line of `metrics.jsonl` for the steps since the last line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from tintype.train.update import TIME_BINS, StepResult
 
 
 def window_line(parts: Session, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
-    """Means over the steps that were not skipped. That of a part of the loss is over the steps where it had a weight,
-    so the mean weight times it is its share in the loss."""
+    """Return the log line of a window, with means over the steps that were not skipped.
+
+    A loss term's mean only covers the steps where the term had a weight. So its mean times its mean weight is its
+    contribution to the loss.
+    """
     seconds, split = clock.read()
     taken = [result for result in window if not result.skipped]
     weights = {term.name: fmean(term.settings.weight_at(r.step - 1) for r in window) for term in parts.terms}
@@ -52,7 +55,7 @@ def _mean_losses(window: Sequence[StepResult], taken: Sequence[StepResult], worl
 
 
 def _by_time(taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
-    """The velocity's mean squared error in each bin of t, named by the bin's middle."""
+    """Return the velocity's mean squared error in each bin of t, by the bin's middle."""
     sums = torch.stack([result.by_time for result in taken]).sum(0) if taken else torch.zeros(2, TIME_BINS)
     total, count = world.all_reduce_mean(sums).tolist()
     return {

@@ -1,4 +1,4 @@
-"""The trackers that a run can be mirrored to, one file each."""
+"""Trackers to which a run can be mirrored, one file each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tintype.train.trackers.wandb import Wandb
 @dataclass(frozen=True)
 class TrackerKind:
     package: str
-    """The package that it needs; the extra of tintype has the tracker's name."""
+    """The required package. tintype's extra has the tracker's name."""
     open: Callable[[Tracked], Tracker]
 
 
@@ -32,13 +32,13 @@ TRACKERS: Mapping[TrackerName, TrackerKind] = {
 
 
 def chosen_trackers(run: RunSettings) -> list[TrackerName]:
-    """Return the trackers of the settings; `run.tensorboard` is the older way to name one."""
+    """Return the trackers in the settings. `run.tensorboard` is the older way to choose a tracker."""
     older: Sequence[TrackerName] = ("tensorboard",) if run.tensorboard else ()
     return list(dict.fromkeys([*run.trackers, *older]))
 
 
 def check_trackers(run: RunSettings) -> None:
-    """Raise UserError where the package of a tracker is not installed."""
+    """Raise UserError if the package of a chosen tracker is not installed."""
     missing = [name for name in chosen_trackers(run) if find_spec(TRACKERS[name].package) is None]
     if missing:
         names = ", ".join(missing)

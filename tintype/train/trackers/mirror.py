@@ -1,7 +1,7 @@
 """Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes its numbers.
 
-Each tracker works in a thread of its own, so training does not wait for a network. The first error ends the tracker for
-this process, with an event and a note; the next process that works on the run sends what is missing.
+Each tracker has its own thread, so training does not wait for a network. The first error stops the tracker for this
+process, with an event and a note. The next process that works on the run sends what is missing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tintype.train.trackers import TRACKERS, check_trackers, chosen_trackers
 from tintype.train.trackers.tracked import Tracked, TrackerState
 
 CLOSE_S = 60.0
-"""Seconds that the end of a run waits for a tracker."""
+"""Longest time that the end of a run waits for a tracker, in seconds."""
 Action = Callable[[Tracker], None]
 OnFailure = Callable[[str, str], None]
-"""Called with the name of a tracker and the reason why it failed."""
+"""Callback with the name of a failed tracker and the reason."""
 
 
 class Feed:
-    """The queue and the thread of one tracker. It is opened when there is something to send."""
+    """The queue and the thread of one tracker, which opens on the first send."""
 
     def __init__(self, name: TrackerName, state: TrackerState, about: Tracked) -> None:
         self.name, self.failure = name, ""
@@ -40,7 +40,7 @@ class Feed:
         self._thread: Thread | None = None
 
     def send(self, key: int | str, action: Action) -> None:
-        """Send a step or a named record, unless the tracker has it."""
+        """Send a step or a named record, unless the tracker already has it."""
         if self.failure or self._state.has(key):
             return
         if self._thread is None:
@@ -78,7 +78,7 @@ class Feed:
 
 
 class Mirror:
-    """All trackers of a run or a study; without any it does nothing."""
+    """All trackers of a run or a study. Without trackers it does nothing."""
 
     def __init__(self, feeds: Sequence[Feed], on_failure: OnFailure) -> None:
         self._feeds, self._on_failure = list(feeds), on_failure
@@ -87,7 +87,7 @@ class Mirror:
         return bool(self._feeds)
 
     def log(self, step: int, line: Mapping[str, Any]) -> None:
-        """Log the numbers of a line of `metrics.jsonl`."""
+        """Log the numbers in a line of `metrics.jsonl`."""
         numbers = numbers_in(line)
         self._send(step, lambda tracker: tracker.log(step, numbers))
 
@@ -117,7 +117,7 @@ class Mirror:
         self._report()
 
     def _report(self) -> None:
-        """Report trackers that failed, and let them go."""
+        """Report failed trackers, and drop them."""
         failed = [feed for feed in self._feeds if feed.failure]
         self._feeds = [feed for feed in self._feeds if not feed.failure]
         for feed in failed:
@@ -126,13 +126,13 @@ class Mirror:
 
 
 class RunMirror:
-    """Mirrors the log of a run while it trains, from wherever the trackers stopped."""
+    """Mirror the log of a run during training, from the last line that the trackers have."""
 
     def __init__(self, folder: RunFolder, mirror: Mirror) -> None:
         self._folder, self._mirror, self._is_caught_up, self.step = folder, mirror, False, 0
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Log a line that `metrics.jsonl` has; the first time also all before it."""
+        """Log a line of `metrics.jsonl`. The first call also logs all earlier lines."""
         self.step = line["step"]
         if self._is_caught_up:
             self._mirror.log(self.step, line)
@@ -140,7 +140,7 @@ class RunMirror:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Send the lines that are there, once."""
+        """Send the existing lines of the log, once."""
         if self._mirror and not self._is_caught_up:
             self._is_caught_up = True
             for line in self._folder.record.lines:
@@ -150,7 +150,7 @@ class RunMirror:
 
 @contextmanager
 def mirror_run(folder: RunFolder, plan: Plan) -> Iterator[None]:
-    """Mirror a run that trains to its trackers. Raise UserError where a package is missing."""
+    """Mirror a run to its trackers during training. Raise UserError if a package is missing."""
     with folder.world.fail_together():
         if folder.writes:
             check_trackers(plan.run)
@@ -181,7 +181,7 @@ def mirror_more(
     on_failure: OnFailure = lambda tracker, reason: None,
     fence: Fence = OPEN,
 ) -> Iterator[Mirror]:
-    """Mirror what is known after the training. A missing package is a note here: the work is done already."""
+    """Mirror results after the training. A missing package only gives a note, since the work is done."""
     try:
         check_trackers(plan.run)
     except UserError as error:
@@ -196,7 +196,7 @@ def mirror_more(
 
 
 def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailure, fence: Fence) -> Mirror:
-    """Return the trackers of a plan for a folder. A run of a study is in the group of the study's folder."""
+    """Return the trackers of a plan for a folder. The group of a study's run is the study's folder."""
     place = path.resolve()
     if not group and place.parent.name == "runs":
         group = place.parent.parent.name
@@ -218,7 +218,7 @@ def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailur
 
 
 def numbers_in(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a log line, nested ones as `parts/forward`; the step is none of them."""
+    """Return the numbers of a log line except the step. Nested numbers have names like `parts/forward`."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""MLflow. MLFLOW_TRACKING_URI names the server or the database; without it MLflow takes its default."""
+"""MLflow. MLFLOW_TRACKING_URI names the server or the database; without it MLflow uses its default."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tintype.seams import Tracker, TrackerStatus, VerdictRow
 from tintype.train.trackers.tracked import Tracked
 
 _ID = "tintype_id"
-"""The tag by which a resumed run finds its own."""
+"""The tag by which a resumed run finds its MLflow run."""
 _MOST_PARAMS = 100
 """Most parameters in one request."""
 _MOST_LETTERS = 500
-"""Most letters of a parameter that every store takes; the whole plan is an artifact."""
+"""Longest parameter value that every MLflow store accepts. The whole plan is stored as an artifact."""
 _STATUS: Mapping[TrackerStatus, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 

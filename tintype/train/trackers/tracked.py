@@ -1,4 +1,4 @@
-"""A run or a study as trackers name it, and what a tracker already has of it."""
+"""A run or a study under its tracker name, and what a tracker already has of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.notes import note
 
 FOLDER = "trackers"
-"""The folder, in that of a run or a study, of what trackers have of it and of their own local files."""
+"""Folder inside a run or a study for the state of trackers and their local files."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Tracked:
     """A run or a study."""
 
     id: str
-    """It stays the same, however often the run is resumed."""
+    """Identity that stays the same when the run resumes."""
     name: str
     group: str
-    """The study that a run belongs to; empty where there is none."""
+    """The study of a run; empty without a study."""
     project: str
     folder: Path
     settings: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Tracked:
     text: str
     """The plan as YAML."""
     is_new: bool
-    """Whether the tracker has nothing of it yet."""
+    """Whether the tracker has received nothing yet."""
 
     @property
     def place(self) -> Path:
@@ -42,10 +42,10 @@ class Tracked:
 
 
 class TrackerState:
-    """Record of all that one tracker was sent of a run: its id there, the last step, and single records by name.
+    """What one tracker has received of a run: the tracker's id for the run, the last step, and named records.
 
-    A line is noted before it is sent: a process that is killed in between loses a line there, and never doubles one.
-    Trackers that write later lose what they had not written yet.
+    A line is noted before it is sent. If a process is killed in between, the tracker misses a line but never gets one
+    twice. A tracker that buffers its writes also loses the buffered lines.
     """
 
     def __init__(self, folder: Path, tracker: str, name: str, group: str, fence: Fence = OPEN) -> None:
@@ -81,5 +81,5 @@ class TrackerState:
         files.write_checked(self._file, content, fence=self._fence)
 
     def undo(self, before: tuple[int, list[str]]) -> None:
-        """Forget what could not be sent: the next process tries again."""
+        """Restore the state before a failed send, so that the next process tries again."""
         self._keep(*before)

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own variables choose how it works: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY."""
+"""Weights & Biases, configured by its own environment variables: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tintype.seams import Tracker, TrackerStatus, VerdictRow
 from tintype.train.trackers.tracked import Tracked
 
 _STEP = "step"
-"""The axis of all numbers. The tracker's own counter cannot go back, and scores of earlier steps come late."""
+"""The x axis of all numbers. W&B's own step counter cannot go back, and scores of earlier steps arrive late."""
 
 
 class Wandb(Tracker):
