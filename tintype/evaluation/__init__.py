@@ -1,1 +1,1 @@
-"""How a model, or any set of images, is scored: the protocol, the samples, the reference and the result."""
+"""Score a model or any set of images: the protocol, the samples, the reference and the result."""

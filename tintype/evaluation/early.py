@@ -1,8 +1,8 @@
-"""Scores along training: the weights that a run kept at chosen steps, and its last ones, all by one cheaper protocol.
+"""Scores along training: score the weights kept at chosen steps, and the last weights, by one cheaper protocol.
 
-Distances between sets of images depend on how many there are. So the scores of a curve are all taken on the same number
-of images, the last one too, and are compared among themselves only. The images of the last score are the first ones of
-the full evaluation, which are there already.
+Distances between sets of images depend on the number of images. So all scores of a curve use the same number of images,
+the last score too, and are compared only with each other. The last score uses the first images of the full evaluation,
+which exist already.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tintype.train.load import drop_kept
 from tintype.train.record import RunRecord
 
 EARLY_SHARE = 4
-"""By default an early score is taken on one in so many of the images of the full one."""
+"""By default an early score uses one in `EARLY_SHARE` images of the full score."""
 FEWEST_EARLY = 128
-"""By default an early score is taken on no fewer images than this, where the full one has as many."""
+"""By default an early score uses at least this many images, if the full score does."""
 NOT_SCORED = "not-scored"
-"""The event of a step whose kept weights gave no score."""
+"""The event of a step whose kept weights could not be scored."""
 
 
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:
-    """Return the protocol of the scores along training: fewer images, and only the samplings that `metrics` need.
+    """Return the protocol of scores along training: fewer images, and only the samplings that `metrics` need.
 
-    `count` is the number of images of the main sampling, by default a quarter of the protocol's and at least 128.
-    Other samplings have no more; a prompt file is used whole. The validation loss has as many images as in the full
-    protocol, since it costs little.
+    `count` is the number of images of the main sampling, by default a quarter of the protocol's and at least 128. Other
+    samplings have at most as many; a prompt file is used whole. The validation loss uses as many images as in the full
+    protocol, since it is cheap.
     """
     images = min(protocol.count, count or max(protocol.count // EARLY_SHARE, FEWEST_EARLY))
     known = definitions(protocol)
@@ -51,7 +51,7 @@ def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | No
 
 
 def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]:
-    """Return the steps that the run has trained without keeping their weights, so that they cannot be scored."""
+    """Return the steps that the run has passed without keeping their weights, and that therefore cannot be scored."""
     record = RunRecord(run)
     kept = checkpoint.steps(record.kept)
     passed = [step for step in steps if step <= record.saved_step and step not in kept]
@@ -66,12 +66,12 @@ def score_along(
     on_progress: Callable[[int, Scoring], None],
     fence: Fence = OPEN,
 ) -> None:
-    """Score a finished run's last weights, those of the step `last`, then the ones that it kept at `steps`.
+    """Score a finished run's last weights, at step `last`, then the weights kept at `steps`.
 
-    Kept weights are removed once their score is stored, and so are those of other steps, which nobody asks for any
-    more. Steps without kept weights are left out: they were scored before, or the run was trained without keeping them.
-    Weights that cannot be scored are an event of the run, which stays what it is. The kept ones come last: while there
-    are some, scores are missing.
+    Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since nobody needs
+    them. Steps without kept weights are skipped: they were scored before, or their weights were never kept. If weights
+    cannot be scored, an event is logged and the run stays valid. Kept weights are scored after the last weights, so
+    remaining kept weights mean that scores are missing.
     """
     folder = RunFolder(run, fence=fence)
     _score(folder, protocol, last, on_progress, kept=False)
@@ -85,7 +85,7 @@ def score_along(
 
 
 def _set_aside_damaged(folder: RunFolder, protocol: Protocol, step: int) -> None:
-    """Set aside a stored score that is damaged. Its weights are gone, so it cannot be taken again."""
+    """Set a damaged stored score aside. The kept weights are gone, so the step cannot be scored again."""
     file = result_file(folder.path, protocol, step)
     try:
         if file.exists():

@@ -1,6 +1,7 @@
-"""A metric over the length of the weight average: each length of one run is scored by the same protocol.
+"""A metric as a function of the weight average's length: each length of one run is scored by the same protocol.
 
-Every score is stored in the run's folder like any other evaluation: an interrupted curve resumes with the next length.
+Every score is stored in the run's folder like any other evaluation, so an interrupted curve resumes with the next
+length.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tintype.wording import option
 
 @dataclass(frozen=True)
 class Point:
-    """A length, the residual of its profile over the snapshots, and its evaluation where that is small enough."""
+    """A length, the residual of its profile over the snapshots, and its evaluation if the residual is small enough."""
 
     length: float
     residual: float
@@ -36,7 +37,7 @@ class Point:
 
 @dataclass
 class Curve:
-    """The points as they come in."""
+    """The points scored so far."""
 
     run: Path
     lengths: Sequence[float]
@@ -82,9 +83,11 @@ class Curve:
 def score_lengths(
     curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None, threads: int | None = None
 ) -> None:
-    """Score each length that the snapshots can represent. `on_progress` gets the length and the share of all lengths.
+    """Score each length that the snapshots can represent.
 
-    All lengths are checked before the first is scored.
+    `on_progress` gets the length and the progress over all lengths.
+
+    All lengths are validated before the first is scored.
     """
     found = [try_reconstruction(curve.run, length) for length in curve.lengths]
     curve.step = found[0].step
@@ -102,7 +105,7 @@ def score_lengths(
 
 
 def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -> str:
-    """Return the metric's name, or that of the most important one; refuse one that is not measured."""
+    """Return the metric's name, by default the most important metric's; raise if the protocol does not measure it."""
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
         raise UserError(f"{option('metric', name)}: the protocol does not measure it", nearest(name, names))
@@ -110,7 +113,7 @@ def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -
 
 
 def read_lengths(text: str) -> list[float]:
-    """Return the numbers of `0.05,0.1`, each once."""
+    """Return the distinct numbers of a text like `0.05,0.1`."""
     try:
         return list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:

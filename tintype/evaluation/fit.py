@@ -31,19 +31,19 @@ _LARGER_SPLIT = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A reason why an evaluation cannot run. `fixes` are the overrides that remove it, each key=value."""
+    """A reason why an evaluation cannot run. `fixes` are overrides that solve it, each key=value."""
 
     text: str
     fixes: tuple[str, ...] = ()
 
     def within(self, section: str) -> Problem:
-        """Return the problem with fixes for a file that has the protocol in a section, for example a study's."""
+        """Return the problem with fixes for a file that has the protocol in a section, such as a study's."""
         return Problem(self.text, tuple(f"{section}.{fix}" for fix in self.fixes))
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A protocol for one data set, and what a user should know about how it was chosen."""
+    """A protocol fitted to a data set, with notes for the user on the choices."""
 
     protocol: Protocol
     notes: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ class Fitted:
 def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     """Choose each setting that was not given so that it works on this data. On scenes, return the protocol unchanged.
 
-    On a store: captions that it has, no more images than it holds out, and an encoder for any kind of image. What was
-    given stays; `data_problems` lists what of it does not work.
+    On a store, choose captions that the store has, at most as many images as are held out, and an encoder for any kind
+    of image. Given settings stay; `data_problems` lists those that do not work.
     """
     unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
     if data.of_scenes or not unset or not data.at_hand:
@@ -77,12 +77,12 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
 
 
 def _caption(source: ImageSource) -> str:
-    """Prefer `long`, then `short`, then the first that the store has."""
+    """Return the caption column to use: `long`, else `short`, else the first column of the store."""
     return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
 
 
 def _encoders(held_out: int) -> tuple[tuple[EncoderPart, ...], str, tuple[Problem, ...]]:
-    """Return the encoders for this many held-out images, a note, and why there is none."""
+    """Return the encoders for a number of held-out images, a note, and the problems if there is no encoder."""
     if held_out < FEWEST:
         return (), _no_distances(held_out), ()
     try:
@@ -100,14 +100,14 @@ def _no_distances(held_out: int) -> str:
 
 
 def held_out_note(count: int) -> str:
-    """Return a note on what this many held-out images are too few for, or ''."""
+    """Return a note on metrics that need more held-out images than `count`, or ''."""
     if count < FEWEST_SAMPLES:
         return _too_few(count)
     return _no_distances(count) if count < FEWEST else ""
 
 
 def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> list[Problem]:
-    """List encoders that cannot read the images, captions that are missing, and more images than are held out.
+    """List encoders that cannot read the images, missing captions, and counts above the number of held-out images.
 
     `source` is the evaluation split.
     """
@@ -118,7 +118,10 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 
 
 def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
-    """Any number of scenes can be drawn."""
+    """List the problems of a protocol on scenes.
+
+    There is no limit on images, since any number of scenes can be drawn.
+    """
     for name in _captions(protocol):
         if name not in CAPTIONS:
             known = ", ".join(CAPTIONS)
@@ -169,9 +172,9 @@ def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
 
 
 def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: torch.device) -> list[Problem]:
-    """List all that keeps a protocol from working: data that it does not fit, missing prompt files and weights.
+    """List all reasons why a protocol would not work: data that do not fit, and missing prompt files or weights.
 
-    Builds the encoders, which fetches their weights once.
+    This builds the encoders, which downloads their weights once.
     """
     found = [
         problem
@@ -192,7 +195,7 @@ def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: tor
 
 
 def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
-    """List captions of a file that are asked for copies and belong to no training image."""
+    """List captions in a file for the memorisation metrics that belong to no training image."""
     asked = protocol.memorisation
     if protocol.reads_training_images and (file := asked.prompt_file) is not None:
         found = find_captions(open_source(data.memorisable, "train", torch.device("cpu")), file.prompts)
@@ -201,7 +204,7 @@ def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
 
 
 def file_problems(protocol: Protocol) -> list[Problem]:
-    """List the prompt files that cannot be read."""
+    """List prompt files that cannot be read."""
     found = []
     for path in protocol.prompt_files:
         try:
@@ -220,7 +223,7 @@ def _too_few(count: int) -> str:
 
 
 def _captions(protocol: Protocol) -> list[str]:
-    """Return the kinds of caption that a protocol reads, each once."""
+    """Return the caption columns that a protocol reads, each once."""
     return [name for name in dict.fromkeys(one.prompts for one in protocol.conditions) if is_caption(name)]
 
 

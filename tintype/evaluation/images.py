@@ -1,4 +1,4 @@
-"""Score any set of images against another, without a run: `tintype evaluate --images A --reference B`.
+"""Score any set of images against another set, without a run: `tintype evaluate --images A --reference B`.
 
 N: images, F: size of a feature vector.
 """
@@ -62,7 +62,7 @@ def evaluate_images(
     on_progress: OnScoring = lambda scoring: None,
     follow_links: bool = False,
 ) -> ImageSetResult:
-    """Measure the images in `images` against those in `reference`, or against a saved reference."""
+    """Measure the images in `images` against the images in `reference`, or against a saved reference."""
     began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
@@ -123,7 +123,7 @@ def evaluate_images(
 
 
 def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
-    """Return the features of the reference. Where they are not cached, say how long encoding them takes.
+    """Return the features of the reference. If they are not cached, report how long encoding will take.
 
     An image of the other set took `each_s` seconds.
     """
@@ -144,7 +144,7 @@ def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Cou
 
 
 def _refuse_few(protocol: ImageProtocol, path: Path, count: int) -> None:
-    """Refuse a set with fewer images than a metric needs."""
+    """Raise if a set has fewer images than a metric needs."""
     needed = {name: FEATURE_METRICS[name].fewest for name in protocol.metrics}
     if short := [name for name in protocol.metrics if needed[name] > count]:
         fitting = [name for name in protocol.metrics if needed[name] <= count]
@@ -164,7 +164,7 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """Refuse what cannot work before hours of reading."""
+    """Raise on settings that conflict, before hours of reading images."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file holds the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:
@@ -188,7 +188,7 @@ def reconstruction(
     copy_N: Tensor | None = None,
     on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
-    """Measure image i against reference i. `copy_N` numbers the pairs by their content."""
+    """Measure each image against the reference with the same index. `copy_N` numbers the pairs by their content."""
     values: dict[PairMetric, list[Tensor]] = {metric: [] for metric in PAIR_METRICS}
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:

@@ -1,9 +1,9 @@
-"""Ask a run for copies of its training images: sample captions of training images, and of images that it never saw.
+"""Look for copies of training images: sample with captions of training images, and with captions of unseen images.
 
-Both sets are drawn by one rule, and as many samples are made of each, with the same noises and guidance scales.
-Further unseen images say how near images of this data are to each other.
+Both sets of captions are drawn by one rule, and get equally many samples with the same noises and guidance scales. More
+unseen images show how similar images of this data are to each other.
 
-M: images that copies are looked for of, N: samples, C: channels, H, W: rows and columns.
+M: images to search for copies of, N: samples, C: channels, H, W: rows and columns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Question:
-    """Images that copies are looked for of, and the captions of some of them."""
+    """Images to search for copies of, and captions of some of these images."""
 
     source: ImageSource
     ids: Sequence[int]
     own_N: Sequence[int]
-    """The place of each caption's image in `ids`."""
+    """Index in `ids` of each caption's image."""
     captions: Sequence[str]
 
 
@@ -49,21 +49,21 @@ class Questions:
     training: Question
     unseen: Question
     others: Sequence[int]
-    """Further images of the unseen source."""
+    """More images of the unseen source, for comparison."""
     trained_on: int
     data: DataPart
     note: str = ""
-    """A reason why no copy can be found; empty where there is none."""
+    """Why no copy can be found; empty if copies can be found."""
 
 
 @dataclass(frozen=True)
 class AskedSamples:
-    """The samples of both questions at each guidance scale."""
+    """The samples of training and unseen captions at each guidance scale."""
 
     questions: Questions
     scales: Sequence[float]
     training: Sequence[Samples]
-    """By guidance scale."""
+    """Samples of training captions, one set per guidance scale."""
     unseen: Sequence[Samples]
 
     @property
@@ -73,15 +73,15 @@ class AskedSamples:
 
 @dataclass(frozen=True)
 class NearestPair:
-    """A sample of a training caption, and the training image that is nearest to it."""
+    """A sample of a training caption, and its nearest training image."""
 
     image_CHW: Tensor
-    """Both side by side, the sample left."""
+    """Sample and training image side by side, the sample on the left."""
     caption: str
     scale: float
     distance: float
     own: bool
-    """Whether the training image is that of the caption."""
+    """Whether the training image belongs to the caption."""
     copy: bool
 
 
@@ -92,7 +92,7 @@ class FoundCopies:
 
     @cached_property
     def pairs(self) -> list[NearestPair]:
-        """The nearest pairs, the nearest first, each training image once."""
+        """Return the pairs of sample and training image with the smallest distance first, each training image once."""
         near, samples, question = self.recall.training, self.asked.training, self.asked.questions.training
         count, shown = len(question.captions), dict[int, NearestPair]()
         for place in near.distance_N.argsort(stable=True).tolist():
@@ -115,7 +115,7 @@ class FoundCopies:
 
 
 def _gap(image_CHW: Tensor) -> Tensor:
-    """Return a white bar of an image's height."""
+    """Return a white bar of the image's height."""
     channels, height, width = image_CHW.shape
     return image_CHW.new_full((channels, height, max(2, width // 16)), 255)
 
@@ -123,9 +123,9 @@ def _gap(image_CHW: Tensor) -> Tensor:
 def ask_for_copies(
     folder: Path, step: int, plan: Plan, scored: ScoredData, protocol: Protocol, weights: str = ""
 ) -> AskedSamples | None:
-    """Return the samples that copies are looked for in, not made yet; None where the protocol does not ask.
+    """Return the samples in which to search for copies, not yet generated; None if the protocol has no such metric.
 
-    `folder` has the samples of all conditions.
+    `folder` holds the samples of all conditions.
     """
     if not protocol.reads_training_images:
         return None
@@ -145,10 +145,10 @@ def ask_for_copies(
 
 
 def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
-    """Choose images and captions. Of a mixture they are those of the source that the run is scored against.
+    """Choose images and captions. For a mixture, choose from the source that the run is scored against.
 
-    Images are spread evenly over the training images. Where there are fewer than captions to ask, each is asked
-    several times, with other noises.
+    Images are spread evenly over the training images. If there are fewer images than captions to sample, each caption
+    is sampled several times with different noises.
     """
     data, asked = scored.data.memorisable.squared, protocol.memorisation
     train = open_source(data, "train", _CPU)
@@ -176,13 +176,13 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
 
 
 def _kind_read(plan: Plan, protocol: Protocol) -> str:
-    """Return the kind of caption that training reads, preferably the protocol's."""
+    """Return the caption column that training reads; if there are several, prefer the protocol's."""
     read = plan.captions.columns()
     return protocol.prompts if protocol.prompts in read else min(read)
 
 
 def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Question:
-    """Ask for images that have a caption of this kind, spread evenly over the ids."""
+    """Choose images that have a caption of this kind, spread evenly over the ids."""
     texts = [record.captions.get(kind, NULL_CAPTION) for record in source.records(ids)]
     known = [row for row, text in enumerate(texts) if text.strip()]
     if not known:
@@ -192,7 +192,7 @@ def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Q
 
 
 def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: str) -> tuple[Question, str]:
-    """Ask for the images whose captions a file has. Return the kind of caption that these are too."""
+    """Choose the images whose captions are in a file. Also return the caption column that these captions come from."""
     found = find_captions(source, captions)
     if problem := missing_captions(found, captions, name):
         raise UserError(problem)
@@ -212,7 +212,7 @@ def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: st
 def find_copies(
     asked: AskedSamples, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None
 ) -> FoundCopies | None:
-    """Return the near-copies by an encoder. Ranks share the work; the first has them."""
+    """Find near-copies with an encoder. Ranks share the work; the first rank has the result."""
     found, questions = list[Asked | None](), asked.questions
     for words, question, samples in (
         ("training images", questions.training, asked.training),

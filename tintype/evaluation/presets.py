@@ -1,4 +1,4 @@
-"""Named protocols that come with the package: a study names one in its `evaluation`, `tintype evaluate` by `preset`."""
+"""Named protocols in the package. A study names one in `evaluation`, and `tintype evaluate` in `preset`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tintype.plan import Plan
 from tintype.settings import Plain, plain
 
 PRESET = "preset"
-"""The key of a protocol that names the preset which it starts from."""
+"""The key by which a protocol names the preset that it starts from."""
 _GENERAL = Protocol()
 
 
 def expand(given: object, place: str) -> object:
-    """Return a protocol as it was written, with the settings of the preset that it names; its own replace them.
+    """Return a protocol with its preset's settings added. The protocol's own settings win.
 
-    It names one by `evaluation: prx`, or beside settings of its own by `evaluation: {preset: prx, count: 2000}`.
+    A preset is named by `evaluation: prx`, or beside other settings by `evaluation: {preset: prx, count: 2000}`.
     """
     if isinstance(given, str):
         return _preset(given, place)
@@ -30,13 +30,13 @@ def expand(given: object, place: str) -> object:
 
 
 def expand_in(section: str, document: Document) -> None:
-    """Expand the preset that a section of a document names, in its place."""
+    """Replace the preset in a section of a document by its settings, in place."""
     if isinstance(document.data, dict) and section in document.data:
         document.data[section] = expand(document.data[section], document.place((section,)))
 
 
 def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Protocol:
-    """Return the default with overrides of the command line. One may be `preset=prx`, which replaces the default."""
+    """Return the default protocol with command-line overrides. An override `preset=prx` replaces the default."""
     document = _overridden({}, assignments)
     if PRESET in document.data:
         document.data = expand(document.data, document.place((PRESET,)))
@@ -48,14 +48,15 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 def default_protocol(plan: Plan) -> Protocol:
     """Return the protocol that a plan names in `run.protocol`, or the general defaults.
 
-    Nobody has given its settings, so `fit_protocol` replaces those that do not fit the data.
+    The default protocol's settings count as not given by the user, so `fit_protocol` replaces settings that do not fit
+    the data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, recipes.find("protocols", name)), set())
 
 
 def completed(given: Protocol, default: Protocol) -> Protocol:
-    """Return a protocol with the default's settings, those of the sampler too, where none were given."""
+    """Return a protocol whose missing settings, including the sampler's, come from the default."""
     own = {key: getattr(given, key) for key in given.model_fields_set}
     if "sampler" in own:
         of_sampler = {key: getattr(given.sampler, key) for key in given.sampler.model_fields_set}

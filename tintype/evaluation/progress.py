@@ -1,4 +1,4 @@
-"""The progress of an evaluation, counted in images."""
+"""Progress of an evaluation, counted in images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tintype.runtime.dist import current
 
 @dataclass(frozen=True)
 class Scoring:
-    """Progress passed to the callback: images of the part under way, and the share of the evaluation that is done."""
+    """Progress passed to the callback: images in the current stage, and the completed share of the evaluation."""
 
     doing: str
     done: float
@@ -22,9 +22,9 @@ OnScoring = Callable[[Scoring], None]
 
 
 class Counter:
-    """Count images: once for each step of the sampler, once for each encoder that reads them.
+    """Count images: once per sampler step, and once per encoder that reads them.
 
-    `work` is what they come to in the whole evaluation; 0 where only the part under way is reported.
+    `work` is the final count of the whole evaluation, or 0 to report only the current stage.
     """
 
     def __init__(self, work: int, on_progress: OnScoring) -> None:
@@ -36,7 +36,7 @@ class Counter:
         self._report()
 
     def count(self, images: int, steps: int = 1) -> None:
-        """Count one of `steps` that images take. The other ranks are as far as this one."""
+        """Count one of the `steps` that each image takes. All ranks are assumed to progress alike."""
         self._worked = min(self._worked + images * self._ranks, self._work)
         self._done += images * self._ranks / steps
         self._report()

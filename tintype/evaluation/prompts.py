@@ -1,8 +1,7 @@
-"""Prompts: captions of held-out images, or the prompts of a benchmark's file.
+"""Prompts: captions of held-out images, or a benchmark's prompt file.
 
-GenEval's `.jsonl` (a prompt and a tag on each line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
-they are published; so are plain text files with a prompt on each line. Tags and categories
-of a file's prompts group the scores.
+GenEval's `.jsonl` (a prompt and a tag per line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
+published. Plain text files have a prompt per line. Tags and categories of prompts group the scores.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from tintype.errors import UserError, as_user_error
 from tintype.seams import ImageSource
 
 CAPTIONS = ("long", "short")
-"""The kinds of caption that scenes have. A store names its own."""
+"""The caption columns of scenes. A store has columns of its own."""
 _GROUPS = ("tag", "category", "challenge")
 _TOGETHER = 1024
 
 
 def is_caption(prompts: str) -> bool:
-    """Return whether `prompts` names a kind of caption; the path of a prompt file has a dot or a slash."""
+    """Return whether `prompts` names a caption column. The path of a prompt file has a dot or a slash."""
     return "." not in prompts and "/" not in prompts
 
 
@@ -35,11 +34,11 @@ class PromptFile:
     prompts: tuple[str, ...]
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The group of each prompt, for each way of grouping that the file has."""
+    """The group of each prompt, for each grouping in the file."""
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return the id of the first image that has a caption, and the kind of it, by caption."""
+    """Return for each caption the id of the first image that has it, and the caption's column."""
     wanted, found = set(captions), dict[str, tuple[int, str]]()
     for first in range(0, len(source), _TOGETHER):
         ids = range(first, min(first + _TOGETHER, len(source)))
@@ -51,7 +50,7 @@ def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tup
 
 
 def missing_captions(found: Container[str], captions: Sequence[str], name: str) -> str:
-    """Return what is wrong with a file of training captions; empty where every one was found."""
+    """Return the problem of a file whose training captions were not all found; empty if all were."""
     missing = [caption for caption in captions if caption not in found]
     if not missing:
         return ""
@@ -99,7 +98,7 @@ def _json_row(line: str, where: str) -> dict[str, object]:
 
 
 def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, object]]:
-    """Read a table with a header. Between tabs, a quotation mark is a part of the prompt."""
+    """Read a table with a header. In a tab-separated table, quotation marks are part of the prompt."""
     lines = io.StringIO(text)
     reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.DictReader(lines)
     try:

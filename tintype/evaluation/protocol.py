@@ -1,4 +1,4 @@
-"""The protocol of an evaluation, as the user writes it: the samplings, their settings, and the metrics."""
+"""The user's protocol of an evaluation: its samplings and its metrics, with their settings."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_rec
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES.built_in))]
 FEWEST = 8
-"""Images below which no distance is taken: neighbours and parts of the set must be there."""
+"""Fewest images for a distance: neighbours and subsets must exist."""
 DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
 class Condition(Settings):
-    """One more sampling of the model beside the main one. Settings that are not given are those of the main one.
+    """An additional sampling of the model. Settings that are not given equal the main sampling's.
 
-    A guidance is given as a whole: settings of it that are not given have their defaults.
+    A guidance is given as a whole: its missing settings get their defaults.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands after the metrics' names")
@@ -72,7 +72,7 @@ class Condition(Settings):
 
 
 class MemorisationSettings(Settings):
-    """How `memorised` and `memorised_own` ask for copies: captions of training images, and unseen ones."""
+    """Settings of the metrics `memorised` and `memorised_own`, which sample captions of training and unseen images."""
 
     prompts: Annotated[str, NamesFile(is_caption)] | None = Field(
         None,
@@ -93,14 +93,14 @@ class MemorisationSettings(Settings):
 
     @property
     def prompt_file(self) -> PromptFile | None:
-        """None where captions of the data are read."""
+        """Return the prompt file; None if prompts are captions of the data."""
         return None if self.prompts is None or is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
 
 class Protocol(Settings):
-    """Settings by which every arm is scored: the same prompts, noises and reference for all.
+    """Settings by which every arm is scored, with the same prompts, noises and reference for all arms.
 
-    The defaults are those of scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
+    The defaults fit scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
     """
 
     prompts: str = Field(
@@ -165,7 +165,7 @@ class Protocol(Settings):
 
     @property
     def conditions(self) -> tuple[Sampling, ...]:
-        """The main sampling, named "", then the others, with every default resolved."""
+        """Return the main sampling, named "", then the additional samplings, with every default resolved."""
         main = Sampling("", self.prompts, self.count, 1, self.sampler, True)
         return (main, *(self._resolve(condition) for condition in self.also))
 
@@ -183,7 +183,7 @@ class Protocol(Settings):
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Its parts that plugins may have added: their groups and names."""
+        """Return the parts that plugins can add, as pairs of group and name."""
         samplers = [sampling.sampler for sampling in self.conditions]
         return [
             *(("metrics", name) for name in self.metrics),
@@ -193,46 +193,46 @@ class Protocol(Settings):
 
     @property
     def reads_training_images(self) -> bool:
-        """Whether one of its metrics asks for copies of training images."""
+        """Return whether a metric searches for copies of training images."""
         return bool(self.encoders and self.training_metrics)
 
     @property
     def training_metrics(self) -> list[str]:
-        """The kinds of its metrics that ask for copies of training images."""
+        """Return the kinds of the metrics that search for copies of training images."""
         return [kind for kind in self.metrics if kind in TRAINING_METRICS]
 
     @property
     def shaped(self) -> bool:
-        """Whether held-out images and samples have the shapes of the data's buckets."""
+        """Return whether held-out images and samples have the shapes of the data's buckets."""
         return self.shapes == "buckets"
 
     @property
     def staged(self) -> bool:
-        """Whether held-out images and samples have the size of the stage that trained the weights."""
+        """Return whether held-out images and samples have the size of the stage that trained the weights."""
         return self.size == "stage"
 
     @property
     def held_out_count(self) -> int:
-        """The number of held-out images that it needs."""
+        """Return the number of held-out images that the protocol needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
 
     def encoders_of(self, sampling: Sampling) -> list[EncoderPart]:
-        """Return the encoders that read the images of a condition."""
+        """Return the encoders that read the images of a sampling."""
         return [encoder for encoder in self.encoders if sampling.distances or encoder.reads_text]
 
     def with_prompts_in(self, folder: Path) -> Protocol:
-        """Return the protocol with relative paths of prompt files taken from a folder."""
+        """Return the protocol with relative paths of prompt files resolved against a folder."""
         return self.with_prompts(lambda prompts: str(folder / prompts))
 
     @property
     def prompt_files(self) -> list[str]:
-        """The paths of all prompt files that it reads."""
+        """Return the paths of all prompt files that the protocol reads."""
         named = [self.memorisation.prompts] if self.reads_training_images else []
         named += [condition.prompts for condition in self.also]
         return [prompts for prompts in named if prompts is not None and not is_caption(prompts)]
 
     def with_prompts(self, moved: Callable[[str], str]) -> Protocol:
-        """Return the protocol with other paths of its prompt files."""
+        """Return the protocol with the paths of its prompt files mapped by `moved`."""
         files = {prompts: {"prompts": moved(prompts)} for prompts in self.prompt_files}
         if not files:
             return self
@@ -242,7 +242,7 @@ class Protocol(Settings):
 
     @property
     def hash(self) -> str:
-        """A hash of all that decides the numbers, the contents of the packaged encoder and of prompt files included."""
+        """Return a hash of all that decides the numbers, including the packaged encoder and the prompts' content."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
         if not self.reads_training_images:
@@ -287,7 +287,7 @@ class ImageProtocol(Settings):
 
 @dataclass(frozen=True)
 class Sampling:
-    """A condition with every default resolved. `count` is None where a prompt file decides it."""
+    """A sampling with every default resolved. `count` is None if a prompt file decides it."""
 
     name: str
     prompts: str
@@ -298,21 +298,21 @@ class Sampling:
 
     @property
     def prompt_file(self) -> PromptFile | None:
-        """None where captions are read."""
+        """Return the prompt file; None if prompts are captions of the data."""
         return None if is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
     @property
     def prompts_sha256(self) -> str:
-        """The kind of caption, or the hash of a prompt file's content."""
+        """Return the caption column, or the hash of a prompt file's content."""
         return file.sha256 if (file := self.prompt_file) else self.prompts
 
     def metric(self, name: str) -> str:
-        """Return a metric's name under this condition."""
+        """Return a metric's name under this sampling."""
         return f"{name}_{self.name}" if self.name else name
 
     @property
     def words(self) -> str:
-        """The sampling in words, for the definition of its metrics."""
+        """Describe the sampling, for the definition of its metrics."""
         prompts = (
             f"{self.prompts} captions" if is_caption(self.prompts) else f"the prompts of {Path(self.prompts).name}"
         )
@@ -321,15 +321,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric under one condition, on the features of one encoder where it needs them."""
+    """A metric of one sampling, with the encoder whose features it needs, if any."""
 
     metric: AnyMetric
     label: str
     definition: str
     sampling: Sampling | None = None
-    """None where it is taken on no images of the model."""
+    """The sampling; None if the metric needs no generated images."""
     count: int | None = None
-    """Images that it is taken on; None where a prompt file decides it, or where it is taken on none."""
+    """Number of generated images; None if a prompt file decides it, or if the metric needs none."""
 
     @property
     def direction(self) -> Direction:
@@ -341,7 +341,7 @@ class Definition:
 
 
 def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
-    """Return the published name where the definition is the published one, else the metric's own and the encoder's."""
+    """Return the published name if the definition equals the published one, else name the metric and the encoder."""
     published = encoder.published.get(metric.name)
     if published and encoder.name is None:
         return published
@@ -351,8 +351,8 @@ def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
 def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
     """Define each metric of an evaluation by its name, the most important first.
 
-    `of_scenes`: whether the data are scenes, whose images can be read back. What an encoder does with an image is
-    known when it is loaded, and is recorded in the result.
+    `of_scenes` says whether the data are scenes, whose images can be read back. An encoder's handling of images is
+    known only after it is loaded, and is recorded in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
@@ -384,7 +384,7 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
 def _on_samples(
     protocol: Protocol, sampling: Sampling, of_scenes: bool
 ) -> Iterator[tuple[AnyMetric, EncoderPart | None]]:
-    """Yield the metrics that are taken on the images of a condition, with the encoder whose features they need."""
+    """Yield the metrics of a sampling's images, each with the encoder whose features it needs."""
     if of_scenes:
         yield from ((metric, None) for metric in SCENE_METRICS.get(sampling.prompts, ()))
     yield from ((metric, encoder) for encoder in protocol.encoders if encoder.reads_text for metric in TEXT_METRICS)
@@ -401,7 +401,7 @@ def _asked_words(protocol: Protocol) -> str:
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
-    """Return each warning once, after the labels of its metrics."""
+    """Return each warning once, after the labels of the metrics that it concerns."""
     about: dict[str, list[str]] = {}
     for name, one in measured.items():
         for text in one.warnings:

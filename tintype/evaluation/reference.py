@@ -1,7 +1,7 @@
-"""The real images that generated ones are compared with, as features of one encoder.
+"""Features of the real images with which generated images are compared, by one encoder.
 
-Features are cached on disk under a hash of their content: the encoder's weights and preprocessing, and the images. So
-every arm of every study reads the same reference, and one made in another way is refused by name.
+Features are cached on disk under a hash of the encoder's weights and preprocessing, and of the images. So every arm of
+every study reads the same reference, and a reference made in another way is refused.
 
 M: real images, F: size of a feature vector.
 """
@@ -45,12 +45,12 @@ _PROBES = 16
 _DIGESTS, _OF_ALL = "digests", "content_sha256"
 _REMAKE = f"remove it and {again()} again; a reference of {option('save-reference')} is saved again with it"
 BLOCK = 64
-"""Images that an encoder sees together: of whole blocks the features are the same to the last bit on any rank."""
+"""Batch size of an encoder. With whole batches the features are bit-identical on any rank."""
 
 
 @dataclass(frozen=True)
 class About:
-    """The encoder and the images of reference features."""
+    """The encoder and the images that features were made with."""
 
     encoder: str
     identity: str
@@ -66,15 +66,15 @@ class About:
 
 @dataclass(frozen=True)
 class ScoredData:
-    """A run's data in the size in which its weights are scored."""
+    """A run's data in the image size at which its weights are scored."""
 
     data: DataPart
     stage_shapes: tuple[Shape, ...] | None = None
-    """Shapes that the images of each bucket are cut to in an earlier stage; None for the buckets as written."""
+    """Shapes of the buckets' images in an earlier stage; None to keep the buckets' own shapes."""
 
 
 def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
-    """Return the data on which the weights after so many steps are scored."""
+    """Return the data on which the weights of a step are scored."""
     size_px = plan.size_px_at(step - 1) if protocol.staged else plan.data.size_px
     if size_px == plan.data.size_px:
         return ScoredData(plan.data)
@@ -83,9 +83,9 @@ def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
 
 
 def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
-    """Return images that training never sees; the first are the prompts and the reference.
+    """Return images that training never sees; the first images give the prompts and the reference.
 
-    Refuse data that the protocol does not fit.
+    Raise if the protocol does not fit the data.
     """
     count, shapes = protocol.held_out_count, scored.stage_shapes
     source = open_held_out(scored.data, count, torch.device("cpu"), protocol.shaped, shapes)
@@ -95,7 +95,10 @@ def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
 
 @lru_cache(maxsize=8)
 def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
-    """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
+    """Return the reference of a run: held-out images of its data.
+
+    Ranks share the work; the first rank has the result.
+    """
     source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
     fingerprint = data_fingerprint(data, source, scored if protocol.shaped else None)
@@ -105,9 +108,11 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
 def source_features(
     source: ImageSource, ids: Sequence[int], words: str, of_data: str, encoder: Encoder
 ) -> Tensor | None:
-    """Return the features of square images of a source, cached on disk. Ranks share the work; the first has them.
+    """Return the features of a source's square images, cached on disk.
 
-    `of_data` says which source it is.
+    Ranks share the work; the first rank has the result.
+
+    `of_data` names the source.
     """
     fingerprint = _sha256(f"{words} {list(ids)} {of_data}")
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
@@ -118,7 +123,7 @@ def source_features(
 def _source_reference(
     source: ImageSource, words: str, fingerprint: str, count: int, encoder: Encoder, device: torch.device
 ) -> Reference | None:
-    """Return the first images of a source. Ranks share the work; the first has the reference."""
+    """Return the first images of a source as a reference. Ranks share the work; the first rank has the result."""
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
     ids, blocks = in_blocks(source, count)
     found = _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))
@@ -137,7 +142,7 @@ def _stored_features(
 
 
 def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the first ids of a source, those of one shape together, and spans of them, each of one shape."""
+    """Return the first ids of a source, grouped by shape, and spans of these ids, each with one shape."""
     ids: list[int] = []
     blocks: list[tuple[int, int]] = []
     for _, alike in ids_by_shape(source, range(count)):
@@ -147,7 +152,7 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
 
 
 def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
-    """Return the rows of each shape in a table of the first images in the order of `in_blocks`; {} for one shape."""
+    """Return for each shape its rows in a table of the first images in `in_blocks` order; {} if there is one shape."""
     found, first = dict[Shape, list[Tensor]](), 0
     for shape, alike in ids_by_shape(source, range(count)):
         if shape is not None:
@@ -162,7 +167,10 @@ def shared_features(
     images: Callable[[int, int], Tensor],
     on_images: Callable[[int], None] = lambda images: None,
 ) -> Tensor | None:
-    """Return the features of all images, on the first rank. Ranks take blocks in turn, each a batch of the encoder."""
+    """Return the features of all images on the first rank.
+
+    Ranks take blocks in turn; a block is a batch of the encoder.
+    """
 
     def encode(block: tuple[int, int]) -> Tensor:
         return feature_matrix(encoder, [images(*block)], BLOCK, on_images, first_index=block[0])
@@ -172,9 +180,9 @@ def shared_features(
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of a set of images, what they were made of, and the digest of each image's pixels.
+    """Features of a set of images, the description of encoder and images, and the digest of each image's pixels.
 
-    The digests are None in a file that a version without them wrote.
+    The digests are None in a file of a version without digests.
     """
 
     feature_MF: Tensor
@@ -185,7 +193,7 @@ class ImageFeatures:
 def set_features(
     images: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, cache: bool = True
 ) -> ImageFeatures:
-    """Return the features of a set of images, cached where it may be a reference again."""
+    """Return the features of a set of images. With `cache`, store them for use as a reference."""
     return cached_features(_about_set(images, encoder), encoder, images, on_images, cache)
 
 
@@ -223,7 +231,7 @@ def _file(about: About) -> Path:
 
 
 def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
-    """Read a file of the cache. It is named by its content, but another one may have been put there."""
+    """Read a cached file. The file's name is a hash of its content, which is checked in case the file was replaced."""
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
@@ -261,21 +269,23 @@ def read_reference(path: Path) -> ImageFeatures:
 
 
 def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None) -> str:
-    """Return the SHA-256 over that of the features, what they were made of, and the digests of the images."""
+    """Return the SHA-256 over the features' hash, their description, and the digests of the images."""
     return _sha256(f"{metadata['sha256']} {metadata['about']} {b''.join(digests or ()).hex()}")
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
-    """Refuse features of other weights or another preprocessing: distances to them mean nothing."""
+    """Raise if features come from other weights or another preprocessing: distances to them would mean nothing."""
     where = f"{path} of the encoder '{about.encoder}' ({about.definition})"
     what = f"identity than that of '{encoder.name}' ({encoder.definition})"
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
 def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
-    """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
-    renderer or resize makes another reference. `shaped` is the data where its images are not square: then the shapes
-    count, and in a stage the buckets too, which say which image has which shape."""
+    """Return a hash of the data's settings, its content, and the pixels of a few images.
+
+    A changed renderer or resize therefore gives another reference. `shaped` is given if the data's images are not
+    square. Then the hash includes the shapes, and in a stage also the buckets, which decide the shape of each image.
+    """
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity

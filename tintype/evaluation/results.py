@@ -1,4 +1,4 @@
-"""The result of an evaluation: a typed value whose dump is the JSON on disk."""
+"""The result of an evaluation: a typed value that is stored as JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tintype.train.record import EVALUATION, RESULT
 
 FORMAT: Literal[3] = 3
 _BESIDE = "beside"
-"""The key of a stored result that names the files which were written with it."""
+"""Key of a stored result that names the files written with it."""
 
 PER_IMAGE_FILE = "per_image.json"
-"""File beside a result: numbers of single images, which arms of a study are compared by."""
+"""File next to a result with numbers per image, by which arms of a study are compared."""
 
 MISREAD_FILE = "misread.json"
-"""File beside a result: words of the prompts that the preview images got wrong."""
+"""File next to a result with the words of prompts that the preview images got wrong."""
 
 
 class _Record(BaseModel):
@@ -36,35 +36,35 @@ class _Record(BaseModel):
 
 
 class EncoderInfo(_Record):
-    """An encoder as a result records it."""
+    """An encoder as recorded in a result."""
 
     identity: str
-    """SHA-256 of weights and preprocessing."""
+    """SHA-256 of the encoder's weights and preprocessing."""
     definition: str
     text: str = ""
     """SHA-256 of the tokenizer, for an encoder that reads text."""
 
 
 class WrongWords(_Record):
-    """A part of a prompt that an image got wrong."""
+    """Words of a prompt that an image got wrong."""
 
     start: int
-    """Place of its first character in the prompt."""
+    """Index of the first character in the prompt."""
     end: int
-    """Place after its last character."""
+    """Index after the last character."""
     words: str
-    """Reason in words, as "drawn red, asked blue"."""
+    """What is wrong, such as "drawn red, asked blue"."""
 
 
 class AverageInfo(_Record):
-    """A weight average that was made of snapshots."""
+    """A weight average computed from snapshots."""
 
     length: float
     residual: float
 
 
 class CopyPair(_Record):
-    """A sample and the training image that is nearest to it, side by side in a PNG."""
+    """A sample and its nearest training image, side by side in a PNG."""
 
     image: str
     """Path relative to the run's folder."""
@@ -72,11 +72,11 @@ class CopyPair(_Record):
     caption: str
     guidance: float
     distance: float
-    """Relative: to the image, over the mean to the nearest images that were never seen."""
+    """Distance to the training image, divided by the mean distance to the nearest unseen images."""
     own: bool
-    """Whether the training image is that of the caption."""
+    """Whether the training image belongs to the caption."""
     counts: bool
-    """Whether it counts as a near-copy."""
+    """Whether the pair counts as a near-copy."""
 
 
 ALL_SCALES = "all"
@@ -88,44 +88,47 @@ _FOUND: Mapping[Verdict, str] = {
 
 
 class Copies(_Record):
-    """Near-copies of training images, by one encoder."""
+    """Near-copies of training images, found with one encoder."""
 
     verdict: Verdict
     captions: int
-    """Training captions that were asked, each counted once."""
+    """Number of distinct training captions that were sampled."""
     images: int
-    """Training images that copies were looked for of."""
+    """Number of training images that were searched for copies of."""
     unlike: float
-    """Share of the samples of training captions that are unlike the data."""
+    """Share of the samples of training captions that do not resemble the data."""
     any: dict[str, Rate]
-    """Near-copies of any training image, at all guidance scales and by scale."""
+    """Rate of near-copies of any training image, overall and by guidance scale."""
     own: dict[str, Rate]
-    """Near-copies of the caption's own image."""
+    """Rate of near-copies of the caption's own image."""
     pairs: list[CopyPair]
-    """The nearest pairs, the nearest first."""
+    """The pairs with the smallest distance first."""
 
     @property
     def words(self) -> str:
-        """The verdict in words."""
+        """Return the verdict as a sentence."""
         return _FOUND[self.verdict]
 
     def within(self, folder: str) -> Copies:
-        """Return it with paths relative to a folder that has the run's folder at `folder`."""
+        """Return the copies with paths relative to a folder that contains the run's folder at `folder`."""
         pairs = [pair.model_copy(update={"image": f"{folder}/{pair.image}"}) for pair in self.pairs]
         return self.model_copy(update={"pairs": pairs})
 
 
 class MetricValues(_Record):
-    """Metrics by name, with their errors of sampling, the encoders that read the images, and warnings."""
+    """Metrics by name, with their sampling errors, the encoders that read the images, and warnings."""
 
     metrics: dict[str, float]
     errors: dict[str, float]
-    """Standard errors."""
+    """Standard errors of sampling."""
     intervals: dict[str, tuple[float, float]] = {}
-    """95% intervals of sampling."""
+    """95% confidence intervals of sampling."""
     error_methods: dict[str, str] = {}
     biases: dict[str, float] = {}
-    """By how much finite sets of images make a metric too large, where that is known. Not dumped where none is."""
+    """Known biases of metrics from finite sets of images, which make a metric too large.
+
+    Left out of the dump if empty.
+    """
     encoders: dict[str, EncoderInfo]
     warnings: tuple[str, ...]
     seconds: float
@@ -135,31 +138,33 @@ class MetricValues(_Record):
 
 
 class EvaluationResult(MetricValues):
-    """The scores of a run at a step. Fields with a default joined later: earlier results lack them."""
+    """The scores of a run at a step. Fields with a default are newer: earlier results lack them."""
 
     format: Literal[3] = FORMAT
     plan: str = ""
     step: int
     size_px: int | None = None
-    """Size of the images where the protocol takes that of the stage; None where it is that of the data. It is not
-    dumped then."""
+    """Image size if the protocol uses the stage's size; None if it uses the data's size.
+
+    None is left out of the dump.
+    """
     weights: str
     ema: AverageInfo | None = None
-    """None for the weights of a checkpoint. It is not dumped then."""
+    """The average computed from snapshots; None for the weights of a checkpoint. None is left out of the dump."""
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]
-    """Parts of a metric: by attribute, by time, by the group of a prompt."""
+    """Breakdowns of a metric: by attribute, by time, or by group of prompts."""
     samples: dict[str, str]
-    """The folder of the images of each condition, relative to the run's."""
+    """Folder of each sampling's images, relative to the run's folder."""
     real: dict[str, dict[str, float]]
-    """The same metrics on real images, with their parts; `overall` is the whole."""
+    """The same metrics on real images, with their breakdowns; `overall` is the total."""
     time_split: dict[str, float]
     previews: tuple[str, ...]
-    """PNG files relative to the run's folder."""
+    """Paths of PNG files, relative to the run's folder."""
     previews_sha256: tuple[str, ...] = ()
     copies: dict[str, Copies] = {}
-    """Near-copies of training images by encoder. It is not dumped where they were not asked for."""
+    """Near-copies of training images by encoder. Left out of the dump if not measured."""
 
     def dump(self) -> dict[str, JsonValue]:
         absent = {name for name in ("ema", "size_px") if getattr(self, name) is None}
@@ -168,7 +173,7 @@ class EvaluationResult(MetricValues):
 
     @property
     def scale(self) -> str:
-        """The protocol's hash, and the size of the images where that is a stage's: other scores are not compared."""
+        """Return the protocol's hash, with the image size of a stage. Only scores of equal scale are comparable."""
         return self.protocol_hash if self.size_px is None else f"{self.protocol_hash} at {self.size_px} px"
 
 
@@ -179,7 +184,7 @@ class ImageSet(_Record):
 
 
 class ImageSetResult(MetricValues):
-    """The scores of one set of images against another."""
+    """Scores of one set of images against another."""
 
     images: ImageSet
     reference: ImageSet
@@ -196,7 +201,7 @@ class _Numbers(TypedDict):
 
 
 def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
-    """Return the numbers as fields of a `MetricValues`."""
+    """Return measured numbers as fields of a `MetricValues`."""
     return {
         "metrics": {name: one.value for name, one in measured.items()},
         "errors": {name: one.error for name, one in measured.items() if one.error is not None},
@@ -211,7 +216,7 @@ def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") ->
 
 
 def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:
-    """Return the result that was dumped as `content`."""
+    """Return the result that was dumped to `content`."""
     return EvaluationResult.model_validate_json(json.dumps(content))  # JSON's rules: a list may fill a tuple
 
 
@@ -221,7 +226,7 @@ def write_result(
     per_image: Mapping[str, Sequence[float]] | None = None,
     fence: Fence = OPEN,
 ) -> None:
-    """Write a result, and before it the numbers of its images by metric, in a file beside it."""
+    """Write a result. First write the numbers of its images by metric to a second file."""
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
         write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)
@@ -230,7 +235,7 @@ def write_result(
 
 
 def read_per_image(file: Path) -> dict[str, list[float]]:
-    """Return the numbers of the images of a stored result, by metric; empty for a result that was stored without."""
+    """Return the per-image numbers of a stored result by metric; empty if the result has none."""
     content = read_checked(file.with_name(PER_IMAGE_FILE), _remake(file))
     return dict(content["metrics"]) if content else {}
 
@@ -238,9 +243,9 @@ def read_per_image(file: Path) -> dict[str, list[float]]:
 def write_misread(
     file: Path, prompts: Sequence[str], misread: Sequence[Sequence[Misread]], fence: Fence = OPEN
 ) -> None:
-    """Write the words that the preview images of a result got wrong, in a file beside it; nothing where none were read.
+    """Write the words that a result's preview images got wrong to a second file; write nothing if no image was read.
 
-    An image that got nothing wrong has an empty list.
+    An image without wrong words has an empty list.
     """
     if misread:
         images = [
@@ -251,7 +256,7 @@ def write_misread(
 
 
 def read_misread(file: Path) -> list[list[WrongWords]]:
-    """Return the words that each preview image of a stored result got wrong; empty where they were not read."""
+    """Return the words that each preview image of a stored result got wrong; empty if the images were not read."""
     content = read_checked(file.with_name(MISREAD_FILE), _remake(file))
     return [[WrongWords(**one) for one in image["wrong"]] for image in content.get("images", [])]
 
@@ -262,7 +267,7 @@ def _remake(file: Path) -> str:
 
 
 def read_result(file: Path) -> EvaluationResult:
-    """Return a stored result; refuse one whose numbers, preview images or other files are not what was written."""
+    """Return a stored result; raise if its numbers, preview images or other files have changed."""
     remake = _remake(file)
     content = read_checked(file, remake, FORMAT)
     if not content:

@@ -1,4 +1,4 @@
-"""Score a run by a protocol, once for each protocol and step. The result is stored in the run's folder."""
+"""Score a run by a protocol, once per protocol and step. The result is stored in the run's folder."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def evaluate(
     kept_step: int | None = None,
     fence: Fence = OPEN,
 ) -> EvaluationResult:
-    """Score a run's newest checkpoint, an average made of its snapshots, or the weights that were kept at `kept_step`.
+    """Score a run's newest checkpoint, an average computed from its snapshots, or the weights kept at `kept_step`.
 
-    `whole_step` is the step of these weights for a caller that has just checked them.
+    `whole_step` is the step of these weights, from a caller that has just verified them.
 
-    Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
-    the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
-    computes with the run's number of threads, or `threads`. The `fence` stops what a process would write whose lease of
-    the run was taken over.
+    Protocol settings that were not given follow from the run's data. Images are generated once; `on_progress` gets the
+    progress. Ranks share the work; the first rank has the numbers, writes the result and broadcasts it. On a CPU this
+    uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost the lease of the
+    run.
     """
     world, record = current(), RunRecord(path)
     plan = record.plan
@@ -135,7 +135,10 @@ def evaluate(
 
 
 def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str]]:
-    """Fit the protocol to the run's data. The first rank decides for all, since machines may have other weights."""
+    """Fit the protocol to the run's data.
+
+    The first rank decides for all, since other machines may have other weights.
+    """
     world, found = current(), None
     with world.fail_together():
         if world.leads:
@@ -150,7 +153,7 @@ def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str
 
 
 def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> None:
-    """Refuse what cannot work. On each machine one rank fetches what the encoders need; the others find it there."""
+    """Raise if the protocol cannot work. One rank per machine downloads the encoders' weights; the others find them."""
     world = current()
     with world.fail_together():
         if world.size > 1 and world.local_rank == 0:
@@ -169,7 +172,7 @@ def _stored(
     whole_step: int | None,
     fence: Fence,
 ) -> EvaluationResult | None:
-    """Return the stored result, if there is one that scoring again would only repeat."""
+    """Return the stored result if scoring again would only repeat it, else None."""
     step = average.step if average else whole_step or RunRecord(path).whole_step
     if step is None or file_problems(protocol):
         return None
@@ -189,7 +192,7 @@ def _stored(
 
 
 def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: Fence) -> None:
-    """Set a damaged result aside, and log it for the report. The run is scored again."""
+    """Set a damaged result aside and log an event for the report. The run is then scored again."""
     note_once(str(file), f"{error.marked}; the run is scored again")
     fence.check()
     moved_to = set_aside(file)
@@ -241,7 +244,7 @@ def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tup
 
 
 def _save_copies(found: FoundCopies, encoder: str, folder: Path, run: Path, fence: Fence) -> results.Copies:
-    """Write the nearest pairs as PNGs; return what a result records."""
+    """Write the nearest pairs as PNGs; return the record for the result."""
     recalled, pairs = found.recall, list[results.CopyPair]()
     for index, pair in enumerate(found.pairs):
         file = folder / f"copy-{encoder}-{index}.png"

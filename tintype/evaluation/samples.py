@@ -1,7 +1,7 @@
-"""Generated images, stored in shards in the run's folder: a metric that is added later needs no new sampling.
+"""Generated images, stored in shards in the run's folder, so that a metric added later needs no new sampling.
 
-The folder is named by what decides the images (prompts, noise, sampler, step) and not by how many there are or how they
-are scored. A larger count adds shards; an interrupted sampling resumes after the last whole one.
+The folder's name depends on what decides the images (prompts, noise, sampler, step), and not on their number or the
+metrics. A larger count adds shards. An interrupted sampling resumes after the last complete shard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARD_IMAGES = 256
 
 @dataclass(frozen=True)
 class Samples:
-    """The images of one condition, whether made or not yet, and their prompts."""
+    """The images of one sampling, generated or not yet, and their prompts."""
 
     folder: Path
     sampling: Sampling
@@ -43,13 +43,13 @@ class Samples:
     seed: int
     size_px: int
     shapes: tuple[Shape, ...] = ()
-    """Height and width of each image, those of one shape together; empty where all are squares of `size_px`."""
+    """Height and width of each image, grouped by shape; empty if all images are squares of `size_px`."""
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the spans (first image, one past the last) of which no shard has images of these prompts."""
+        """Return the spans (first image, one past the last) that have no shard with these prompts."""
         return [
             (first, last)
             for first, last in self._shard_spans
@@ -57,10 +57,10 @@ class Samples:
         ]
 
     def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None, fence: Fence = OPEN) -> None:
-        """Generate what is missing. `on_step` gets the number of images at each step of the sampler.
+        """Generate missing images. `on_step` gets the number of images at each sampler step.
 
-        Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
-        Ranks make batches in turn, the same ones as a process alone; the first rank writes the shards.
+        Samplings that differ only in their number of images share a folder: the larger set contains the smaller. Ranks
+        make batches in turn, the same batches as a single process. The first rank writes the shards.
         """
         world, sampler = current(), self.sampling.sampler
         if world.leads:
@@ -91,7 +91,7 @@ class Samples:
 
     @cached_property
     def _shard_spans(self) -> list[tuple[int, int]]:
-        """The spans of the shards' images, which have one shape each."""
+        """Return the spans of the shards' images. All images of a shard have one shape."""
         if not self.shapes:
             return spans(0, len(self), SHARD_IMAGES)
         found, first = [], 0
@@ -102,24 +102,24 @@ class Samples:
         return found
 
     def _turns(self, batches: Sequence[tuple[int, int]], ranks: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield batches that the ranks make at a time: as many as there are ranks, all of one shape."""
+        """Yield groups of batches that the ranks make at the same time: one batch per rank, all of one shape."""
         for _, alike in groupby(batches, lambda batch: self.shapes[batch[0]] if self.shapes else None):
             some = list(alike)
             yield from (some[at : at + ranks] for at in range(0, len(some), ranks))
 
     def shards(self) -> Iterator[Tensor]:
-        """Yield the images in order: uint8 [n, 3, H, W]. Checksums are checked."""
+        """Yield the images in order: uint8 [n, 3, H, W]. Checksums are verified."""
         self._refuse_gaps()
         for first, last in self._shard_spans:
             yield read_shard(_shard(self.folder, first))[: last - first]
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
-        """Return spans of at most `size` images, each in one shard, that together are all images."""
+        """Return spans of at most `size` images that cover all images. Each span is within one shard."""
         self._refuse_gaps()
         return [block for span in self._shard_spans for block in spans(*span, size)]
 
     def read(self, first: int, last: int) -> Tensor:
-        """Return the images of a block, whose shard an earlier pass has checked."""
+        """Return the images of a block from a shard that was already verified."""
         start = max(start for start, _ in self._shard_spans if start <= first)
         return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
@@ -138,16 +138,16 @@ def samples_of(
     weights: str = "",
     shapes: Sequence[Shape] = (),
 ) -> Samples:
-    """Return the samples of a run's step under a condition; `folder` holds those of all conditions.
+    """Return the samples of a run's step under a sampling. `folder` holds the samples of all samplings.
 
-    `weights` names those that are not the run's usual ones.
+    `weights` names weights other than the run's usual weights.
     """
     name = f"{samples_hash(sampling, seed, size_px, shapes)}-{step_name(step, weights)}"
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px, tuple(shapes))
 
 
 def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
-    """Return one prompt for each image of a condition."""
+    """Return one prompt for each image of a sampling."""
     if (file := sampling.prompt_file) is not None:
         return repeat(file.prompts, sampling.per_prompt)
     assert sampling.count is not None
@@ -157,9 +157,9 @@ def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling)
 
 
 def sampling_shapes(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> list[Shape]:
-    """Return the shape of each image of a condition, in the order of its prompts; [] where all are square.
+    """Return the shape of each image of a sampling, in the order of its prompts; [] if all are square.
 
-    Prompts of a file have no image whose shape they could have.
+    Prompts of a file have no image that could give them a shape.
     """
     if sampling.count is None or not protocol.shaped:
         return []
@@ -172,14 +172,14 @@ def repeat(values: Sequence[str], times: int) -> list[str]:
 
 
 def step_name(step: int, weights: str = "") -> str:
-    """Name a run's weights, for the names of files that are made with them."""
+    """Return a name of a run's weights, for the names of files made with these weights."""
     return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int, shapes: Sequence[Shape] = ()) -> str:
-    """Return a hash of how images are made. The prompts of each are in its shard.
+    """Return a hash of how images are made. The prompts are recorded in the shards.
 
-    Where they have several shapes, it is of all of them: another number of images puts them into other places.
+    If there are several shapes, the hash covers all of them, because the number of images decides their order.
     """
     sampler = plain(sampling.sampler)
     sampler.pop("batch")

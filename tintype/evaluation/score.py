@@ -1,4 +1,4 @@
-"""Measure the metrics of a protocol on samples and held-out images. Ranks share the images; the first has the numbers.
+"""Measure a protocol's metrics on samples and held-out images. Ranks share the images; the first rank has the numbers.
 
 N: images, F: size of a feature vector, T: times.
 """
@@ -47,17 +47,17 @@ _FEATURE = "feature"
 
 @dataclass
 class Scorecard:
-    """The numbers of an evaluation as they come in. On ranks other than the first it stays empty."""
+    """Numbers of an evaluation, filled in as they are measured. On ranks other than the first it stays empty."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     encoders: dict[str, EncoderInfo] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     real: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Scene metrics on the real images of the prompts: what a perfect model would get."""
+    """Scene metrics on the real images of the prompts, the score of a perfect model."""
     misread: list[list[Misread]] = field(default_factory=list)
-    """Words that the first images got wrong, of the first condition; empty where its prompts are of no scenes."""
+    """Words that the first images of the first sampling got wrong; empty if its prompts do not describe scenes."""
     copies: dict[str, FoundCopies] = field(default_factory=dict)
-    """Near-copies of training images, by encoder; empty where they were not asked for."""
+    """Near-copies of training images by encoder; empty if not measured."""
 
 
 def score(
@@ -69,9 +69,9 @@ def score(
     previews: int = 0,
     asked: AskedSamples | None = None,
 ) -> Scorecard:
-    """Score the samples of all conditions; the words that the first `previews` images got wrong are named.
+    """Score the samples of all samplings. Record the words that the first `previews` images got wrong.
 
-    `asked` are the samples that copies of training images are looked for in.
+    `asked` are the samples in which to search for copies of training images.
     """
     card = Scorecard()
     for one in samples:
@@ -148,7 +148,10 @@ def _score_copies(card: Scorecard, parts: Model, protocol: Protocol, asked: Aske
 def _pairs_by_shape(
     scored: ScoredData, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
 ) -> tuple[dict[str, FeaturePair], list[str]]:
-    """Return the features of each shape against real ones of that shape, and shapes with too few; none of one shape."""
+    """Return each shape's features paired with real features of that shape, and the shapes with too few images.
+
+    Both are empty if all images have one shape.
+    """
     if not samples.shapes:
         return {}, []
     real_MF = reference.points.offset_NF + reference.mean_F
@@ -208,7 +211,7 @@ def _read_real(scored: ScoredData, protocol: Protocol, count: int, device: torch
 def _read(
     blocks: Sequence[tuple[int, int]], images: Callable[[int, int], Tensor], device: torch.device
 ) -> SceneReading | None:
-    """Read all images, on the first rank. They need not be in memory at once."""
+    """Read all images block by block, so that they need not fit into memory. The first rank has the result."""
 
     def read(block: tuple[int, int]) -> dict[str, Tensor]:
         reading = scene_features(device).read(images(*block))
@@ -233,9 +236,9 @@ def _score_held_out(card: Scorecard, parts: Model, scored: ScoredData, protocol:
 
 
 def _duplicates(samples: Samples) -> list[str]:
-    """Note images with the same pixels: noise was repeated, or the model gives one image for many noises and prompts.
+    """Warn about images with equal pixels: noise was repeated, or the model maps many noises and prompts to one image.
 
-    The errors of sampling stay those of independent images, since each was drawn with a noise of its own.
+    The sampling errors still assume independent images, since each image had its own noise.
     """
     different = {digest(image) for shard in samples.shards() for image in shard}
     copies = len(samples) - len(different)
