@@ -1,1 +1,1 @@
-"""Metrics: numbers from arrays, each with its error of sampling."""
+"""Metrics: functions from arrays to numbers, each with its sampling error."""

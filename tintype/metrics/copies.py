@@ -1,4 +1,4 @@
-"""Images that are there more than once, in one set or in two: found by their decoded pixels, whatever their order."""
+"""Find duplicate images within a set or between two sets, by their decoded pixels."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ def pixel_digest(image_CHW: Tensor) -> bytes:
 
 
 def digested(images: Iterable[Tensor], digests: list[bytes]) -> Iterator[Tensor]:
-    """Pass images through and append each one's digest to a list."""
+    """Yield the images unchanged, and append each image's digest to a list."""
     for image_CHW in images:
         digests.append(pixel_digest(image_CHW))
         yield image_CHW
 
 
 def copy_numbers(digests: Sequence[bytes | tuple[bytes, bytes]]) -> Tensor | None:
-    """Number the images by their content, from 0; None where all differ."""
+    """Number the images by their content, from 0; equal images get equal numbers. None if all images differ."""
     numbers = {one: number for number, one in enumerate(dict.fromkeys(digests))}
     return torch.tensor([numbers[one] for one in digests]) if len(numbers) < len(digests) else None
 
 
 def without_others(copy_N: Tensor | None, selected_N: Tensor) -> Tensor | None:
-    """Return the numbers of the selected images, counted from 0 again."""
+    """Return the numbers of the selected images, renumbered from 0."""
     return None if copy_N is None else copy_N[selected_N.to(copy_N.device)].unique(return_inverse=True)[1]
 
 
 def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:
-    """Say how many images are copies within a set, and how many are in both. A reference of None is not known."""
+    """Note how many images are duplicates within a set, and how many are in both sets.
+
+    `reference` is None if unknown.
+    """
     notes = []
     if copies := len(images) - len(set(images)):
         notes.append(

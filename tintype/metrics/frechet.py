@@ -1,8 +1,8 @@
 """Fréchet distance between Gaussians fitted to two sets of features, in float64.
 
-|m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. With any factor S_y = B Bᵀ the last trace is the sum of the singular
-values of X B / √(N - 1), X the centred rows of the fake set: B is found once for a reference, no general matrix root is
-taken, and a set with fewer images than features needs only a matrix as large as the number of its images.
+|m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. For any factor S_y = B Bᵀ, the last trace is the sum of the singular
+values of X B / √(N - 1), where X are the centred rows of the fake set. B is computed once per reference, and no general
+matrix root is needed. For fewer images than features, the matrix is only as large as the number of images.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ReferenceSpread:
-    """The covariance of the real features, factored."""
+    """The factored covariance of the real features."""
 
     factor_FK: Tensor
     trace: float
@@ -33,7 +33,7 @@ def reference_spread(centred_MF: Tensor) -> ReferenceSpread:
 
 
 def _factor(centred_MF: Tensor) -> Tensor:
-    """Return B with B Bᵀ the covariance: the rows where they are few, else Cholesky's, else the eigenvectors'."""
+    """Return B such that B Bᵀ is the covariance: from the rows if they are few, else by Cholesky or eigenvectors."""
     count, size = centred_MF.shape
     if count <= size:
         return centred_MF.T / math.sqrt(count - 1)
@@ -47,7 +47,7 @@ def _factor(centred_MF: Tensor) -> Tensor:
 
 
 def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
-    """Return the distance of fake features, given as offsets from the reference's mean and as those offsets times B."""
+    """Return the distance of fake features, given as offsets from the reference's mean and as these offsets times B."""
     shift_F = offset_NF.mean(0)
     trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
     root = float(_eigenvalues(projected_NK, spread).sqrt().sum())
@@ -55,7 +55,10 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 
 
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
-    """Return the eigenvalues of Bᵀ S_x B that can differ from zero; roots of rounding errors would add up otherwise."""
+    """Return the eigenvalues of Bᵀ S_x B that can be nonzero.
+
+    The others are rounding errors, whose roots would add up.
+    """
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape
     gram = (wide_NK @ wide_NK.T if count < size else wide_NK.T @ wide_NK) / (count - 1)
@@ -65,17 +68,17 @@ def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
 
 @dataclass(frozen=True)
 class FrechetFit:
-    """The distance of a whole set with its derivative to the weight of each image."""
+    """The distance of a whole set, with its derivative by the weight of each image."""
 
     value: float
     influence_N: Tensor
-    """Infinitesimal jackknife: what each image adds to the distance per share of weight; their mean is zero."""
+    """Infinitesimal jackknife: the derivative of the distance by each image's share of the weight, with mean zero."""
     bias: float
-    """Expected distance of two sets of these sizes from one Gaussian with this covariance."""
+    """Expected distance between two samples of these sizes from one Gaussian with this covariance."""
 
 
 def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> FrechetFit:
-    """Fit more images than features, where the root of the covariances' product can be differentiated.
+    """Fit a set with more images than features, for which the root of the covariances' product is differentiable.
 
     d tr (BᵀSB)^½ = ½ tr ((BᵀSB)^-½ Bᵀ dS B), so an image at x from the fakes' mean adds 2 (m_x - m_y)·x + |x|² -
     |(BᵀSB)^-¼ Bᵀx|² less its mean.
@@ -98,8 +101,8 @@ def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> Fre
 def _bias_times_count(variance_K: Tensor) -> float:
     """Return N times the distance of N samples from their own Gaussian, to first order in 1/N.
 
-    The mean errs by tr S / N. The covariance errs by s_i s_j (1 + δ_ij) / N in the mean square, at a cost of
-    ½ |dS_ij|² / (s_i + s_j), the metric of Bures.
+    The mean's error contributes tr S / N. The covariance's error is s_i s_j (1 + δ_ij) / N in the mean square, and
+    contributes ½ |dS_ij|² / (s_i + s_j), the Bures metric.
     """
     if not len(variance_K):
         return 0.0
@@ -108,9 +111,9 @@ def _bias_times_count(variance_K: Tensor) -> float:
 
 
 def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> float:
-    """Return by how much the distance of finite sets of fake and real images is too large, to first order in 1/N, 1/M.
+    """Return the bias of the distance for finite sets of fake and real images, to first order in 1/N and 1/M.
 
-    Rows need not be Gaussian: the covariance's own errors are taken from the rows. Differs from the bias of a fit: the
+    Rows need not be Gaussian: the errors of the covariances are estimated from the rows. Unlike the bias of a fit, the
     two sets may have different distributions.
     """
     x_NF = offset_NF - offset_NF.mean(0)
@@ -119,11 +122,11 @@ def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> f
 
 
 def _bias_of_rows(x_NF: Tensor, projected_NK: Tensor) -> float:
-    """Return what the sampling of one set adds, given its centred rows, plain and times the other set's factor.
+    """Return one set's contribution to the bias, from its centred rows and these rows times the other set's factor.
 
-    The mean adds tr S / N. In the eigenbasis of Bᵀ S B, with rows y and eigenvalues r_i², the error of an entry has the
-    variance var(y_i y_j) / N, and by the second derivative of -2 tr (Bᵀ S B)^½ its square costs
-    1 / (2 r_i r_j (r_i + r_j)). Of Gaussian rows this is r_i r_j (1 + δ_ij) / (2 N (r_i + r_j)).
+    The mean contributes tr S / N. Take the eigenbasis of Bᵀ S B, with rows y and eigenvalues r_i². There the error of a
+    covariance entry has the variance var(y_i y_j) / N. By the second derivative of -2 tr (Bᵀ S B)^½, its square counts
+    1 / (2 r_i r_j (r_i + r_j)). For Gaussian rows this gives r_i r_j (1 + δ_ij) / (2 N (r_i + r_j)).
     """
     count = len(x_NF)
     value_K, vector_KK = torch.linalg.eigh(projected_NK.T @ projected_NK / (count - 1))

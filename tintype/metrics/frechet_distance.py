@@ -1,4 +1,4 @@
-"""The Fréchet distance between features (FID), and what is left of it at infinitely many images.
+"""The Fréchet distance between features (FID), and its extrapolation to infinitely many images.
 
 N: fake images, M: real images, F: size of a feature vector.
 """
@@ -16,9 +16,9 @@ from tintype.metrics.resample import BY_GROUPS, GROUPS, jackknife_error, mean_er
 
 _BIAS_SHARE = 0.05
 _SPLITS = 4
-"""One split into halves and quarters moves fd_inf by a fifth to a half of its error of sampling."""
+"""Number of splits. A single split into halves and quarters moves fd_inf by a fifth to a half of its sampling error."""
 _FEWEST = 8
-"""Two images in each quarter."""
+"""Fewest images, which gives two images in each quarter."""
 
 
 def _fd(pair: FeaturePair) -> Measured:
@@ -31,12 +31,12 @@ def _whole_fd(pair: FeaturePair) -> float:
 
 
 def _differentiable(pair: FeaturePair) -> bool:
-    """Return whether there are enough images that one changes the distance little, so that a derivative is accurate."""
+    """Return whether the set is so large that one image changes the distance little and derivatives are accurate."""
     return pair.different >= 2 * min(pair.size, pair.reals)
 
 
 def _fd_bias(pair: FeaturePair) -> float | None:
-    """Return the bias; None where images are too few for its first order in 1/N, or copies of others."""
+    """Return the bias; None if there are duplicates, or too few images for an expansion to first order in 1/N."""
     enough = min(pair.fakes, pair.reals) >= 2 * pair.size and pair.different == pair.fakes
     return pair.frechet_bias if enough else None
 
@@ -69,11 +69,11 @@ def _fd_warnings(pair: FeaturePair, value: float) -> tuple[str, ...]:
 
 
 def _fd_inf(pair: FeaturePair) -> Measured:
-    """Extrapolate through the whole set, its halves and its quarters.
+    """Extrapolate the distances of the whole set, its halves and its quarters to infinitely many images.
 
-    Each image is in one half and one quarter of each split. So it weighs in the intercept as in the distance of the
-    whole set, and to first order the error is the same. The spread about the line is that of the small sets
-    and says less.
+    Each image is in one half and one quarter of each split. So each image has the same weight in the intercept as in
+    the distance of the whole set, and to first order both have the same error. The scatter around the line comes from
+    the small sets and is less informative.
     """
     if pair.fakes < _FEWEST:
         raise UserError(f"fd_inf takes quarters of the fake images and needs {_FEWEST} of them; there are {pair.fakes}")

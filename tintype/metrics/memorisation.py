@@ -1,18 +1,19 @@
-"""Memorisation: how often a model that is asked with captions of its training images returns these images.
+"""Memorisation: how often a model returns its training images when it gets their captions.
 
-Samples of training captions are held against training images (2212.03860, 2301.13188). A model that follows captions
-comes near an image without having seen it, so the same is done with captions of images like those of training that
-it never saw, against these, and the two shares are subtracted. Distances are between features, and
-relative, as in 2301.13188, section 5.1: a sample's distance to an image over its mean distance to the nearest images
-of a third set, which is neither trained on nor asked for. Two kinds of near-copies are counted:
+Samples of training captions are compared with the training images (2212.03860, 2301.13188). A model that follows
+captions comes near an image without having seen it. So the same is done with captions of unseen images, compared with
+these unseen images, and the two shares are subtracted. Distances are between features, and relative as in 2301.13188,
+section 5.1: a sample's distance to an image, divided by its mean distance to the nearest images of a third set. The
+model is neither trained on the third set nor sampled with its captions. Two kinds of near-copies are counted:
 
-- of the caption's own image: the relative distance is below `OWN_BAR`, that paper's;
-- of any of the images: of the own one, or so near to another that only `CHANCE` of the real images of the third set
-  are as near to one of them. Among many images some are alike, so this bar is lower, and each set has its own.
+- of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold;
+- of any image: of the caption's own image, or nearer to another image than all but a share `CHANCE` of the third set's
+  real images are. Among many images some are alike, so this threshold is lower, and each set has its own.
 
-Differs from 2301.13188: features instead of pixels, neighbours that were not trained on, a bar from the data.
+Differs from 2301.13188: features instead of pixels, neighbours outside of the training images, a threshold from the
+data.
 
-N: samples, M: images that copies are looked for of, R: images of the third set, F: size of a feature vector.
+N: samples, M: images to search for copies of, R: images of the third set, F: size of a feature vector.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from tintype.metrics.pair import Points, Reference
 
 OWN_BAR = 0.5
 CHANCE = 0.01
-"""Share of unseen real images that are as near to one of the images as a near-copy of any."""
+"""Share of unseen real images that lie within the threshold for near-copies of any image."""
 _NEIGHBOURS = 50
 _FEWEST = 100
-"""Images of the third set below which the bars are those of a handful of images."""
+"""Fewest images of the third set. With fewer, the thresholds would depend on a handful of images."""
 _FAR = 1.2
-"""A sample is unlike the data where its neighbours are this much farther than those of 99% of the real images."""
+"""A sample does not resemble the data if its neighbours are this factor farther than those of 99% of real images."""
 _Z = 1.96
 
 Verdict = Literal["copies", "unlike the data", "none found"]
@@ -44,17 +45,17 @@ Figure = Literal["any", "own"]
 
 @dataclass(frozen=True)
 class Asked:
-    """Samples of captions, and images among which are those of the captions."""
+    """Samples of captions, and the images to compare with, including the captions' own images."""
 
     fake_NF: Tensor
     image_MF: Tensor
     own_N: Tensor
-    """The row of the caption's own image."""
+    """Row of each caption's own image."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Share of near-copies on training captions and on unseen ones, and the 95% interval of the difference."""
+    """Share of near-copies for training captions and for unseen captions, and the 95% interval of their difference."""
 
     training: float
     unseen: float
@@ -74,29 +75,29 @@ class Nearness:
     any_N: Tensor
     unlike_N: Tensor
     nearest_N: Tensor
-    """The row of the nearest image."""
+    """Row of each sample's nearest image."""
     distance_N: Tensor
-    """Its relative distance."""
+    """Relative distance to the nearest image."""
     caption_N: Tensor
-    """The row of the caption's own image."""
+    """Row of the caption's own image."""
     any_bar: float
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Samples of training captions and of unseen ones, at the same guidance scales in the same order."""
+    """Samples of training captions and of unseen captions, at the same guidance scales in the same order."""
 
     training: Nearness
     unseen: Nearness
     scale_N: Tensor
-    """The guidance scale of each sample."""
+    """Guidance scale of each sample."""
     images: int
     others: int
     trained_on: int
-    """All training images, of which copies may be looked for among a part."""
+    """Number of all training images. Only some of them may be searched for copies of."""
 
     def rate(self, figure: Figure, scale: float | None = None) -> Rate:
-        """Return the rate of near-copies, at one guidance scale or at all of them."""
+        """Return the rate of near-copies, at one guidance scale or at all scales."""
         row_N = torch.ones_like(self.scale_N, dtype=torch.bool) if scale is None else self.scale_N == scale
         hits = [(side.any_N if figure == "any" else side.own_N)[row_N] for side in (self.training, self.unseen)]
         counts = [len(side.caption_N[row_N].unique()) for side in (self.training, self.unseen)]
@@ -109,19 +110,22 @@ class Recall:
 
     @property
     def unlike(self) -> float:
-        """The share of the samples of training captions that are unlike the data."""
+        """Return the share of the samples of training captions that do not resemble the data."""
         return float(self.training.unlike_N.double().mean())
 
     @property
     def verdict(self) -> Verdict:
-        """Name copies where an interval lies above 0. Images unlike the data say nothing about copies."""
+        """Return "copies" if an interval lies above 0.
+
+        If samples do not resemble the data, no verdict on copies is possible.
+        """
         if max(self.rate("any").low, self.rate("own").low) > 0:
             return "copies"
         return "unlike the data" if self.unlike > 0.5 else "none found"
 
 
 def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[float], trained_on: int = 0) -> Recall:
-    """Find the near-copies. `scales` has the guidance scale of each sample, the same for both kinds of caption."""
+    """Find near-copies. `scales` has the guidance scale of each sample, the same for both kinds of captions."""
     others = Reference(others_RF)
     count = min(_NEIGHBOURS, max(1, len(others_RF) // 10))
     around_R = _around(others_RF, others, count, themselves=True)
@@ -145,7 +149,7 @@ def _nearness(asked: Asked, others: Reference, around_R: Tensor, count: int, far
 
 
 def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
-    """Return the mean distance to the nearest images of the third set, each without itself where `themselves`."""
+    """Return the mean distance to the nearest images of the third set. `themselves` excludes each image itself."""
     points, found = Points.about(others.mean_F, fake_NF.double()), []
     for block in others.blocks(points, others.points):
         distance2_RM = block.distance2()
@@ -156,7 +160,7 @@ def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool 
 
 
 def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distance of each sample to the nearest image, and that image's row."""
+    """Return the distance of each sample to its nearest image, and that image's row."""
     images = Reference(image_MF if len(image_MF) > 1 else image_MF.repeat(2, 1))  # which needs two
     points = Points.about(images.mean_F, fake_NF.double())
     found = [block.distance2().min(1) for block in images.blocks(points, images.points)]
@@ -166,7 +170,7 @@ def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
 def newcombe(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
     """Return the 95% interval of the difference of two shares by Newcombe's method 10 (Statistics in Medicine 1998).
 
-    A caption counts once, however many samples it has: samples of one caption are alike.
+    A caption counts once, however many samples it has, because samples of one caption are alike.
     """
     (first, first_low, first_high), (second, second_low, second_high) = (
         (share, *_wilson(share, count)) for share, count in zip(shares, counts, strict=True)
@@ -223,7 +227,10 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
 
 _RANGE = (-1.0, 1.0)
 _MARGIN = "0.01"
-"""One image in a hundred: of a model that copies nothing the share is about zero, and so is any part of it."""
+"""One image in a hundred.
+
+If a model copies nothing, the share is about zero, so a relative margin would be zero too.
+"""
 ANY: Metric[Recall] = Metric(
     name="memorised",
     label="memorised",

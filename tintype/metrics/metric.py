@@ -1,4 +1,4 @@
-"""A metric as one value: what it needs, which direction is better, its definition in words, and its function."""
+"""A metric as a value: its inputs, its better direction, its definition in words, and its function."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from tintype.seams import ANY_VALUE, Direction, Range
 NOT_NEGATIVE: Range = (0.0, None)
 SHARE: Range = (0.0, 1.0)
 MARGIN = "3%"
-"""The usual margin of a metric."""
+"""The default margin of a metric."""
 Compared = Literal["raw", "log", "logit", "asinh"]
 """Scale on which runs are compared; `study.stats.cells.Scale` defines each."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with the standard error of sampling: what other noises would have given with the same model."""
+    """A number with its standard error of sampling: its spread over other noises with the same model."""
 
     value: float
     error: float | None = None
     method: str = ""
-    """How the error was found."""
+    """Method by which the error was computed."""
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The metric by attribute, by time, or by the group of a prompt."""
+    """Breakdown of the metric by attribute, by time, or by group of prompts."""
     per_image: tuple[float, ...] = field(default=(), repr=False)
-    """A number for each image, whose mean is the value; empty for a distance, which is one of sets."""
+    """A number for each image, whose mean is the value; empty for a distance between sets."""
     bias: float | None = None
-    """By how much finite sets of images make the value too large; None where it is not known, or zero by definition."""
+    """Bias of the value from finite sets of images, which makes it too large.
+
+    None if unknown, or zero by definition.
+    """
     bounds: tuple[float, float] | None = None
-    """The 95% interval where the normal approximation is not its method."""
+    """The 95% interval, if it does not come from the normal approximation."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of sampling, by default by the normal approximation."""
+        """Return the 95% interval of sampling, by default from the normal approximation."""
         if self.bounds is not None:
             return self.bounds
         if self.error is None:
@@ -52,34 +55,42 @@ class Metric(Generic[Inputs]):
     name: str
     label: str
     direction: Direction
-    """Which values are better."""
+    """Whether lower or higher values are better."""
     definition: str
-    """In words; `{captions}` stands for the kind of caption that is read."""
+    """Definition in words. `{captions}` stands for the caption column."""
     measure: Callable[[Inputs], Measured]
     range: Range = ANY_VALUE
-    """Unbiased estimates of a distance can be a little below zero: they have no bound."""
+    """Possible values. Unbiased estimates of a distance have no bound, since they can be slightly below zero."""
     scale: Compared | None = None
-    """Scale on which runs are compared; None: logit for shares, log for what is not negative, else raw."""
+    """Scale on which runs are compared. None means logit for shares, log for nonnegative values, else raw."""
     margin: str = MARGIN
-    """Differences up to this size are none worth having: of the baseline's mean (3%), or in the metric's unit (0.01).
-    A study may say otherwise."""
+    """Largest negligible difference: relative to the baseline's mean (3%), or in the metric's unit (0.01).
+
+    A study may choose another margin.
+    """
     corrected_for_chance: bool = False
-    """Whether chance was taken off a share, which can be below zero then."""
+    """Whether the share is corrected for chance, and so can be below zero."""
     unit: str = ""
     decimals: int | None = None
-    """Digits after the point where it is printed; None: as many as the value needs."""
+    """Printed digits after the decimal point; None for as many as the value needs."""
     is_primary: bool = False
-    """Whether a study of scenes asks about it by default."""
+    """Whether this is a primary metric by default in a study on scenes."""
     shows_parts: bool = True
-    """Whether its parts are printed beside it."""
+    """Whether the breakdown is printed next to the value."""
     in_latents: bool = False
-    """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
+    """Whether the metric is measured in the latents of the run's own tokenizer.
+
+    Then only runs with one tokenizer compare.
+    """
     fewest: int = 2
-    """Images that it needs of each set."""
+    """Fewest images that the metric needs in each set."""
     revision: int = 1
-    """The number of its definition. Values of two definitions are never compared: it is a part of a protocol's hash."""
+    """Number of the metric's definition.
+
+    This number is part of a protocol's hash, so values of two definitions are never compared.
+    """
     revised_above: int = 0
-    """References of up to this many images have the same values as under the first definition."""
+    """References of at most this many images have the same values as in the first definition."""
 
     @property
     def compared(self) -> Compared:
@@ -87,9 +98,9 @@ class Metric(Generic[Inputs]):
         return self.scale or by_range.get(self.range, "raw")
 
     def define(self, captions: str) -> str:
-        """Return the definition for images with one kind of caption."""
+        """Return the definition for images with one caption column."""
         return self.definition.replace("{captions}", captions)
 
 
 AnyMetric: TypeAlias = Metric[Never]
-"""A metric whose inputs are not known here."""
+"""A metric with unknown inputs."""

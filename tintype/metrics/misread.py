@@ -1,4 +1,4 @@
-"""Words of a prompt that an image got wrong, as the scene encoder reads the image and scene accuracy counts."""
+"""Find the words of a prompt that an image got wrong, by the scene encoder's reading, as in scene accuracy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ABSENT = "not drawn"
 
 
 class Misread(NamedTuple):
-    """A part of a prompt, by the places of its first character and the one after its last, and what is wrong."""
+    """A span of a prompt, from its first character to the one after its last, and what is wrong with it."""
 
     start: int
     end: int
@@ -21,7 +21,7 @@ class Misread(NamedTuple):
 
 
 def misread_words(read: ReadScenes, prompts: Sequence[str]) -> list[list[Misread]]:
-    """Return the words of the first prompts that their images got wrong. Only what scene accuracy asks is held."""
+    """Return the words of the first prompts that their images got wrong, among scene accuracy's attributes."""
     drawn = in_indices(read.reading)[: len(prompts)].to("cpu").to_scenes()
     return [
         list(misread(scene, seen, prompt, read.asked))
@@ -30,7 +30,7 @@ def misread_words(read: ReadScenes, prompts: Sequence[str]) -> list[list[Misread
 
 
 def misread(scene: Scene, seen: Scene, prompt: str, asked: Asked) -> Iterator[Misread]:
-    """Yield the words of a scene's prompt that differ from what was seen in its image."""
+    """Yield the words of a scene's prompt that differ from what was read in its image."""
     stated_at = {thing.position: thing for thing in scene.objects}
     seen_at = {thing.position: thing for thing in seen.objects}
     short = asked.captions == "short"
@@ -69,6 +69,6 @@ def _differs(attribute: str, stated: Scene | SceneObject, seen: Scene | SceneObj
 
 
 def _named(stated: SceneObject, seen: Scene) -> str:
-    """Say that an object which a short prompt names is drawn nowhere."""
+    """Describe that the object named in a short prompt is missing in the image."""
     pairs = {(thing.colour, thing.shape) for thing in seen.objects}
     return "" if (stated.colour, stated.shape) in pairs else ABSENT

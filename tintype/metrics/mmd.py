@@ -1,10 +1,10 @@
-"""Squared maximum mean discrepancies from sums of kernel values, with each image left out in turn.
+"""Squared maximum mean discrepancies from sums of kernel values, also with each image left out in turn.
 
-The unbiased estimate is near zero, and may be a little below it, when both sets come from one distribution.
+If both sets come from one distribution, the unbiased estimate is near zero, and may be slightly negative.
 
-A discrepancy does not change when a constant is added to its kernel. All kernels here are less their value for equal
-images or for orthogonal ones (k - 1), so that sums hold no digits that cancel later, and the diagonal of a Gaussian
-kernel is zero.
+A discrepancy does not change when a constant is added to its kernel. Here each kernel is shifted (k - 1), so that it is
+zero for equal images or for orthogonal images. So sums contain no digits that cancel later, and the diagonal of a
+Gaussian kernel is zero.
 
 N: fake images, M: real images, F: size of a feature vector, R: rows of a block.
 """
@@ -31,32 +31,35 @@ def gaussian(distance2_RM: Tensor, sigma2: Tensor | float) -> Tensor:
 
 
 def unit_gaussian(cosine_RM: Tensor) -> Tensor:
-    """Return CMMD's kernel (arXiv 2401.09603): the Gaussian one of rows at unit length, where |x - y|² = 2 - 2 x·y."""
+    """Return CMMD's kernel (arXiv 2401.09603): Gaussian, for rows of unit length, where |x - y|² = 2 - 2 x·y."""
     return (cosine_RM - 1).div_(UNIT_SIGMA**2).expm1_()
 
 
 @dataclass(frozen=True)
 class KernelSums:
-    """Kernel values that a discrepancy is made of. `within_N`: each fake image with all the others."""
+    """Sums of kernel values for a discrepancy.
+
+    `within_N` sums over the pairs of each fake image with all other fake images.
+    """
 
     within_N: Tensor
     between_N: Tensor
-    """The mean over the real images."""
+    """Mean over the real images for each fake image."""
     real_sum: float
-    """Over the ordered pairs of different real images."""
+    """Sum over the ordered pairs of different real images."""
     real_count: int
 
     def estimate(self, biased: bool = False) -> float:
-        """Return E k(x, x') + E k(y, y') - 2 E k(x, y), no image paired with itself.
+        """Return E k(x, x') + E k(y, y') - 2 E k(x, y), without pairs of an image with itself.
 
-        `biased`: each is paired with itself too, for kernels that are zero there.
+        `biased` includes pairs of an image with itself, for kernels that are zero there.
         """
         n, m = len(self.within_N), self.real_count
         own = float(self.within_N.sum()) / _pairs(n, biased) + self.real_sum / _pairs(m, biased)
         return own - 2 * float(self.between_N.mean())
 
     def left_out(self, biased: bool = False) -> Tensor:
-        """Return the estimate without each fake image: its pairs are subtracted from the sums."""
+        """Return the estimate without each fake image, by subtracting the image's pairs from the sums."""
         n, m = len(self.within_N), self.real_count
         own_N = (self.within_N.sum() - 2 * self.within_N) / _pairs(n - 1, biased)
         between_N = (self.between_N.sum() - self.between_N) / (n - 1)

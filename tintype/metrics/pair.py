@@ -1,7 +1,7 @@
-"""Two sets of features, checked, in float64, with the parts that several metrics share.
+"""Two validated sets of features in float64, with computations that several metrics share.
 
-No matrix of all distances is ever held. The pairs of images are visited by blocks, and every metric's sums are taken
-in the same visit. What depends on the reference only is found once and shared by all sets that are held against it.
+The full matrix of distances is never stored. Pairs of images are visited in blocks, and all metrics collect their sums
+in one pass. Results that depend only on the reference are computed once and shared by all sets compared with it.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the reference's factor, R: rows of a block.
 """
@@ -21,13 +21,13 @@ from tintype.metrics.resample import GROUPS, canonical_order, group_of
 
 _BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
 _SAME = 1e-12
-"""Squared distances below this share of the squared lengths are zero: at float32's resolution the images are equal."""
+"""Squared distances below this share of the squared lengths count as zero: in float32 the images are equal."""
 MEDIAN_IMAGES = 10_000
-"""The median distance is taken over at most so many real images, evenly spaced in their `canonical_order`."""
+"""Largest number of real images for the median distance, evenly spaced in their `canonical_order`."""
 
 
 class Reference:
-    """Real features, and what depends on them alone. One value serves all sets that are scored on it."""
+    """Real features with results that depend only on them, shared by all sets that are scored on this reference."""
 
     def __init__(self, real_MF: Tensor, device: torch.device | str | None = None) -> None:
         self.device = torch.device(device) if device is not None else real_MF.device
@@ -48,7 +48,7 @@ class Reference:
 
     @cached_property
     def sigma2(self) -> float:
-        """Squared median distance between different real images; the lower one of two middle values."""
+        """Return the squared median distance between different real images; of two middle values, the lower."""
         points = self.points
         if len(self) > MEDIAN_IMAGES:
             rank = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
@@ -58,7 +58,7 @@ class Reference:
 
     @cached_property
     def own(self) -> tuple[Tensor, prdc.Neighbours]:
-        """Sum of each kernel over the ordered pairs of different real images, and each one's neighbours."""
+        """Return each kernel's sum over the ordered pairs of different real images, and each image's neighbours."""
         return _own(self, self.points, prdc.COVERAGE_NEIGHBOURS)
 
     def blocks(self, rows: Points, columns: Points) -> Iterator[Block]:
@@ -73,8 +73,8 @@ class Reference:
 class FeaturePair:
     """Fake features against a reference.
 
-    `copy_N` numbers the fake images by their content, from 0; None where all differ, or where equal ones are draws of
-    their own, as a model's are.
+    `copy_N` numbers the fake images by their content, from 0. `copy_N` is None if all images differ, or if equal images
+    are independent draws, as from a model.
     """
 
     def __init__(self, fake_NF: Tensor, real: Tensor | Reference, copy_N: Tensor | None = None) -> None:
@@ -94,7 +94,7 @@ class FeaturePair:
 
     @cached_property
     def different(self) -> int:
-        """The number of fake images that differ."""
+        """Return the number of distinct fake images."""
         return self.fakes if self.copy_N is None else int(self.copy_N.max()) + 1
 
     @property
@@ -107,11 +107,11 @@ class FeaturePair:
 
     @cached_property
     def projected(self) -> Tensor:
-        """Fake features, from the reference's mean, times the factor of the reference's covariance."""
+        """Return the centred fake features times the factor of the reference's covariance."""
         return self.points.offset_NF @ self.reference.spread.factor_FK
 
     def frechet_of(self, rows: Tensor | slice) -> float:
-        """Return the Fréchet distance of some of the fake images."""
+        """Return the Fréchet distance of a subset of the fake images."""
         return frechet.distance(self.points.offset_NF[rows], self.projected[rows], self.reference.spread)
 
     @cached_property
@@ -124,13 +124,13 @@ class FeaturePair:
 
     @cached_property
     def group(self) -> Tensor | None:
-        """Random equal groups to leave out one by one, or None for too few images."""
+        """Return random equal groups for a jackknife, or None if there are too few images."""
         return self.parts(GROUPS, "jackknife") if self.different >= 2 * GROUPS else None
 
     def parts(self, count: int, stream: str) -> Tensor:
-        """Deal the fake images at random into equal parts, whatever their order; return the part of each.
+        """Split the fake images at random into equal parts, independent of their order; return each image's part.
 
-        Copies of an image are in one part, unless too few images differ.
+        Duplicates of an image are in one part, unless there are too few distinct images.
         """
         rank_N = self._rank
         if self.copy_N is not None and self.different >= 2 * count:
@@ -140,7 +140,7 @@ class FeaturePair:
 
     @cached_property
     def _rank(self) -> Tensor:
-        """The rank of each fake image in their canonical order."""
+        """Return the rank of each fake image in their canonical order."""
         return canonical_order(self.points.offset_NF).argsort()
 
     @cached_property
@@ -169,7 +169,7 @@ class FeaturePair:
 
 
 def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor, prdc.Neighbours]:
-    """Return for each image of a set the sum of each kernel over the other images, and the nearest of them."""
+    """Return for each image of a set the sum of each kernel over the other images, and its nearest neighbours."""
     sums, values, indices = [], [], []
     for block in reference.blocks(points, points):
         distance2_RN = block.distance2()
@@ -183,12 +183,12 @@ def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class Points:
-    """Features as offsets from the reference's mean, where differences keep their digits."""
+    """Features as offsets from the reference's mean, so that differences keep their precision."""
 
     offset_NF: Tensor
     length2_N: Tensor
     along_N: Tensor
-    """x·y is the product of the offsets plus `along` of both."""
+    """Correction for dot products: x·y is the product of the offsets plus `along` of both images."""
     norm_N: Tensor
 
     @classmethod
@@ -205,7 +205,7 @@ class Points:
 
 
 class Block:
-    """Some images of one set against all of another."""
+    """Some images of one set against all images of another."""
 
     def __init__(self, rows: slice, left: Points, right: Points) -> None:
         self.rows, self._left, self._right = rows, left, right
@@ -217,20 +217,20 @@ class Block:
         return distance2_RM.masked_fill_(distance2_RM < length2_RM.mul_(_SAME), 0.0)
 
     def kernels(self, distance2_RM: Tensor, sigma2: float) -> Iterator[Tensor]:
-        """Yield the kernels' values in the order of their numbers in `mmd`."""
+        """Yield the kernels' values in the order of the kernels' numbers in `mmd`."""
         dot_RM = (self._product_RM + self._left.along_N[self.rows, None]).add_(self._right.along_N)
         yield mmd.polynomial(dot_RM, self._left.offset_NF.shape[1])
         yield mmd.gaussian(distance2_RM, sigma2)
         yield mmd.unit_gaussian(dot_RM.div_(self._left.norm_N[self.rows, None]).div_(self._right.norm_N))
 
     def without_self(self, value_RN: Tensor, instead: float) -> Tensor:
-        """Replace the values of images with themselves, in a block of a set against itself."""
+        """In a block of a set against itself, replace the values of each image with itself."""
         value_RN.diagonal(self.rows.start).fill_(instead)
         return value_RN
 
 
 def _pairs_from(points: Points, rows: slice) -> Tensor:
-    """Return squared distances of some images to those after them, so that each pair of a set comes once."""
+    """Return squared distances from some images to all later images, so that each pair of a set occurs once."""
     distance2_RN = Block(slice(None), points[rows], points[rows.start :]).distance2()
     return distance2_RN[torch.ones_like(distance2_RN, dtype=torch.bool).triu_(1)]
 

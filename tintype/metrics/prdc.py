@@ -1,8 +1,8 @@
-"""Balls of nearest neighbours: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
+"""Nearest-neighbour balls: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
 
 The ball of an image reaches to its k-th nearest neighbour in its own set. Precision and recall count an image on the
-edge as inside, as their paper and its code do; density and coverage do not, as theirs. Distances that differ by
-rounding only are ties: otherwise the order of the images or the size of a block could decide.
+edge as inside, like their paper and its code; density and coverage do not, like theirs. Distances that differ only by
+rounding count as ties. Otherwise the order of the images or the block size could decide.
 
 N: fake images, M: real images, R: rows of a block (real images), K: nearest neighbours, G: groups left out.
 """
@@ -19,13 +19,13 @@ from tintype.metrics.resample import GROUPS
 PRECISION_NEIGHBOURS = 3
 COVERAGE_NEIGHBOURS = 5
 NEAREST = 16
-"""Neighbours stored of a fake image: enough that its third is still known when a group is left out."""
+"""Stored neighbours per fake image: enough to know its third neighbour after a group is left out."""
 _TIE = 1e-10
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest others in the own set, nearest first."""
+    """The nearest other images of the same set, nearest first."""
 
     distance2_NK: Tensor
     index_NK: Tensor
@@ -34,9 +34,11 @@ class Neighbours:
         return self.distance2_NK[:, min(k, self.distance2_NK.shape[1]) - 1]
 
     def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
-        """Return the radii without a group of images. Those of the group are below zero: their balls hold nothing.
+        """Return the radii with a group of images left out.
 
-        Where fewer than k of the stored neighbours remain, the radius is that of the farthest stored one.
+        Images of the group get negative radii, so their balls are empty.
+
+        If fewer than k of the stored neighbours remain, the radius is the distance to the farthest stored neighbour.
         """
         remains_NK = group_N[self.index_NK] != group
         known_N = remains_NK.sum(1) >= k
@@ -61,22 +63,22 @@ def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """For each fake image, whether it is in a real ball and in how many; shares of real images near fake ones."""
+    """For each fake image, in how many real balls it lies; for the real images, the shares near fake images."""
 
     inside_N: Tensor
-    """In at least one real ball of k = 3."""
+    """Whether the fake image is in a real ball of k = 3."""
     balls_N: Tensor
-    """The number of real balls of k = 5 that hold it."""
+    """Number of real balls of k = 5 that contain the fake image."""
     recalled: float
-    """Share of real images in at least one fake ball of k = 3."""
+    """Share of real images that are in a fake ball of k = 3."""
     covered: float
-    """Share of real balls of k = 5 with at least one fake image."""
+    """Share of real balls of k = 5 that contain a fake image."""
     recalled_left_out_G: Tensor
     covered_left_out_G: Tensor
 
 
 class MembershipCount:
-    """Build a Membership from blocks of the distances of some real images to all fake ones."""
+    """Build a Membership from blocks of distances from some real images to all fake images."""
 
     def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None) -> None:
         count, device = len(fake.distance2_NK), fake.distance2_NK.device
@@ -103,7 +105,7 @@ class MembershipCount:
             self._covered[1:] += self._covered_without(in_ball_RN, self._group_N)
 
     def _covered_without(self, in_ball_RN: Tensor, group_N: Tensor) -> Tensor:
-        """Count the balls that still hold a fake image without each group."""
+        """Count the balls that still contain a fake image when each group is left out."""
         row, column = in_ball_RN.nonzero(as_tuple=True)
         count_RG = torch.zeros(len(in_ball_RN), GROUPS, dtype=torch.float64, device=in_ball_RN.device)
         count_RG.index_put_((row, group_N[column]), torch.ones_like(row, dtype=torch.float64), accumulate=True)

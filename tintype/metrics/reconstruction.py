@@ -45,7 +45,7 @@ def ssim(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
 
 
 def _windowed(x_BCHW: Tensor) -> Tensor:
-    """Return the Gaussian mean about each pixel whose window lies inside: along rows, then along columns."""
+    """Return the Gaussian-weighted mean around each pixel whose window lies inside the image."""
     offset = torch.arange(_WINDOW, dtype=x_BCHW.dtype, device=x_BCHW.device) - _WINDOW // 2
     weight = torch.exp(-offset.square() / (2 * _SIGMA**2))
     weight = weight / weight.sum()
@@ -65,7 +65,7 @@ def _checked(image_BCHW: Tensor, other_BCHW: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairValues:
-    """A value for each pair of images. `copy_N` numbers the pairs by their content; None where all differ."""
+    """A value for each pair of images. `copy_N` numbers the pairs by their content; None if all pairs differ."""
 
     value_N: Tensor
     copy_N: Tensor | None = None
@@ -76,7 +76,7 @@ def _mean(values: PairValues) -> Measured:
 
 
 def _mean_psnr(values: PairValues) -> Measured:
-    """Leave exact pairs, whose PSNR is infinite, out of the mean, and count them in a warning."""
+    """Average the PSNR over all pairs except equal images, whose PSNR is infinite; warn how many are equal."""
     finite_N = values.value_N.isfinite()
     exact, count = int((~finite_N).sum()), len(finite_N)
     if exact == count:
@@ -88,7 +88,10 @@ def _mean_psnr(values: PairValues) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMetric(Metric[PairValues]):
-    """`compare` gives the values of a batch of pairs, `measure` summarises those of all."""
+    """A metric of image pairs.
+
+    `compare` returns the values of a batch, `measure` summarises the values of all pairs.
+    """
 
     compare: Callable[[Tensor, Tensor, torch.device], Tensor]
 

@@ -1,12 +1,12 @@
-"""Errors of sampling by jackknife and bootstrap, from stateless randomness.
+"""Sampling errors by jackknife and bootstrap, with stateless randomness.
 
-The images that were generated are resampled; the reference stays as it is. So the error says what other noises would
-have given with the same model and the same reference. It does not say what another training seed would give.
+The generated images are resampled; the reference stays fixed. So the error is the spread over other noises with the
+same model and reference. The error does not include the spread over training seeds.
 
-An error is a function of the set of images and not of their order. Copies of an image are no independent images: where
-a set has copies, `copy_N` is the number of each image's content, and an image is resampled with all its copies.
+An error depends on the set of images and not on their order. Duplicates of an image are not independent. So `copy_N`
+gives equal images equal numbers, and an image is resampled together with its duplicates.
 
-N: images, C: images that differ, G: groups, D: bootstrap draws, F: numbers of a row.
+N: images, C: distinct images, G: groups, D: bootstrap draws, F: numbers of a row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _CHUNK = 1 << 22
 
 
 def canonical_order(row_NF: Tensor) -> Tensor:
-    """Return an order of the rows that depends on their content alone: by the first number, then the second, and so on.
+    """Return an order of the rows that depends only on their content: by the first number, then the second, and so on.
 
-    Numbers that rounding moves a little change places with their nearest neighbours only.
+    A rounding error in a number can only swap neighbouring rows.
     """
     columns = 1
     while True:
@@ -44,7 +44,7 @@ def canonical_order(row_NF: Tensor) -> Tensor:
 
 
 def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
-    """Return the standard error of the mean of independent values; None where fewer than two images differ."""
+    """Return the standard error of the mean of independent values; None for fewer than two distinct images."""
     count = len(value_N)
     offset_C = _summed(value_N.double() - value_N.double().mean(), copy_N)
     if len(offset_C) < 2:
@@ -53,24 +53,25 @@ def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
 
 
 def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
-    """Return the sum over the copies of each image that differs."""
+    """Return the sum over the duplicates of each distinct image."""
     if copy_N is None:
         return value_N
     return value_N.new_zeros(int(copy_N.max()) + 1).index_add(0, copy_N, value_N)
 
 
 def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
-    """Return the standard error from the values without each image, or without each of G equal groups.
+    """Return the standard error from the values with each image, or each of G equal groups, left out.
 
-    It is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993, chapter 11).
+    This standard error is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani
+    1993, chapter 11).
     """
     return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 
 
 def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups: int = GROUPS) -> Tensor:
-    """Return the group of each image, the same in every process and on every device.
+    """Return a random group for each image, the same in every process and on every device.
 
-    The groups are drawn at random and their sizes differ by one at most.
+    Group sizes differ by at most one.
     """
     order_N = rng.bits(SEED, stream, torch.arange(count), 1)[:, 0].argsort()
     return order_N.argsort().to(device) % groups
@@ -79,7 +80,7 @@ def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups
 def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
     """Return the standard error of a mean over images, by resamples with replacement.
 
-    None where fewer than two images differ.
+    Return None for fewer than two distinct images.
     """
     value_N = value_N.double().cpu()
     copy_N = None if copy_N is None else copy_N.cpu()
@@ -94,7 +95,7 @@ def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | No
 
 
 def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
-    """Return the mean of one number for each image."""
+    """Return the mean of per-image numbers, with its error."""
     error = bootstrap_error(value_N, copy_N)
     method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
     return Measured(float(value_N.double().mean()), error, method, per_image=tuple(value_N.double().tolist()))

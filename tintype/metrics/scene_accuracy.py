@@ -1,10 +1,10 @@
 """Scene accuracy and objects right: whether images show what their captions say, as the scene encoder reads them.
 
-Both are scales from 0, what the same images score on the prompts of other images, to 1, what real images of the prompts
-score. So a model that ignores its prompts gets 0, however good its images are. Only what a caption states, what the
-encoder can read at the image's size, and what differs between the prompts is asked.
+Both metrics are scaled. 0 is the score of the same images on the prompts of other images, and 1 is the score of real
+images of the prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute only counts
+if the caption states it, the encoder can read it at the image's size, and it differs between prompts.
 
-B: images. P: positions. R: positions of what was read.
+B: images. P: positions. R: positions that were read.
 """
 
 from __future__ import annotations
@@ -23,37 +23,40 @@ from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
 BACKDROP_WEIGHT = 0.2
-"""The share of backdrop and light in an image's score; objects have the rest. Right ones alone score less than this."""
+"""Weight of background and light in an image's score; the rest is for objects.
+
+Both right alone score less than this.
+"""
 SHIFTS = 64
-"""The number of other prompts that each image is held against; all of them where there are fewer."""
+"""Number of other prompts that each image is compared with; if there are fewer prompts, all of them."""
 UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
-"""Parts of both metrics: the scores that the scale is made of."""
+"""Parts of both metrics: the unscaled scores on the own prompts and on shuffled prompts."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Attributes asked of each image: stated, visible, and not the same in all scenes."""
+    """Attributes that count for each image: stated, readable, and different between scenes."""
 
     captions: CaptionKind
     objects: bool
-    """Whether objects are asked for at all."""
+    """Whether objects count at all."""
     of_objects: tuple[str, ...]
     of_scene: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of images on scenes, before the floor."""
+    """Scores of images on scenes, before scaling."""
 
     accuracy_B: Tensor
     objects_right_B: Tensor
     by_attribute: dict[str, float]
-    """The share of right answers for each attribute asked. An object that is not at its place is wrong in all."""
+    """Share of right answers for each attribute. An object that is not at its position is wrong in all attributes."""
 
 
 @dataclass(frozen=True)
 class ReadScenes:
-    """Readings of generated and of real images of the same scenes by the scene encoder."""
+    """The scene encoder's readings of generated and of real images of the same scenes."""
 
     reading: SceneReading
     real_reading: SceneReading
@@ -82,19 +85,19 @@ class ReadScenes:
 
     @cached_property
     def shuffled(self) -> Scores:
-        """Scores of the generated images on the scenes of other prompts, averaged over the shuffles."""
+        """Return the scores of the generated images on scenes of other prompts, averaged over the shuffles."""
         return score_shuffled(in_indices(self.reading), self.stated, self.asked)
 
 
 def in_indices(reading: SceneReading) -> SceneBatch:
-    """Return what was read as a batch of scenes."""
+    """Return a reading as a batch of scenes."""
     objects = {f"{name}_BP": reading.logits[name].argmax(dim=-1) for name in OBJECT_VOCABULARY}
     scene = {f"{name}_B": reading.logits[name].argmax(dim=-1) for name in SCENE_VOCABULARY}
     return SceneBatch(present_BP=reading.logits["presence"] > 0, **objects, **scene)
 
 
 def asked_of(stated: SceneBatch, captions: CaptionKind, visible: frozenset[str]) -> Asked:
-    """Return what captions of one kind ask of images in which `visible` attributes can be read."""
+    """Return the attributes that captions of one kind state, among those `visible` in the images."""
     present_BP = stated.present_BP
     differs = {name: _differs(vars(stated)[f"{name}_BP"][present_BP]) for name in OBJECT_VOCABULARY}
     differs |= {name: _differs(vars(stated)[f"{name}_B"]) for name in SCENE_VOCABULARY}
@@ -117,7 +120,7 @@ def _differs(values: Tensor) -> bool:
 
 
 def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
-    """Score images, as they were read, on the scene that is stated of each."""
+    """Score the readings of images on the stated scenes."""
     if asked.captions == "short":
         return _score_short(read, stated)
     at_place_BP = read.present_BP & stated.present_BP
@@ -143,7 +146,7 @@ def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
 
 
 def _score_short(read: SceneBatch, stated: SceneBatch) -> Scores:
-    """Score named objects by colour and shape wherever they stand, others by their number."""
+    """Score named objects by colour and shape at any position, and other objects by their number."""
     named_BP = stated.present_BP & (stated.present_BP.cumsum(1) <= SHORT_NAMES_OBJECTS)
     same_BPR = _pair(stated)[:, :, None] == _pair(read)[:, None, :]
     found_B = (named_BP & (same_BPR & read.present_BP[:, None, :]).any(2)).sum(1)
@@ -167,8 +170,8 @@ def _mean(values: Tensor) -> float:
 def score_shuffled(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
     """Score each image on the scenes of the prompts that follow its own, and average.
 
-    Each shift gives every scene to one other image. So an image that is the same for all prompts scores here exactly
-    what it scores on its own prompts.
+    Each shift assigns every scene to one other image. So a model with the same image for all prompts scores here
+    exactly as on its own prompts.
     """
     shifts = range(1, min(SHIFTS, len(stated) - 1) + 1)
     found = [score(read, _shifted(stated, shift), asked) for shift in shifts]
@@ -184,9 +187,9 @@ def _shifted(scenes: SceneBatch, shift: int) -> SceneBatch:
 
 
 def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
-    """Return a number for each image whose mean is (own - shuffled) / (real - shuffled), all three means.
+    """Return a number for each image whose mean is (own - shuffled) / (real - shuffled), for the means of all three.
 
-    Around that mean it is the ratio's first order in what one image changes, so its error is that of the ratio.
+    The numbers are the ratio's first-order expansion in each image, so the error of their mean is the ratio's error.
     """
     floor, top = shuffled_B.mean(), real_B.mean()
     if not top > floor:

@@ -1,4 +1,4 @@
-"""Every metric, by what it needs. A new metric is its file, its line here, and its test."""
+"""Every metric, by its input. A new metric is a file, a line here, and a test."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from tintype.metrics.reconstruction import PairMetric
 from tintype.plugins.table import Table
 
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
-"""On what the scene encoder reads in images of scenes, by the kind of caption. Of a short caption both would be one."""
+"""Metrics of the scene encoder's readings, by caption column.
+
+For short captions both would be equal, so there is one.
+"""
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
-"""On features of images and of their captions."""
+"""Metrics of the features of images and their captions."""
 FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
     "metrics",
     {
@@ -45,23 +48,23 @@ FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
     },
     Metric,
 )
-"""On features of generated and of reference images. Plugins add to these."""
+"""Metrics of the features of generated and reference images. Plugins can add metrics here."""
 TRAINING_METRICS: dict[str, Metric[Recall]] = {one.name: one for one in (memorisation.ANY, memorisation.OWN)}
-"""On samples of training captions and of unseen ones."""
+"""Metrics of samples of training captions and unseen captions."""
 ON_FEATURES: Table[AnyMetric] = Table("metrics", {**FEATURE_METRICS.built_in, **TRAINING_METRICS}, Metric)
 HELD_OUT_METRICS = (validation.METRIC,)
-"""On the velocity's errors on held-out images."""
+"""Metrics of the velocity's errors on held-out images."""
 LOG_METRICS = (throughput.METRIC,)
-"""On the run's `metrics.jsonl`."""
+"""Metrics of the run's `metrics.jsonl`."""
 PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM, reconstruction.LPIPS)
-"""On pairs of images."""
+"""Metrics of image pairs."""
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
-    """Return the metrics whose values differ from those of their first definition, with its number.
+    """Return the metrics whose values differ from their first definition, with the number of the definition.
 
-    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large; those on
-    scenes, which had no floor; the validation loss, which took the velocity of a contrastive loss as predicted.
+    Metrics that chose images by their index were redefined: fd_inf, and mmd with a large reference. Scene metrics were
+    not scaled at first. The validation loss used the uncorrected velocity of a contrastive loss.
     """
     metrics: list[AnyMetric] = [ON_FEATURES[kind] for kind in kinds if reals > ON_FEATURES[kind].revised_above]
     metrics += [*HELD_OUT_METRICS, *(metric for kind in prompts for metric in SCENE_METRICS.get(kind, ()))]

@@ -1,4 +1,4 @@
-"""Training speed as a metric, and advice on a tokenizer that takes much of a step."""
+"""Training speed as a metric, and advice on a tokenizer that takes a large share of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.train.speed import Line, images_per_s
 
 MUCH_FOR_A_TOKENIZER = 0.1
-"""A frozen network that gives the same latents at each epoch need not take more than this share of a step."""
+"""Largest reasonable share of a step for a frozen network whose latents can be cached."""
 
 METRIC = Metric[Sequence[Line]](
     name="images_per_s",
@@ -23,9 +23,9 @@ METRIC = Metric[Sequence[Line]](
 
 
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
-    """Return advice on a tokenizer that takes much of a step; empty where it does not.
+    """Return advice on a tokenizer that takes a large share of a step; empty if it does not.
 
-    One that is trained has no latents to cache: its time is that of its training too.
+    A tokenizer in training has no latents to cache, and its share includes its training.
     """
     if share is None or share <= MUCH_FOR_A_TOKENIZER:
         return ""

@@ -1,9 +1,9 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
-It is taken on velocities whatever the arm's objective, so that arms can be compared: a contrastive loss moves the best
-velocity in a known way, which is undone first, as sampling's `unbias` does. It is taken in the latents of the run's
-own tokenizer and with noise of the run's own deviation, so arms with another tokenizer or `noise_scale` are not
-compared in it (`study.contrasts.another_space`). Every arm reads the same kind of caption here.
+The loss is measured on velocities whatever the arm's objective, so that arms can be compared. A contrastive loss moves
+the best velocity in a known way, which is undone first, like in sampling (`unbias`). The loss is measured in the
+latents of the run's own tokenizer, and with the run's own noise scale. So arms with another tokenizer or `noise_scale`
+are not compared in it (`study.contrasts.another_space`). Every arm reads the same caption column here.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -52,27 +52,27 @@ METRIC = Metric(
 
 
 def name_at(size_px: int) -> str:
-    """Return the name of the loss in a run's log where its images have the size of an earlier stage."""
+    """Return the loss's name in a run's log if its images have the size of an earlier stage."""
     return f"{METRIC.name}_{size_px}_px"
 
 
 def velocity_errors(
     parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
-    """Return the squared error of each image's velocity at each time: [T, N]. Its mean is the validation loss."""
+    """Return the squared error of each image's velocity at each time: [T, N]. The mean error is the validation loss."""
     return torch.cat(
         [batch_errors(parts, source, ids, seed, caption) for ids in batches_of_one_shape(source, count, batch)], dim=1
     )
 
 
 def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[list[int]]:
-    """Return the ids of the first images in batches, those of one shape together."""
+    """Return the ids of the first images in batches, each with images of one shape."""
     return [ids[slice(*span)] for _, ids in ids_by_shape(source, range(count)) for span in spans(0, len(ids), batch)]
 
 
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
-    """Return the errors of one batch, as `velocity_errors` does: [T, B]."""
+    """Return the errors of one batch as in `velocity_errors`: [T, B]."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     image_BCHW = source.images(ids).to(parts.device)
     height, width = image_BCHW.shape[-2:]
@@ -94,7 +94,7 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
 
 
 def _class_tokens(parts: Model, image_BCHW: Tensor) -> dict[str, Tensor | None]:
-    """Return the class tokens of the images by the name of their loss; {} where the denoiser has none."""
+    """Return the class tokens of the images by the name of their loss; {} if the denoiser has no class token."""
     if parts.class_tokens is None:
         return {}
     height, width = (side // parts.plan.token_px for side in image_BCHW.shape[-2:])
