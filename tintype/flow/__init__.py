@@ -1,6 +1,6 @@
-"""Rectified flow: the path, the density of t, objectives, the main loss, weightings, routes, samplers and guidance.
+"""Rectified flow: path, density of t, objectives, main loss, weightings, routes, samplers and guidance.
 
-The kinds of a seam are listed here: a new one is its file, its line in a table, and its test.
+All kinds of a seam are listed here. A new kind is a file, a line in a table, and a test.
 """
 
 from tintype.flow.epsilon_prediction import EpsilonPredictionSettings

@@ -1,7 +1,7 @@
 """epsilon-prediction: the network predicts the noise; the loss is taken on velocities unless a weighting changes that.
 
-v = (noise - x_t) / max(1 - t, clamp). JiT's grid (arXiv 2511.13720, table 1) is three predictions (`velocity`,
-`x-prediction`, this one) by three spaces of the loss (`loss-space`, a weighting).
+v = (noise - x_t) / max(1 - t, clamp). JiT's grid (arXiv 2511.13720, table 1) has three predictions (`velocity`,
+`x-prediction`, `epsilon-prediction`) by three spaces of the loss (`loss-space`, a weighting).
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Guidance belongs to the evaluation protocol, not to an arm: every arm is sampled with the same one by default.
+"""Guidance of sampling.
 
-Each guidance extrapolates from a weak velocity through a strong one, v = weak + scale (strong - weak), for t inside its
-interval; elsewhere v = strong. The strong one is the model's with the caption; the kinds differ in the weak one.
+Guidance belongs to the evaluation protocol: by default all arms are sampled with the same guidance.
+
+Each kind of guidance extrapolates from a weak velocity through a strong velocity, v = weak + scale (strong - weak).
+Guidance acts for t inside its interval; elsewhere v = strong. The strong velocity is the model's velocity with the
+caption. The kinds differ in the weak velocity.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -20,11 +23,11 @@ from tintype.seams import VelocityFn
 from tintype.settings import OneOf, OpenKinds, Part, kind_alone
 
 PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
-"""(x_t_BCHW, t) -> the strong and the weak velocity."""
+"""Function (x_t_BCHW, t) -> the strong and the weak velocity."""
 
 
 class Branches(Protocol):
-    """Velocities of a model, with and without the caption or some tokens."""
+    """Velocities of a model with and without the caption, and with some tokens skipping blocks."""
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor: ...
 
@@ -32,23 +35,26 @@ class Branches(Protocol):
         """Return the velocities with the caption and without it, computed in one batch."""
 
     def captioned_sparse(self, share: float) -> VelocityFn:
-        """Return the velocity with the caption while this share of the tokens, the same at every t, skips blocks."""
+        """Return the velocity with the caption while this share of the tokens skips blocks.
+
+        The same tokens skip at every t.
+        """
 
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         """Return the velocity without the caption, while all tokens skip the routed blocks."""
 
     def earlier(self, guide: Guide) -> VelocityFn:
-        """Return the velocity, with the caption, of earlier weights of the run."""
+        """Return the captioned velocity of earlier weights of the run."""
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Names earlier weights of a run."""
+    """Identifies earlier weights of a run."""
 
     step: int | float
-    """The step, or a share of the training."""
+    """Step of the weights, or a share of the training."""
     length: float | None
-    """Length of the weight average; None for the one that sampling loads."""
+    """Length of the weight average; None for the length that sampling loads."""
 
 
 class GuidancePart(Part):
@@ -65,13 +71,13 @@ class GuidancePart(Part):
 
     @property
     def words(self) -> str:
-        """The guidance in words, for the definition of a metric."""
+        """Describe the guidance, for the definition of a metric."""
         interval = "" if (self.from_t, self.to_t) == (0, 1) else f" for t in {self.from_t:g}-{self.to_t:g}"
         return f"{self.kind} guidance {self.scale:g}{interval}" + (", unbiased velocity" if self.unbias else "")
 
     @property
     def guide(self) -> Guide | None:
-        """Return the earlier weights of the run that it needs; None where it needs none."""
+        """Return the earlier weights of the run that this guidance needs; None if it needs none."""
         return None
 
     def pair(self, branches: Branches) -> PairFn:
@@ -81,7 +87,8 @@ class GuidancePart(Part):
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
         """Return the guided velocity.
 
-        The bias is undone once, on that: it is affine, and the weights of the two branches sum to one.
+        The bias is undone once, on the guided velocity. This is exact, because the correction is affine and the weights
+        of the two branches sum to one.
         """
         pair = self.pair(branches)
 
@@ -97,7 +104,7 @@ class GuidancePart(Part):
 
 
 class ClassifierFreeSettings(GuidancePart):
-    """The weak velocity is that without the caption."""
+    """Classifier-free guidance: the weak velocity is the velocity without the caption."""
 
     kind: Literal["classifier-free"] = "classifier-free"
 
@@ -106,9 +113,10 @@ class ClassifierFreeSettings(GuidancePart):
 
 
 class SelfSettings(GuidancePart):
-    """The weak velocity is the model's own with the caption, while a part of the tokens skips the middle blocks.
+    """TREAD's guidance: the weak velocity has the caption, while some tokens skip the middle blocks.
 
-    TREAD's guidance: it needs no null caption. Which blocks is the run's own route; without one, PRX's range of blocks.
+    TREAD's guidance needs no null caption. The skipped blocks are the run's own route, or PRX's range of blocks for a
+    run without a route.
     """
 
     kind: Literal["self"] = "self"
@@ -124,7 +132,7 @@ class SelfSettings(GuidancePart):
 
 
 class PathDropSettings(GuidancePart):
-    """The weak velocity is that without the caption and without the middle blocks: SPRINT's, about half the work."""
+    """SPRINT's guidance: the weak velocity has no caption and skips the middle blocks, at about half the compute."""
 
     kind: Literal["path-drop"] = "path-drop"
 
@@ -133,10 +141,11 @@ class PathDropSettings(GuidancePart):
 
 
 class AutoguidanceSettings(GuidancePart):
-    """The weak velocity is that of earlier weights of the same run, with the caption (Karras et al. 2024, arXiv
-    2406.02507).
+    """Autoguidance: the weak velocity comes from earlier weights of the same run, with the caption (Karras et al.
 
-    Differs: the authors' guide is a smaller network too, trained by itself.
+    2024).
+
+    arXiv 2406.02507. Differs: the authors' guide is also a smaller network, trained separately.
     """
 
     kind: Literal["autoguidance"] = "autoguidance"
@@ -174,12 +183,12 @@ GUIDANCES: OpenKinds[GuidancePart] = OpenKinds(
     "guidances", ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings
 )
 Guidance = Annotated[GuidancePart, OneOf(GUIDANCES, "classifier-free"), BeforeValidator(kind_alone)]
-"""Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or a kind alone."""
+"""Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or only a kind."""
 
 
 @dataclass(frozen=True)
 class VelocityBias:
-    """Bias that training leaves in the velocity v: (v - strength mean) / (1 - strength)."""
+    """Bias that training leaves in the velocity v. The correction is (v - strength mean) / (1 - strength)."""
 
     strength: float
     mean_CHW: Tensor

@@ -1,14 +1,14 @@
-"""immiscible: each image goes to a noise near it, so that the paths of different images mix less.
+"""immiscible: pair each image with a nearby noise, so that the paths of different images mix less.
 
 Immiscible Diffusion (arXiv 2406.12303) assigns the noises of a batch to its images so that the sum of distances is
-least. Here is the form that its authors put in its place (arXiv 2505.18521): of k noises drawn for an image, it
-takes the nearest. It needs no other image, so that neither batch, accumulation nor ranks change a draw, nothing is
-paired across ranks, and the device does not wait for the host. The first of the k is the noise that the plan would
-have drawn without it.
+minimal. This is the variant by which its authors replaced that (arXiv 2505.18521): each image takes the nearest of k
+noises drawn for it. The choice depends on no other image. So batch size, accumulation and ranks change no draw, nothing
+is paired across ranks, and the device does not wait for the host. The first of the k noises is the noise that the plan
+would have drawn without immiscible.
 
-Differs: distances are in fp32 (the authors: fp16) and the noises are drawn one after the other, which holds two of
-them in memory and not k. The noise that training sees is no longer exactly normal given the image; sampling starts
-from plain noise, as theirs does.
+Differs: distances are in fp32 (the authors: fp16). The noises are drawn one after the other, which holds two of them in
+memory and not k. The noise in training is no longer exactly normal given the image; sampling starts from plain noise,
+as in the paper.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -27,7 +27,7 @@ from tintype.flow.path import scaled
 from tintype.seams import Draws, Objective, Sample
 
 NOISE = "noise"
-"""The stream from which the path draws its noise."""
+"""The random stream of the path's noise."""
 
 
 class ImmiscibleSettings(NoisePart):
@@ -45,7 +45,10 @@ class ImmiscibleSettings(NoisePart):
 
 @dataclass(frozen=True)
 class Immiscible:
-    """An objective that draws its samples with the nearest of several noises, and is the given one in all else."""
+    """An objective that draws its samples with the nearest of several noises.
+
+    In all else it equals the wrapped objective.
+    """
 
     objective: Objective
     candidates: int
@@ -73,7 +76,7 @@ class Immiscible:
 
 @dataclass(frozen=True)
 class ChosenNoise(Draws):
-    """The draws of a batch whose noise is chosen already."""
+    """The draws of a batch with a fixed noise."""
 
     noise_BCHW: Tensor
 
@@ -82,7 +85,7 @@ class ChosenNoise(Draws):
 
 
 def nearest_noise(x_BCHW: Tensor, draws: Draws, candidates: int, noise_scale: float = 1.0) -> Tensor:
-    """Return for each sample the nearest of its own noises, before the path scales it; of equal ones the first."""
+    """Return for each sample the nearest of its candidate noises, before scaling by the path; on a tie, the first."""
     nearest_BCHW = draws.normal(NOISE, tuple(x_BCHW.shape[1:]))
     least_B = _distance2(x_BCHW, scaled(nearest_BCHW, noise_scale))
     for index in range(1, candidates):

@@ -1,11 +1,12 @@
-"""loss-space: the loss is the squared error of x or of the noise, whatever is predicted (arXiv 2511.13720, table 1).
+"""loss-space: the loss is the squared error of x or of the noise, whatever the network predicts (arXiv 2511.13720).
 
-All errors are the same up to a factor of t: the error of x is t times that of the velocity, and that of the noise
-1 - t times. So a space of the loss is a weight of the error of velocities. The objective knows the factor.
+See table 1 of the paper. All errors are equal up to a factor of t: the error of x is t times the error of the velocity,
+and the error of the noise is 1 - t times. So a space of the loss is a weight on the velocity's error. The objective
+knows the factor.
 
-Where an objective clamps its division, the error of its own prediction is exact. The other error is taken on
-x = x_t - t v, or on noise = x_t + (1 - t) v, with the clamped velocity v. For x-prediction, the error of the noise is
-((1 - t) / max(t, clamp))² times that of x. Without the clamp it would grow without bound as t goes to 0.
+If an objective clamps its division, only the error of its own prediction is exact. The other error is computed from x =
+x_t - t v, or from noise = x_t + (1 - t) v, with the clamped velocity v. For x-prediction, the error of the noise is ((1
+- t) / max(t, clamp))² times the error of x. Without the clamp it would grow without bound as t goes to 0.
 
 B: samples of a micro-batch.
 """

@@ -1,4 +1,4 @@
-"""Settings of objectives, time densities, main losses, weightings and routes: what all kinds do."""
+"""Base settings of objectives, time densities, main losses, weightings and routes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NODES = 1 << 17
 
 
 class PlanView(settings.PlanView, Protocol):
-    """The plan as weightings and routes see it."""
+    """The parts of a plan that weightings and routes can read."""
 
     @property
     def main_loss(self) -> MainLossPart: ...
 
 
 class TimePart(Part):
-    """The density from which training draws t. All kinds have these keys, so that another kind changes one key."""
+    """The density from which training draws t. All kinds have these keys, so a change of the kind changes one key."""
 
     uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
     mean: float = Field(0.0, description="Mean of the normal under the logistic function")
@@ -45,13 +45,13 @@ class TimePart(Part):
 
     @property
     def common(self) -> Plain:
-        """Return what a plan keeps when its density becomes one of another kind."""
+        """Return the settings that a plan keeps when its density changes to another kind."""
         return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
 
     def density(self, patch: int, tokens: int, token_numbers: int | None = None) -> TimeDensity:
-        """Return the density for latents of any size, which patches of this side make tokens of.
+        """Return the density for latents of any size, given the side of a patch, which becomes one token.
 
-        `tokens` are those of the data's own size, each of `token_numbers` numbers.
+        `tokens` is the number of tokens at the data's own size, each of `token_numbers` numbers.
         """
         return self if self.shift_by == "none" else _ByResolution(self, patch, tokens, token_numbers)
 
@@ -64,9 +64,9 @@ class TimePart(Part):
         return self.model_copy(update={"shift": shift, "shift_by": "none"})
 
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
-        """Return t from two uniforms, float64: the first gives its quantile, the second the component of a mixture.
+        """Return t from two float64 uniforms: the first gives its quantile, the second the component of a mixture.
 
-        A mixture has two components, the first where `choice` < `uniform_share`; `mean_of` integrates over both.
+        A mixture has two components; `choice` < `uniform_share` selects the first. `mean_of` integrates over both.
         """
         raise NotImplementedError
 
@@ -92,9 +92,9 @@ class _ByResolution:
     time: TimePart
     patch: int
     tokens: int
-    """Tokens of the data's own size: `draw` and `mean_of` are of that."""
+    """Tokens at the data's own size, to which `draw` and `mean_of` refer."""
     token_numbers: int | None = None
-    """Numbers of a token."""
+    """Numbers per token."""
 
     def at(self, height: int, width: int) -> TimePart:
         return self._at_tokens((height // self.patch) * (width // self.patch))
@@ -111,7 +111,7 @@ class _ByResolution:
 
 class ObjectivePart(Part):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]]
-    """The quantity that the denoiser's output approximates. `build` knows how it becomes a velocity."""
+    """The quantity that the denoiser predicts. `build` converts it to a velocity."""
 
     noise_scale: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, description="Deviation of the noise, in training, validation and sampling; PRXPixel has 2"
@@ -119,7 +119,7 @@ class ObjectivePart(Part):
 
     @property
     def common(self) -> Plain:
-        """Return what a plan keeps when its objective becomes one of another kind."""
+        """Return the settings that a plan keeps when its objective changes to another kind."""
         return {"noise_scale": self.noise_scale}
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
@@ -141,26 +141,26 @@ class ObjectivePart(Part):
 
 
 class NoisePart(Part):
-    """A choice of the noise that a training sample goes to."""
+    """A rule that chooses the noise of a training sample."""
 
     def pair(self, objective: Objective) -> Objective:
-        """Return the objective with samples whose noise is chosen so."""
+        """Return the objective with this choice of noise."""
         raise NotImplementedError
 
 
 class RoutePart(Part):
     any_shape: ClassVar[bool] = False
-    """Whether it can route images of several shapes in one run."""
+    """Whether the route supports images of several shapes in one run."""
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have this route."""
+        """Raise ValueError if the plan cannot have this route."""
 
     def sparse_blocks(self, step: int) -> range:
         """Return the blocks, counted from 0, that see only some of the tokens at this step."""
         raise NotImplementedError
 
     def kept(self, tokens: int) -> int:
-        """Return how many of an image's tokens the sparse blocks see: `tintype cost` counts these."""
+        """Return how many of an image's tokens the sparse blocks see, for `tintype cost`."""
         raise NotImplementedError
 
     def build(self, model: ModelSettings) -> Router:
@@ -176,7 +176,7 @@ class MainLossPart(Part):
 
 class WeightingPart(Part):
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have this weighting."""
+        """Raise ValueError if the plan cannot have this weighting."""
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         raise NotImplementedError

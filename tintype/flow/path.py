@@ -1,8 +1,8 @@
 """The path between data and noise.
 
-The convention of the whole project (diffusers' and PRX's): `x` is data, t = 1 is pure noise,
-x_t = (1 - t) x + t noise, and the velocity is v = dx_t/dt = noise - x. `noise` has the deviation `noise_scale` (1
-unless the plan says otherwise): x_t and v are made of the scaled noise, and sampling starts from it.
+The whole project uses the convention of diffusers and PRX: `x` is data, t = 1 is pure noise, x_t = (1 - t) x + t noise,
+and the velocity is v = dx_t/dt = noise - x. `noise` has the standard deviation `noise_scale` (1 by default). x_t and v
+contain the scaled noise, and sampling starts from it.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -16,7 +16,7 @@ from tintype.seams import Draws, Sample, TimeDensity
 
 
 def over_image(t_B: Tensor, like_BCHW: Tensor) -> Tensor:
-    """Return t of each sample, shaped to broadcast over its image."""
+    """Return each sample's t, shaped to broadcast over its image."""
     return t_B.view(-1, *[1] * (like_BCHW.ndim - 1))
 
 
@@ -40,7 +40,7 @@ def noise_to_velocity(noise_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: 
 
 
 def shift_time(t: Tensor, shift: float) -> Tensor:
-    """Move t towards the noise for shift > 1; 0 and 1 stay where they are."""
+    """Move t towards the noise for shift > 1; 0 and 1 stay fixed."""
     return shift * t / (1 + (shift - 1) * t)
 
 
@@ -49,18 +49,18 @@ def unshift_time(t: Tensor, shift: float) -> Tensor:
 
 
 def draw_sample(x_BCHW: Tensor, time: TimeDensity, draws: Draws, noise_scale: float = 1.0) -> Sample:
-    """Draw noise, t and the point between, for each sample of the batch."""
+    """Draw noise and t for each sample of the batch, and compute the point x_t between noise and data."""
     noise_BCHW = scaled(draws.normal("noise", tuple(x_BCHW.shape[1:])).to(x_BCHW.dtype), noise_scale)
     t_B = time.at(*x_BCHW.shape[-2:]).draw(draws)
     return Sample(x_BCHW, noise_BCHW, t_B, interpolate(x_BCHW, noise_BCHW, t_B))
 
 
 def scaled(noise_BCHW: Tensor, noise_scale: float) -> Tensor:
-    """Give noise of deviation 1 that of the path."""
+    """Scale noise of standard deviation 1 to the path's noise scale."""
     return noise_BCHW if noise_scale == 1 else noise_BCHW * noise_scale
 
 
 def sampling_times(steps: int, shift: float) -> list[float]:
-    """Return the grid of the samplers: steps + 1 times from exactly 1 (noise) to exactly 0 (data)."""
+    """Return the samplers' time grid: steps + 1 times from exactly 1 (noise) to exactly 0 (data)."""
     grid = shift_time(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)
     return [float(t) for t in grid]

@@ -1,4 +1,4 @@
-"""Base of routes around a range of blocks: the range, its schedule, and the draw of the kept tokens.
+"""Base class of routes around a range of blocks: the range, its schedule, and the draw of the kept tokens.
 
 B: samples, L: tokens, K: kept tokens.
 """
@@ -26,11 +26,11 @@ def _is_block(value: int | float) -> int | float:
 
 
 Block = Annotated[int | float, AfterValidator(_is_block)]
-"""A block counted from 1, or a share of the depth: 1 is the first block, 1.0 the last."""
+"""A block: an integer counts from 1, a float is a share of the depth. 1 is the first block, 1.0 the last."""
 
 
 class RouteOptions(Settings):
-    """Options of a route, as a user gives them."""
+    """A route's options, as a user gives them."""
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
@@ -43,7 +43,7 @@ class RouteOptions(Settings):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part: blocks and steps are numbers."""
+        """Return the settings of a part, with blocks and steps as integers."""
         depth, steps = plan.model.depth, plan.train.steps
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
@@ -54,7 +54,10 @@ class RouteOptions(Settings):
         return {**own, "first": first, "last": last, "schedule": schedule, "dense": self.dense == 1}
 
     def _first_dense_step(self, steps: int) -> int:
-        """Return the step from which on no token skips. There is a step before it, and one from it on."""
+        """Return the first step at which no token skips.
+
+        At least one step is before it, and at least one is from it on.
+        """
         first = min(steps - 1, round(steps * (1 - self.dense)))
         if first < 1:
             raise UserError(
@@ -70,13 +73,13 @@ def _block(block: int | float, depth: int) -> int:
 
 
 def usual_range(depth: int) -> tuple[int, int]:
-    """Return the first and last block of PRX's range, 3 to 13 of 16, in a model of this depth; counted from 1."""
+    """Return the first and last block of PRX's range, 3 to 13 of 16, scaled to this depth and counted from 1."""
     first = min(depth, max(2, round(depth / 8) + 1))
     return first, max(first, round(depth * 13 / 16))
 
 
 class RangePart(RoutePart):
-    """A route around one range of blocks; in the last steps the schedule can switch it off."""
+    """A route around one range of blocks. The schedule can switch it off for the last steps."""
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
@@ -120,7 +123,7 @@ class RangePart(RoutePart):
 
 @dataclass(frozen=True)
 class Unrouted:
-    """Router without a route. Guidance can still leave tokens out of some blocks."""
+    """Router without a route. Guidance can still make tokens skip blocks."""
 
     depth: int
 
@@ -136,6 +139,6 @@ class Unrouted:
 
 
 def random_kept(draws: Draws, tokens: int, count: int, stream: str = "route") -> Tensor:
-    """Draw `count` of the tokens of each sample, in order, all choices equally likely."""
+    """Draw `count` tokens of each sample, in order, with equal probability for all choices."""
     order_BL = draws.uniform(stream, (tokens,)).argsort(dim=1, stable=True)
     return order_BL[:, tokens - count :].sort(dim=1).values

@@ -21,7 +21,7 @@ def euler(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Follow the velocity at the beginning of each step."""
+    """Integrate with the velocity at the beginning of each step."""
     x = noise
     for now, then in pairwise(times):
         x = x + (then - now) * velocity(x, now)
@@ -36,7 +36,7 @@ def heun(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Follow the mean of the velocities at both ends of each step."""
+    """Integrate with the mean of the velocities at both ends of each step."""
     x = noise
     for now, then in pairwise(times):
         v = velocity(x, now)

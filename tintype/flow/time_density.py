@@ -1,4 +1,4 @@
-"""The densities from which training draws t, each by its inverse distribution function: no rejection loop."""
+"""The densities from which training draws t, each by its inverse distribution function, without rejection sampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UniformTime(TimePart):
 
 
 class LogitNormalTime(TimePart):
-    """The logistic function of a normal, shifted, restricted to t ≥ lowest."""
+    """The logistic function of a normal variable, shifted, restricted to t ≥ lowest."""
 
     kind: Literal["logit-normal"] = "logit-normal"
 
@@ -31,7 +31,7 @@ class LogitNormalTime(TimePart):
 
 
 class MixtureTime(TimePart):
-    """PRX's: a logit-normal, and a uniform share that is not shifted."""
+    """PRX's mixture: a logit-normal density, and a uniform share that is not shifted."""
 
     kind: Literal["mixture"] = "mixture"
 

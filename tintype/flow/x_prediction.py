@@ -1,7 +1,7 @@
 """x-prediction: the network predicts the clean image, and the loss is taken on velocities (JiT, arXiv 2511.13720).
 
-Prediction and target are both turned into velocities with t clamped from below (JiT's code; its time runs the other
-way), so the loss is the squared error of x weighted by 1 / max(t, clamp)². The sampler uses the same clamp.
+Prediction and target are both converted to velocities with t clamped from below, as in JiT's code, whose time runs the
+other way. So the loss is the squared error of x weighted by 1 / max(t, clamp)². The sampler uses the same clamp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tintype.settings import ExportForm, Obstacle
 from tintype.wording import setting
 
 PRX_CLAMP = 0.05
-"""The least t that `PRXPixelPipeline` divides by."""
+"""The smallest t by which `PRXPixelPipeline` divides."""
 
 
 class XPredictionSettings(ObjectivePart):
