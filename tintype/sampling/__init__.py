@@ -1,1 +1,1 @@
-"""From captions to images: the one path of the command line, evaluation and reports."""
+"""Generate images from captions, for the command line, evaluation and reports."""

@@ -1,6 +1,6 @@
-"""From captions to images: the one path that the command line, evaluation and reports all use.
+"""Generate images from captions, for the command line, evaluation and reports.
 
-Image i starts from noise that is a function of (seed, i) alone, so it does not depend on the batch it is made in.
+Image i starts from noise that depends only on (seed, i), and so not on the batch.
 
 B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens.
 """
@@ -31,14 +31,14 @@ from tintype.settings import Settings
 from tintype.train.parts import Model
 
 OnEstimate: TypeAlias = Callable[[Callable[[], Tensor]], None]
-"""Receives a function that decodes the images under way, which costs as much as decoding the last ones."""
+"""Callback with a function that decodes the images in progress, at the cost of decoding the final images."""
 
 Size = int | tuple[int, int]
 """Side of square images in pixels, or their height and width."""
 
 
 def sides(size_px: Size) -> tuple[int, int]:
-    """Return height and width."""
+    """Return height and width in pixels."""
     return (size_px, size_px) if isinstance(size_px, int) else size_px
 
 
@@ -61,9 +61,11 @@ def generate(
     on_step: Callable[[int], None] = lambda images: None,
     on_estimate: OnEstimate | None = None,
 ) -> Tensor:
-    """Return one image for each caption: uint8 [N, 3, height, width]. `on_step` gets each batch's size at each step.
+    """Return one image for each caption: uint8 [N, 3, height, width].
 
-    `on_estimate` gets, at each velocity, a function that decodes the batch as it is expected to come out.
+    `on_step` gets the batch size at each sampler step.
+
+    At each velocity, `on_estimate` gets a function that decodes the batch's current estimate of the final images.
     """
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
@@ -112,7 +114,7 @@ def sample_latents(
 
 @dataclass(frozen=True)
 class Joined:
-    """State of a sampler: the latents, or a row of these and of a class token that is denoised beside them (REG)."""
+    """State of a sampler: latents, or flattened latents and a class token that is denoised with them (REG)."""
 
     shape: tuple[int, ...]
     """Channels, rows and columns of the latents."""
@@ -129,7 +131,7 @@ class Joined:
 
 
 def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnEstimate) -> VelocityFn:
-    """Return the same velocity; each value is also shown as the data that it points to, x_t - t v."""
+    """Return the same velocity, and pass the estimate of the data at each step, x_t - t v, to `on_estimate`."""
 
     def watched(state_t: Tensor, t: float) -> Tensor:
         v = velocity(state_t, t)

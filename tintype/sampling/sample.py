@@ -1,4 +1,4 @@
-"""`tintype sample`: images from prompts, on disk, as PNGs with their settings inside, and on a contact sheet."""
+"""`tintype sample`: write images from prompts as PNGs that contain their settings, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tintype.train.record import RunRecord
 from tintype.wording import option
 
 OnImages: TypeAlias = Callable[[float, int], None]
-"""Receives the number of images that are done, and of all."""
+"""Callback with the number of finished images and the total."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run whose weights are loaded."""
+    """A run with its weights loaded."""
 
     path: Path
     parts: Model
     step: int
     average: Reconstruction | None = None
-    """The weight average that was made of its snapshots; None for the weights of its newest checkpoint."""
+    """The average computed from the run's snapshots; None for the weights of its newest checkpoint."""
 
 
 def load_for_sampling(run: Path, device: str | None = None, ema_length: float | None = None) -> LoadedRun:
@@ -57,7 +57,7 @@ def load_for_sampling(run: Path, device: str | None = None, ema_length: float | 
 
 @dataclass(frozen=True)
 class Images:
-    """Images to make with a run."""
+    """Images to generate with a run."""
 
     run: LoadedRun
     prompts: Sequence[str]
@@ -71,7 +71,7 @@ class Images:
         return spans(0, len(self.prompts), self.settings.batch)
 
     def about(self, index: int) -> dict[str, object]:
-        """Return all that decides an image, but its prompt."""
+        """Return everything that decides an image except its prompt."""
         run, size = self.run, self.size_px if isinstance(self.size_px, int) else list(self.size_px)
         details = {"run": str(run.path), "plan": run.parts.plan.hash, "step": run.step, "seed": self.seed}
         details |= {"ema_length": run.average.length} if run.average else {}
@@ -81,7 +81,7 @@ class Images:
         return {**details, "index": index, "size_px": size, **plain(self.settings)}
 
     def metadata(self, index: int) -> dict[str, str]:
-        """Return what is stored inside of an image."""
+        """Return the metadata that is stored inside an image file."""
         return {"prompt": self.prompts[index], "tintype": json.dumps(self.about(index))}
 
     def make(self, batch: tuple[int, int], on_step: Callable[[int], None]) -> Tensor:
@@ -98,7 +98,7 @@ class Images:
         )
 
     def counter(self, on_images: OnImages) -> Callable[[int], None]:
-        """Return the `on_step` of `make` that reports the images which are done, those under way in part."""
+        """Return an `on_step` callback for `make` that reports finished images; images in progress count in part."""
         done, total = 0.0, len(self.prompts)
 
         def count_step(images: int) -> None:
@@ -112,7 +112,7 @@ class Images:
 def images_of(
     run: LoadedRun, prompts: Sequence[str], settings: SamplerSettings, count: int, seed: int, size_px: Size | None
 ) -> Images:
-    """Return `count` images for each prompt, to be made; refuse a size that the model cannot make."""
+    """Return `count` images to generate for each prompt; raise if the model cannot generate the size."""
     parts = with_guides(run.path, run.parts, run.step, [settings.guidance.guide])
     run = replace(run, parts=parts)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
@@ -142,12 +142,12 @@ def sample_run(
     ema_length: float | None = None,
     on_images: OnImages = lambda done, total: None,
 ) -> list[Path]:
-    """Write `count` images for each prompt and a contact sheet of them; return the paths, the sheet last.
+    """Write `count` images for each prompt and their contact sheet; return the paths, the sheet last.
 
-    In a folder with images of other commands they are numbered after those; the same command writes its own again.
-    Those of an average of another length carry it in their names. Ranks make batches in turn, the same ones as a
-    process alone, and write their images; the first rank makes the sheet. `on_images` gets the images that are done,
-    those of the batch under way in part, and the number of all.
+    If the folder has images of other commands, numbering continues after them; the same command overwrites its own
+    images. Images from an average of another length have the length in their names. Ranks make batches in turn, the
+    same batches as a single process, and write their images; the first rank makes the sheet. `on_images` gets the
+    number of finished images and the total; images in progress count in part.
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
@@ -183,7 +183,7 @@ _SIZE = re.compile(r"([1-9][0-9]*)(?:[x×]([1-9][0-9]*))?")
 
 
 def read_size(text: str) -> Size:
-    """Return the size that `--size` gives: the side of squares, or WIDTHxHEIGHT."""
+    """Return the size given by `--size`: the side of square images, or WIDTHxHEIGHT."""
     if (found := _SIZE.fullmatch(text.strip())) is None:
         raise UserError(
             f"{option('size', text)} is not a size",
@@ -194,11 +194,11 @@ def read_size(text: str) -> Size:
 
 
 Made = tuple[str, dict[str, object]]
-"""The prompt of an image, and all other inputs that decide it."""
+"""The prompt of an image, and all other inputs that decide the image."""
 
 
 def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
-    """Return the number of the first image: where this command wrote it before, or after all that are there."""
+    """Return the number of the first image: the number this command used before, or the next free number."""
     there = {}
     for path in out.glob(f"*{ending}"):
         number = path.name.removesuffix(ending)
@@ -214,7 +214,7 @@ def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
 
 
 def _read_made(path: Path) -> Made | None:
-    """Return what an image was made from; None where the file does not say."""
+    """Return the inputs that an image was made from; None if the file does not record them."""
     try:
         with open_image(read_file(path), path.name) as image:
             return _same((str(image.info["prompt"]), dict(json.loads(image.info["tintype"]))))
@@ -223,7 +223,7 @@ def _read_made(path: Path) -> Made | None:
 
 
 def _same(made: Made) -> Made:
-    """Leave out what does not change the image: how the run's folder is spelt, and the batch."""
+    """Remove inputs that do not change the image: the spelling of the run's path, and the batch."""
     prompt, about = made
     return prompt, {key: value for key, value in about.items() if key not in ("run", "batch")}
 
@@ -235,7 +235,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def as_image(image_CHW: Tensor) -> Image.Image:
-    """Return an image of Pillow."""
+    """Return the image as a Pillow image."""
     return Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
 
 
@@ -249,7 +249,7 @@ def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None =
 
 
 def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:
-    """Put all images on one sheet, nearly square: uint8 [3, height, width]."""
+    """Arrange all images on a nearly square sheet: uint8 [3, height, width]."""
     count, channels, height, width = image_NCHW.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)

@@ -1,4 +1,4 @@
-"""The bias that a run's loss terms leave in its velocity: how strong it is, and the mean velocity that it is about.
+"""The bias that a run's loss terms leave in its velocity: its strength, and the mean velocity around which it scales.
 
 B: images of a batch, C: channels, H, W: latent rows and columns.
 """
@@ -16,17 +16,17 @@ from tintype.seams import Draws, Sample
 from tintype.train.parts import Model
 
 MOST_IMAGES = 1024
-"""The mean is taken over this many training images, or over all where there are fewer."""
+"""Number of training images for the mean; if there are fewer, all of them."""
 _BATCH = 64
 _DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
 _cached: dict[tuple[str, int, int, torch.device], Tensor] = {}
-"""Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
+"""Cache of mean velocities, by the sections of the plan that decide them: a study samples one run many times."""
 
 
 def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias | None:
-    """Return the bias that guidance must undo for this run, or None. Scheduled weights are those of the last step.
+    """Return the bias that guidance must undo for this run, or None. A scheduled weight counts with its last value.
 
-    The mean velocity is known at the sizes of the training images: that of the data, and those of earlier stages.
+    The mean velocity is known at the sizes of the training images: the data's size and the sizes of earlier stages.
     """
     plan = parts.plan
     height, width = (size_px, size_px) if isinstance(size_px, int) else size_px
@@ -56,7 +56,7 @@ def _trained_steps(parts: Model) -> int:
 
 
 def _first(parts: Model) -> int:
-    """Return the position of the first image that the mean is taken over."""
+    """Return the position of the first image used for the mean."""
     if not isinstance(parts.plan.data, MixtureSettings):
         return 0
     return max(0, parts.plan.train.images_before(_trained_steps(parts)) - min(MOST_IMAGES, len(parts.source)))
@@ -66,10 +66,10 @@ def _first(parts: Model) -> int:
 def mean_target(parts: Model, size_px: int) -> Tensor:
     """Return the mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
 
-    The images have the size of the data or of a stage. Of a mixture, whose shares may have changed, the last images are
-    taken.
+    The images have the size of the data or of a stage. For a mixture, whose shares may have changed, the last images
+    are used.
 
-    The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
+    The target is linear in the noise, which has mean zero. So the noise is left out, and adds no sampling error.
     """
     seed, count = parts.plan.seed, min(MOST_IMAGES, len(parts.source))
     begin, source = _first(parts), parts.source_of(size_px)
