@@ -1,9 +1,9 @@
 """Linear layers whose three matrix products (output, gradient of the input, gradient of the weight) run in FP8.
 
-The weights stay what they are; both operands of a product are brought to FP8 anew each time, and the product comes out
-in bf16. Weights and activations are e4m3, the output's gradient is e5m2, which has the wider range. Every row of an
-operand, along which the product sums, has its own scale: so the output of a token does not depend on the other tokens
-of the batch, an image not on the images made beside it, and one outlier costs its own row only.
+Weights keep their dtype. Both operands of a product are cast to FP8 each time, and the result is bf16. Weights and
+activations are e4m3. The output's gradient is e5m2, which has the wider range. Every row of an operand, along which the
+product sums, has its own scale. So a token's output does not depend on other tokens of the batch, an image does not
+depend on other images of the batch, and an outlier only affects its own row.
 
 M: tokens of the batch, K: size in, N: size out, R, C: rows and columns of any matrix.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tintype.settings import FP8_MULTIPLE
 
 _LEAST = 1e-30
-"""Stands for the largest number of a row of zeros."""
+"""Replaces the maximum of a row of zeros."""
 _CAPABILITY = (8, 9)
 
 
@@ -30,7 +30,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer without bias. Parameters and their names are those of `nn.Linear`."""
+    """A linear layer without bias. Parameters and their names are as in `nn.Linear`."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__(size_in, size_out, bias=False)
@@ -56,7 +56,10 @@ class _Products(torch.autograd.Function):
 
 
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
-    """Return left rightᵀ in bf16. `fast` sums with fewer bits, which forward products bear and gradients should not."""
+    """Return left rightᵀ in bf16.
+
+    `fast` sums with fewer bits, which is enough for forward products but not for gradients.
+    """
     left_8, left_scale_R1 = scaled(left_RK, left_type)
     right_8, right_scale_C1 = scaled(right_CK, torch.float8_e4m3fn)
     return torch._scaled_mm(
@@ -65,13 +68,13 @@ def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: boo
 
 
 def scaled(x_RC: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the matrix in FP8, and the divisor of each row [R, 1]: the largest number becomes FP8's largest."""
+    """Return the matrix in FP8 and the divisor of each row [R, 1], which maps the row's maximum to FP8's maximum."""
     most = torch.finfo(kind).max
     scale_R1 = x_RC.abs().amax(1, keepdim=True).float().clamp(min=_LEAST) / most
     return (x_RC.float() / scale_R1).clamp(-most, most).to(kind).contiguous(), scale_R1
 
 
 def _filled(x_MC: Tensor) -> Tensor:
-    """Pad with rows of zeros to a number of tokens that FP8 can sum over; they add nothing."""
+    """Pad with rows of zeros to a number of tokens that FP8 products support."""
     missing = -x_MC.shape[0] % FP8_MULTIPLE
     return nn.functional.pad(x_MC, (0, 0, 0, missing)) if missing else x_MC

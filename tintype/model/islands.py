@@ -1,8 +1,8 @@
-"""The islands of a precision plan: operations of the denoiser whose precision is chosen apart from the rest.
+"""The islands of a precision plan: operations of the denoiser with their own precision.
 
-In the position `bf16` every operand and every result of an island is rounded to bf16, as torch's bf16 operations do one
-by one (a sum is accumulated in fp32 and then rounded). The numbers are kept in fp32 for that: a compiler that fuses
-bf16 operations leaves out the roundings between them, and the island would quietly be fp32 again.
+In the position `bf16` every operand and every result of an island is rounded to bf16, like in torch's separate bf16
+operations (a sum is accumulated in fp32 and then rounded). The numbers are stored in fp32 for that. A compiler that
+fuses bf16 operations leaves out the roundings between them, and the island would silently be fp32 again.
 
 B: samples, L: queries, K: keys, H: head size.
 """
@@ -20,9 +20,9 @@ _UPPER_BITS = -0x10000
 
 
 class _Rounded(torch.autograd.Function):
-    """Round to the nearest bf16, ties to even, in the bits of an fp32: compilers drop a cast to bf16 and back.
+    """Round to the nearest bf16, ties to even, on the bits of an fp32: compilers remove a cast to bf16 and back.
 
-    The gradient is rounded as well, as that of a bf16 tensor would be.
+    The gradient is rounded too, like the gradient of a bf16 tensor.
     """
 
     @staticmethod
@@ -41,13 +41,13 @@ def _nearest(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Return the nearest numbers of bf16, as fp32."""
+    """Return the nearest bf16 numbers, as fp32."""
     nearest: Tensor = _Rounded.apply(x.float())  # type: ignore[no-untyped-call]
     return nearest
 
 
 def compile_rounding_whole() -> None:
-    """Let the compiler take each rounding as one operation: looking into dozens of them in a block takes minutes."""
+    """Let the compiler treat each rounding as one operation: tracing dozens of them per block takes minutes."""
     torch._dynamo.allow_in_graph(rounded)
 
 
@@ -57,14 +57,14 @@ def wide(x: Tensor) -> Tensor:
 
 
 def held(x: Tensor, position: str) -> Tensor:
-    """Return a number as the island holds it: rounded, wide, or (`autocast`) as it comes."""
+    """Return a tensor in the island's precision: rounded, wide, or unchanged (`autocast`)."""
     if position == "autocast":
         return x
     return rounded(x) if position == "bf16" else wide(x)
 
 
 def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
-    """Apply a linear layer of the island, whatever autocast says, unless the island leaves it to autocast."""
+    """Apply a linear layer in the island's precision, regardless of autocast, unless the position is `autocast`."""
     if position == "autocast":
         out: Tensor = layer(x)
         return out
@@ -74,9 +74,9 @@ def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
 
 
 def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
-    """Attend with scores, softmax and weighted sum in the island's position; heads stand after B.
+    """Attend with scores, softmax and weighted sum in the island's precision. Heads come after B.
 
-    `fused` is torch's own choice of a kernel: inputs and output in their type, sums and softmax in fp32 inside.
+    `fused` uses torch's own attention kernel: inputs and output in their dtype, sums and softmax in fp32 inside.
     """
     if softmax == "fused":
         return scaled_dot_product_attention(query_BLH, key_BKH, value_BKH, attn_mask=mask)

@@ -1,4 +1,4 @@
-"""Small layers of the denoiser. Sinusoids, rotations and norms are fp32 or better unless an island says otherwise.
+"""Small layers of the denoiser. Sinusoids, rotations and norms are in fp32 or better unless an island says otherwise.
 
 B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width, N: positions, P: size of a flat patch.
 """
@@ -19,8 +19,8 @@ _EPS = 1e-6
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
     """Return cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
 
-    At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5: the order of the operations is diffusers', so
-    that both round alike.
+    At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5. So the operations have diffusers' order, to
+    round alike.
     """
     half = size // 2
     index = torch.arange(half, dtype=value_B.dtype, device=value_B.device)
@@ -30,7 +30,7 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors of `rotate`, [L, 2, head]: cosines, and sines with the sign of their pair's member.
+    """Return the factors of `rotate`, [L, 2, head]: cosines, and signed sines.
 
     Half of a token's angles grow with its row and half with its column.
     """
@@ -54,7 +54,7 @@ def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
 
 
 def patchify(z_BCHW: Tensor, patch: int) -> Tensor:
-    """[B, C, H, W] -> [B, L, P]; a patch is flattened channel, row, column."""
+    """Split latents into flat patches: [B, C, H, W] -> [B, L, P]. A patch is flattened by channel, row, column."""
     b, c, h, w = z_BCHW.shape
     grid = z_BCHW.reshape(b, c, h // patch, patch, w // patch, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // patch) * (w // patch), c * patch * patch)
@@ -83,7 +83,7 @@ class VectorMLP(nn.Module):
 
 
 class ResolutionEmbedder(nn.Module):
-    """A vector for the height and width of the latents: half of its sinusoids are the height's, half the width's."""
+    """Embed the latents' height and width as a vector; half of its sinusoids encode the height, half the width."""
 
     def __init__(self, width: int, max_period: int, modulation: str) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class ResolutionEmbedder(nn.Module):
         self.mlp = VectorMLP(2 * _SIDE_SIZE, width, modulation)
 
     def forward(self, height: int, width: int, like_B: Tensor) -> Tensor:
-        """Return [B, D], in the type and on the device of `like_B`."""
+        """Return [B, D], in the dtype and on the device of `like_B`."""
         sides = [sinusoid(torch.full_like(like_B, side), _SIDE_SIZE, self.max_period) for side in (height, width)]
         vector_BD: Tensor = self.mlp(torch.cat(sides, dim=-1))
         return vector_BD
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with its statistics in the position of the island `norms`."""
+    """Root-mean-square norm, with its statistics in the precision of the island `norms`."""
 
     def __init__(self, size: int, norms: str) -> None:
         super().__init__()
@@ -115,10 +115,10 @@ def rms_norm(x: Tensor, weight: Tensor, norms: str) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm without weights of its own.
+    """LayerNorm without weights.
 
-    In the position `bf16` it returns bf16's numbers as fp32, as autocast does on a GPU otherwise: what comes after it
-    stays as it is.
+    In the position `bf16` it returns rounded numbers as fp32, like autocast on a GPU. The layers after it stay
+    unchanged.
     """
 
     def __init__(self, width: int, norms: str) -> None:
@@ -133,7 +133,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _by_root(number: Tensor, norms: str) -> Tensor:
-    """Divide by the root of the mean square."""
+    """Divide by the root mean square."""
     square = held(held(number.square(), norms).mean(-1, keepdim=True), norms)
     return held(number * held(torch.rsqrt(held(square + _EPS, norms)), norms), norms)
 
@@ -154,7 +154,7 @@ class Modulation(nn.Module):
 
 
 class ModulationOffset(nn.Module):
-    """adaLN where one layer serves all blocks: each adds an offset (adaLN-single of PixArt-α, arXiv 2310.00426)."""
+    """adaLN with one layer for all blocks, plus an offset per block (adaLN-single of PixArt-α, arXiv 2310.00426)."""
 
     def __init__(self, width: int, modulation: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class ModulationOffset(nn.Module):
         self.offset = nn.Parameter(torch.zeros(6 * width))
 
     def forward(self, six_B6D: Tensor) -> Tensor:
-        """Return [B, 6 D], as `Modulation` does, of that of the shared layer."""
+        """Return [B, 6 D] as `Modulation` does: the shared layer's output plus this block's offset."""
         return held(held(six_B6D, self.position) + held(self.offset, self.position), self.position)
 
 
@@ -171,13 +171,13 @@ def _activated(vector_BD: Tensor, position: str) -> Tensor:
 
 
 def modulate(x_BLD: Tensor, scale: Tensor, shift: Tensor, position: str) -> Tensor:
-    """Scale and shift, in the position of the island `modulation`."""
+    """Scale and shift, in the precision of the island `modulation`."""
     product = held(held(1 + held(scale, position), position) * held(x_BLD, position), position)
     return held(product + held(shift, position), position)
 
 
 def add_gated(token_BLD: Tensor, gate: Tensor, added_BLD: Tensor, position: str) -> Tensor:
-    """Add to the stream through a gate; the stream keeps its type."""
+    """Add a gated tensor to the stream; the stream keeps its dtype."""
     gated = held(held(gate, position) * held(added_BLD, position), position)
     return held(held(token_BLD, position) + gated, position).to(token_BLD.dtype)
 
@@ -195,12 +195,12 @@ class FinalLayer(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
-        """`fused`: whether the norm runs by the fused kernels."""
+        """Return the flat patches. `fused` runs the norm by the fused kernels."""
         projected: Tensor = self.linear(self.modulated(token_BLD, vector_BD, fused))
         return projected
 
     def modulated(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
-        """Return the tokens after the norm, before they are projected."""
+        """Return the tokens after the norm, before the projection."""
         activated = _activated(vector_BD, self.position)
         two = project(activated, self._modulation_linear(), self.position)
         if fused:

@@ -17,22 +17,22 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
-"""Most numbers of rows that batches can have: few where each is captured as a graph. All are multiples of 128."""
+"""Largest number of distinct row counts: few if each is captured as a graph. Row counts are multiples of 128."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of each sample lie: `length` rows from `first` on."""
+    """The rows of each sample's tokens: `length` rows from `first` on."""
 
     first_B: Tensor
     length_B: Tensor
     longest: int
-    """No sample has more tokens."""
+    """Upper bound on the tokens of a sample."""
     dense: int
-    """Number of rows, from the first one on, that are tokens of a sample; others may be of none."""
+    """Number of leading rows that all are tokens of a sample. Rows after that may belong to no sample."""
 
     def join(self, other: Places, rows: int) -> Places:
-        """Return the places of two batches, where the rows of the other follow on `rows` of this one."""
+        """Return the places of two batches, with the other batch's rows after `rows` rows of this batch."""
         return Places(
             torch.cat([self.first_B, other.first_B + rows]),
             torch.cat([self.length_B, other.length_B]),
@@ -43,7 +43,7 @@ class Places:
 
 @dataclass(frozen=True)
 class PackedText:
-    """Rows of tokens, as the text encoder gave them or projected to the denoiser's width."""
+    """Rows of tokens, as output by the text encoder or projected to the denoiser's width."""
 
     rows_NC: Tensor
     places: Places
@@ -57,13 +57,13 @@ class PackedText:
         return self.rows_NC, self.places.first_B, self.places.length_B
 
     def of(self, rows_NC: Tensor, first_B: Tensor, length_B: Tensor) -> PackedText:
-        """Return such a text of these tensors, which may come to have others' numbers."""
+        """Return a packed text of the same form from these tensors, whose values may change later."""
         return PackedText(rows_NC, Places(first_B, length_B, self.longest, dense=0))
 
 
 @dataclass(frozen=True)
 class PackedKeyValue:
-    """Normed keys and values of a block, in the rows of its text."""
+    """Normed keys and values of a block, in the same rows as the text."""
 
     key_ND: Tensor
     value_ND: Tensor
@@ -78,15 +78,18 @@ class PackedKeyValue:
 
 
 def rows_step(batch: int, most: int, sizes: int = FEW_SIZES) -> int:
-    """Return the rows that a text's number of rows is a multiple of; `most` are the tokens of a padded sample."""
+    """Return the number whose multiples are allowed as row counts.
+
+    `most` is the token count of a padded batch's sample.
+    """
     return -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
 
 
 def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
-    """Take the tokens out of a padded batch, and fill their rows up to one of at most `sizes` numbers.
+    """Remove the padding of a batch, then fill up the rows to one of at most `sizes` row counts.
 
-    Where the host does not know their number it would have to wait for the device: then all rows stay, the tokens of
-    each sample before its padding.
+    If the host does not know the number of tokens, removing rows would make it wait for the device. Then all rows stay,
+    and each sample's tokens come before its padding.
     """
     batch, most, _ = text.tokens_BLC.shape
     device = text.tokens_BLC.device

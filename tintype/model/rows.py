@@ -1,7 +1,7 @@
-"""Rows taken out of each sample and put back, by one index for each row.
+"""Gather rows of each sample and put them back, with one index per row.
 
-With an index for each number, as `gather` and `scatter` take, torch's deterministic mode would sort all numbers; so it
-sorts the rows.
+With one index per number, as for `gather` and `scatter`, torch's deterministic mode would sort all numbers. With one
+index per row it sorts only the rows.
 
 B: samples, L: rows of a sample, K: rows taken, D: width.
 """
@@ -19,10 +19,10 @@ def take_rows(x_BLD: Tensor, index_BK: Tensor) -> Tensor:
 
 
 def put_rows(x_BLD: Tensor, index_BK: Tensor, row_BKD: Tensor) -> Tensor:
-    """Return the samples with some of their rows replaced; no row is named twice."""
+    """Return the samples with some of their rows replaced. No row index may occur twice."""
     return x_BLD.flatten(0, 1).index_copy(0, _flat(index_BK, x_BLD.shape[1]), row_BKD.flatten(0, 1)).view_as(x_BLD)
 
 
 def _flat(index_BK: Tensor, rows: int) -> Tensor:
-    """Return the indices among the rows of all samples."""
+    """Return the indices into the rows of all samples."""
     return (torch.arange(len(index_BK), device=index_BK.device)[:, None] * rows + index_BK).flatten()

@@ -1,4 +1,4 @@
-"""Where a run's first weights come from, where it is not chance: another run, by its folder or as an arm of a study."""
+"""Start weights of a run other than random: the weights of another run, given by its folder or as an arm of a study."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class StartPart(Part):
     weights: Literal["raw", "average"] = Field("raw", description="The trained weights, or the run's average of them")
 
     def parent(self, run: Path) -> Path:
-        """Return the folder of the run that a run in the folder `run` starts from."""
+        """Return the folder of the run from which the run in the folder `run` starts."""
         raise NotImplementedError
 
     @property
     def pinned(self) -> str | None:
-        """First digits of the hash that the weights must have; None where any will do."""
+        """Return the first digits of the weights' required hash; None to accept any weights."""
         return None
 
     @property
     def parent_plan(self) -> str | None:
-        """Hash of the plan that the other run must have; None where any will do."""
+        """Return the required hash of the other run's plan; None to accept any plan."""
         return None
 
 
 class RunStart(StartPart):
-    """Any run. `sha256` pins its weights, and then the folder is no part of the run's name."""
+    """Start from any run. `sha256` pins its weights; then the folder is not part of this run's identity."""
 
     kind: Literal["run"] = "run"
     folder: PathText = Field(min_length=1, description="The folder of the other run")
@@ -52,9 +52,9 @@ class RunStart(StartPart):
 
 
 class ArmStart(StartPart):
-    """The run of another arm of the same study, with the same seed; it lies beside this one.
+    """Start from another arm of the same study with the same seed, whose folder is beside this run's.
 
-    The study fills in `plan`. A run is what its plan says, so the plan's hash stands for the weights.
+    The study fills in `plan`. A plan decides the run, so the plan's hash stands for the weights.
     """
 
     kind: Literal["arm"] = "arm"

@@ -1,7 +1,7 @@
-"""The PRX transformer. Its parameters carry the names of diffusers' `PRXTransformer2DModel`, one to one.
+"""The PRX transformer. Its parameters have the same names as in diffusers' `PRXTransformer2DModel`.
 
-B: samples, C: channels, H, W: latent rows and columns, L: image tokens, S: text tokens, D: width, K: kept tokens,
-E: width of the text encoder.
+B: samples, C: channels, H, W: latent rows and columns, L: image tokens, S: text tokens, D: width, K: kept tokens, E:
+width of the text encoder.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ if TYPE_CHECKING:
 
 _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
-"""Products of a block's forward pass with fewer operations end before the host has started the next ones."""
+"""Operations of a block's forward products below which the GPU ends before the host has started the next products."""
 _FP8_FACTOR = 2
 """Factor on that number in FP8, whose products take half the time."""
 _STATE_BYTES = 20
-"""Bytes of a parameter's weight, gradient and two averages of AdamW, and of the gradient that a graph writes."""
+"""Bytes per parameter: weight, gradient, AdamW's two averages, and the gradient that a graph writes."""
 _MOST_SHAPES = 64
 _REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()
 
 
 BlockText = Tensor | KeyValue | PackedText | PackedKeyValue
-"""The text as a block reads it: projected, or its keys and values; packed for the fused kernels."""
+"""The text input of a block: projected text, or its keys and values; packed for the fused kernels."""
 
 
 @dataclass(frozen=True)
 class TextCache:
-    """Keys and values of the text in each block, and its padding mask, unless they are packed."""
+    """The text's keys and values in each block, and its padding mask unless the text is packed."""
 
     per_block: tuple[KeyValue | PackedKeyValue, ...]
     mask_BS: Tensor | None
@@ -76,7 +76,7 @@ class TextCache:
         return [one for one in self.per_block if isinstance(one, PackedKeyValue)]
 
     def join(self, other: TextCache) -> TextCache:
-        """Return the text of two batches, one after the other."""
+        """Concatenate the texts of two batches."""
         if self.mask_BS is None or other.mask_BS is None:
             return TextCache(tuple(a.join(b) for a, b in zip(self.packed, other.packed, strict=True)), None)
         padded = [[one for one in cache.per_block if isinstance(one, tuple)] for cache in (self, other)]
@@ -85,7 +85,7 @@ class TextCache:
 
     @property
     def longest(self) -> int:
-        """Return a number of tokens that no sample of a packed text exceeds."""
+        """Return an upper bound on the tokens per sample of a packed text."""
         return self.packed[0].places.longest
 
     @property
@@ -95,7 +95,7 @@ class TextCache:
         return places.first_B, places.length_B, *(tensor for pair in pairs for tensor in pair)
 
     def of(self, first_B: Tensor, length_B: Tensor, *keys_values: Tensor) -> TextCache:
-        """Return such a packed text of these tensors, which may come to have others' numbers."""
+        """Return a packed text of the same form from these tensors, whose values may change later."""
         places = Places(first_B, length_B, self.longest, dense=0)
         pairs = zip(keys_values[::2], keys_values[1::2], strict=True)
         return TextCache(tuple(PackedKeyValue(key_ND, value_ND, places) for key_ND, value_ND in pairs), None)
@@ -129,7 +129,7 @@ class Block(nn.Module):
         rotation: Tensor,
         first_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the tokens; the first block also the values that later blocks take in, where they do.
+        """Return the tokens. If later blocks mix in the first block's values, the first block also returns these.
 
         Packed text goes through the fused kernels.
         """
@@ -147,9 +147,9 @@ class Block(nn.Module):
         return (token_BLD, value.clone()) if self.gives_value else token_BLD  # FSDP2 wants no views
 
     def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
-        """Return the attention among the image tokens that come into this block, before the softmax.
+        """Return the attention logits between this block's input image tokens, before the softmax.
 
-        It is computed beside the block, by plain operations: kernels of attention do not hold it.
+        The logits are computed separately by plain operations, since attention kernels do not store them.
         """
         shift, scale, *_ = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
         return self.attention.image_logits(
@@ -157,7 +157,10 @@ class Block(nn.Module):
         )
 
     def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
-        """Return keys and values of the text, which neither image nor t changes: sampling computes them once."""
+        """Return keys and values of the text.
+
+        Keys and values depend neither on the image nor on t, so sampling computes them once.
+        """
         if isinstance(text, Tensor):
             return self.attention.read_text(text)
         return self._kernels().read_text(text)
@@ -169,17 +172,17 @@ class Block(nn.Module):
             return self._kernels().run(token_BLD.bfloat16(), text, vector_BD, rotation.squeeze(1))
 
     def refresh(self) -> None:
-        """Cast the weights that have changed, ahead of a graph that reads their copies."""
+        """Cast the weights that have changed, before a graph reads their copies."""
         self._kernels().weights.refresh()
 
     def copies(self) -> list[Copy]:
-        """Return the copies of weights that this block reads in place of them; none before its first fused pass."""
+        """Return the cast copies of weights that this block reads; empty before its first fused pass."""
         return [] if self._on_kernels is None else self._on_kernels.weights.copies()
 
     def _kernels(self) -> FusedBlock:
-        """Return the fused kernels on this block's weights, with their bf16 or FP8 copies of them.
+        """Return the fused kernels on this block's weights, with their bf16 or FP8 copies.
 
-        FSDP2 gathers weights anew for each pass, so there are no copies to keep.
+        FSDP2 gathers weights for each pass, so copies cannot be cached then.
         """
         if self._on_kernels is None or isinstance(self, FSDPModule):
             from tintype.model.fused.block import FusedBlock
@@ -223,7 +226,10 @@ class Transformer(nn.Module):
         self._graphs = Graphs()
 
     def fused_on(self, device: torch.device) -> bool:
-        """Return whether the blocks run by the fused kernels on this device; compile them at the first call if not."""
+        """Return whether the blocks use the fused kernels on this device.
+
+        If not, compile the blocks at the first call.
+        """
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
             if self.settings.kernels == "fused" and reason:
@@ -243,9 +249,9 @@ class Transformer(nn.Module):
         return TextCache(tuple(block.read_text(projected) for block in self._blocks()), mask_BS)
 
     def copies(self) -> list[Copy]:
-        """Return the copies of weights that the blocks read, for an optimizer that writes them along with the weights.
+        """Return the cast copies of weights that the blocks read, for an optimizer that updates them with the weights.
 
-        FSDP2 gathers weights anew for each pass: their copies are no one's to keep.
+        Empty under FSDP2, which gathers weights for each pass.
         """
         if isinstance(self.blocks[0], FSDPModule):
             return []
@@ -272,11 +278,11 @@ class Transformer(nn.Module):
         attention_taps: frozenset[int] = frozenset(),
         class_BT: Tensor | None = None,
     ) -> Output | Tapped:
-        """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`.
+        """Return the prediction, and the output tokens of the blocks `taps` in `Output.features`.
 
-        With `only_taps` no block runs after the last of them, and there is no prediction. `attention_taps` are blocks
-        whose attention among image tokens comes back in `Output.attention`. `class_BT` are noised class tokens, for a
-        denoiser that has one.
+        Blocks are counted from 0. With `only_taps` no block runs after the last tapped block, and there is no
+        prediction. `attention_taps` are blocks whose attention between image tokens comes back in `Output.attention`.
+        `class_BT` are noised class tokens, for a denoiser with a class token.
         """
         if (class_BT is None) != (self.class_token is None):
             raise TypeError("class_BT goes with model.class_token: give both or neither")
@@ -290,7 +296,7 @@ class Transformer(nn.Module):
         return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
-        """Return whether a pass is so short that starting its kernels takes longer, and can be a graph."""
+        """Return whether a pass is so short that the host limits it, and can be captured as a graph."""
         if route is not None and route.merge is not None:  # which has weights of its own
             return False
         if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):
@@ -303,9 +309,9 @@ class Transformer(nn.Module):
         )
 
     def _fits_twice(self, tokens: int, device: torch.device) -> bool:
-        """Return whether the device can hold the activations of two passes beside the state of training.
+        """Return whether the device can hold the activations of two passes besides the training state.
 
-        A graph keeps the memory of its own, and passes of other shapes need theirs beside it.
+        A graph keeps its memory, and passes of other shapes need memory in addition.
         """
         settings = self.settings
         activations = 2 * tokens * settings.depth * (11 * settings.width + 3 * settings.hidden)  # bf16, in `Trace`
@@ -451,19 +457,19 @@ class Transformer(nn.Module):
 
 
 def is_short(settings: ModelSettings, precision: PrecisionSettings, tokens: int) -> bool:
-    """Return whether a block's products with so many tokens end before the host has started the next ones."""
+    """Return whether a block's products with this many tokens end before the host has started the next products."""
     flops = 2 * tokens * settings.width * (4 * settings.width + 3 * settings.hidden)
     return flops < _LONG_FLOPS * (_FP8_FACTOR if precision.matmul == "fp8" else 1)
 
 
 def allow_shapes() -> None:
-    """Raise torch's limit of eight compiled shapes: training, sampling and routes each have their own."""
+    """Raise torch's limit of eight compiled shapes, since training, sampling and routes each have their own shapes."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
 
 
 @cache
 def _rotation(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors of `rotate`, at one place in memory for good: a captured graph reads them there."""
+    """Return the factors of `rotate` at a fixed memory address, which a captured graph can read."""
     with torch.inference_mode(False):  # a cached table may serve training after it was made while sampling
         return rotation_table(rows, columns, head_size, theta, device)[None, None]
 
@@ -475,7 +481,7 @@ def _patch_embedding(patch_size: int, width: int, bottleneck: int | None) -> nn.
 
 
 def _key_mask(mask_BS: Tensor | None, image_tokens: int) -> Tensor | None:
-    """Return the mask of the keys that may be seen, [B, 1, 1, S + L]."""
+    """Return the mask of visible keys, [B, 1, 1, S + L]."""
     if mask_BS is None:
         return None
     image = mask_BS.new_ones(mask_BS.shape[0], image_tokens)
@@ -490,7 +496,7 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
 
 
 def _append(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
-    """Append tokens that have no place and are not rotated: registers (arXiv 2309.16588), a class token."""
+    """Append tokens without a position, which are not rotated: registers (arXiv 2309.16588), a class token."""
     still = rotation.new_zeros(*rotation.shape[:2], own_BRD.shape[1], *rotation.shape[3:])
     still[..., 0, :] = 1  # cosines
     return torch.cat([token_BLD, own_BRD], dim=1), torch.cat([rotation, still], dim=2)
@@ -501,7 +507,7 @@ def _without_appended(token_BLD: Tensor, appended: int) -> Tensor:
 
 
 def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor | None:
-    """Add the appended tokens to the kept ones; where no token is kept, none of them is."""
+    """Add the appended tokens to the kept tokens. If no token is kept, keep none of the appended ones either."""
     if kept_BK is None or not appended or not kept_BK.shape[1]:
         return kept_BK
     own_R = torch.arange(tokens - appended, tokens, device=kept_BK.device)

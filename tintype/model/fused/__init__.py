@@ -1,11 +1,11 @@
-"""A block of the denoiser in few passes over memory: kernels of Triton's for all that is not a matrix product.
+"""A denoiser block in few passes over memory: Triton kernels for everything except matrix products.
 
-Each file has the kernels of one operation, forward and backward, and names its plain form; `block` puts them together
-as one function of autograd. Numbers are read and written in the type of the tensors, bf16 in training, and are fp32 in
-between. Every sum has one owner and one order, so the same inputs give the same bits.
+Each file has the kernels of one operation, forward and backward, and names its plain form. `block` combines them to one
+autograd function. Numbers are read and written in the dtype of the tensors, bf16 in training, and computed in fp32.
+Every sum is computed by one program in a fixed order, so the same inputs give the same bits.
 
-Only `block` and `modulated_norm` are imported from outside, and only where `why_plain` or `why_no_kernels` is silent:
-Triton is not everywhere.
+Other rooms import only `block` and `modulated_norm`, and only if `why_plain` or `why_no_kernels` returns ''. Not every
+system has Triton.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CAPABILITY = (8, 0)
 
 
 def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: torch.device) -> str:
-    """Return why the fused kernels cannot run this model on this device, in words; '' where they can."""
+    """Return why the fused kernels cannot run this model on this device, in words; '' if they can."""
     return why_other_blocks(settings, precision) or why_no_kernels(device)
 
 
 def why_other_blocks(settings: ModelSettings, precision: PrecisionSettings) -> str:
-    """Return why the fused kernels are not for these blocks, whatever the device, in words; '' where they are."""
+    """Return why the fused kernels do not support these blocks on any device, in words; '' if they do."""
     head_size, usual = settings.width // settings.heads, IslandSettings(timestep=precision.islands.timestep)
     if settings.variants:
         named = ", ".join(f"model.{name}" for name in settings.variants)
@@ -43,7 +43,7 @@ def why_other_blocks(settings: ModelSettings, precision: PrecisionSettings) -> s
 
 @cache
 def why_no_kernels(device: torch.device) -> str:
-    """Return why kernels of Triton's cannot run on this device, in words; '' where they can."""
+    """Return why Triton kernels cannot run on this device, in words; '' if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return f"the device is {device.type}, and they run on NVIDIA GPUs"
     if torch.cuda.get_device_capability(device) < _CAPABILITY:

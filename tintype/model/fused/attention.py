@@ -1,7 +1,7 @@
-"""Attention of image queries to the image's keys and to the real keys of its text: no mask, and no padding.
+"""Attention of image queries to the image's keys and to the unpadded keys of its text, without a mask.
 
-Plain form: softmax(q [k, text k]ᵀ / √E) [v, text v] with the text's padding masked. Scores and sums are fp32. The text
-of all samples lies packed, sample b's from row `first[b]` on, `length[b]` of them.
+Plain form: softmax(q [k, text k]ᵀ / √E) [v, text v] with the text's padding masked. Scores and sums are fp32. The texts
+of all samples are packed: sample b has `length[b]` rows from row `first[b]` on.
 
 B: samples, L: image tokens of a sample, H: heads, E: head size, D = H E, N: text tokens of all samples.
 """
@@ -17,18 +17,18 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BOUND = tl.constexpr(48.0)
-"""Largest bound on scores (base 2) that needs no running maximum: exp2(score − bound) stays above 2^-97."""
+"""Largest bound on scores (base 2) that needs no running maximum, since exp2(score − bound) stays above 2^-97."""
 LONG = 2048
-"""Image tokens from which the bound is checked; below, the check costs more than it saves."""
+"""Least number of image tokens for checking the bound. With fewer, the check costs more than it saves."""
 FORWARD, FORWARD_BOUNDED, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 4, 3)
-"""Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
+"""Queries and keys per tile, warps and stages, measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
-"""Heads of this size have fewer stages: else their tiles do not fit into the shared memory of an RTX GPU."""
+"""Head size and its number of stages. With more stages the tiles exceed the shared memory of an RTX GPU."""
 
 
 @triton.jit
 def _pair_and_tile(tiles):
-    """Return which (sample, head) a program has, and which of its tiles. Only the first side of a grid is long."""
+    """Return a program's (sample, head) and tile. Only the first dimension of a grid can be large."""
     program = tl.program_id(0)
     return (program // tiles).to(tl.int64), program % tiles
 
@@ -36,7 +36,10 @@ def _pair_and_tile(tiles):
 @triton.jit
 def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, RISING: tl.constexpr, EVEN: tl.constexpr,
              KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Take `count` keys and values into the softmax, whose shift is `most`: with `RISING` the largest score so far."""
+    """Add `count` keys and values to the softmax, shifted by `most`.
+
+    With `RISING`, `most` is the running maximum score.
+    """
     size = tl.arange(0, SIZE)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
@@ -72,9 +75,9 @@ def _largest(weight, SIZE: tl.constexpr):
 def _attend(q, k, v, text_k, text_v, norm_q, norm_k, norm_text, out, log_sum, first, length, tokens, heads, v_row,
             text_v_row, scale, RISING: tl.constexpr, CHECKED: tl.constexpr, EVEN: tl.constexpr, QUERIES: tl.constexpr,
             KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Attend with a running maximum (`RISING`), or with the scores' bound as the softmax's shift.
+    """Attend with a running maximum (`RISING`), or with the bound on the scores as the softmax's shift.
 
-    With `CHECKED`, return at once if the bound calls for the other of the two.
+    With `CHECKED`, return at once if the bound requires the other variant.
     """
     factor = scale * LOG2_E
     if CHECKED:
@@ -184,7 +187,7 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
-    """Store the gradient of the queries, and `delta`: the sum of out × its gradient, which the softmax's subtracts."""
+    """Store the queries' gradient, and `delta`: the sum of out × its gradient, a term of the softmax's gradient."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -211,7 +214,7 @@ def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries, keys and values of the image, and keys and values of its text. Rows of values may lie apart."""
+    """Queries, keys and values of the image, and keys and values of its text. Rows of values may have a stride."""
 
     q_RD: Tensor
     k_RD: Tensor
@@ -221,7 +224,7 @@ class Inputs:
     first_B: Tensor
     length_B: Tensor
     longest: int
-    """No text has more tokens."""
+    """Upper bound on the tokens of a text."""
     tokens: int
     heads: int
     norms: tuple[Tensor, Tensor, Tensor]
@@ -233,18 +236,18 @@ class Inputs:
 
     @property
     def pairs(self) -> int:
-        """Number of (sample, head)."""
+        """Return the number of (sample, head) pairs."""
         return len(self.first_B) * self.heads
 
 
 def _tile(usual: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
-    """Return queries, keys, warps and stages for heads of this size."""
+    """Return queries, keys, warps and stages for this head size."""
     queries, keys, warps, stages = usual
     return queries, keys, warps, stages if size < _WIDE else min(stages, _STAGES_WIDE)
 
 
 def attend(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Return what each query sees [R, D], and the logarithm (base 2) of each softmax's sum."""
+    """Return the output of each query [R, D], and the logarithm (base 2) of each softmax's sum."""
     out_RD = torch.empty_like(x.q_RD)
     log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
     checked = x.tokens >= LONG
@@ -262,7 +265,7 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Room for the gradients of `Inputs`; rows of the values' may lie apart, where the projections' begin."""
+    """Buffers for the gradients of `Inputs`. The rows of values may have a stride, at the start of the projections."""
 
     q_RD: Tensor
     k_RD: Tensor
@@ -272,7 +275,7 @@ class Gradients:
 
 
 def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
-    """Fill in the gradients."""
+    """Write the gradients to `d`."""
     delta = torch.empty_like(log_sum)
     queries, keys, warps, stages = _tile(BACK_QUERIES, x.size)
     _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](

@@ -1,4 +1,4 @@
-"""A block of the denoiser as one function of autograd. Plain form: `model.transformer.Block.forward`.
+"""A denoiser block as one autograd function. Plain form: `model.transformer.Block.forward`.
 
 B: samples, L: image tokens, R = B L: rows, D: width, F: inner width of the MLP, N: text tokens of all samples.
 """
@@ -33,7 +33,7 @@ from tintype.runtime.copies import Copy
 
 
 class Parameters(NamedTuple):
-    """Parameters of a block that its function differentiates, in the order of their gradients."""
+    """A block's parameters with gradients, in the order of their gradients."""
 
     norm_q: Tensor
     norm_k: Tensor
@@ -47,7 +47,7 @@ class Parameters(NamedTuple):
 
 
 class Matrices:
-    """The matrices of a block as its products read them; that of the modulation where it is multiplied in bf16."""
+    """A block's matrices as its products read them, including the modulation's matrix if it is multiplied in bf16."""
 
     def __init__(self, parameters: Parameters, modulation: Tensor | None, fp8: bool) -> None:
         self.modulation = None if modulation is None else Weight([modulation], fp8=False)
@@ -71,7 +71,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a block reads besides tensors that have gradients."""
+    """All inputs of a block except tensors with gradients."""
 
     weights: Matrices
     fp8: bool
@@ -85,12 +85,12 @@ class Setting:
         return E4M3 if self.fp8 else stream
 
     def backward_type(self, stream: torch.dtype) -> torch.dtype:
-        """Return the type of gradients that are multiplied: e5m2 has the wider range."""
+        """Return the dtype of gradients in products: e5m2 under FP8, for its wider range."""
         return E5M2 if self.fp8 else stream
 
 
 class FusedBlock:
-    """The kernels on the weights of a block."""
+    """The fused kernels on the weights of a block."""
 
     def __init__(
         self, modulation: Modulation, attention: Attention, gate: nn.Linear, up: nn.Linear, down: nn.Linear, fp8: bool
@@ -102,7 +102,7 @@ class FusedBlock:
 
     @property
     def parameters(self) -> Parameters:
-        """Return the parameters that the layers have now: while a graph is captured they have others."""
+        """Return the layers' current parameters, which differ while a graph is captured."""
         attention, out = self._attention, self._attention.to_out[0]
         assert isinstance(out, nn.Linear)
         norms = (attention.norm_q.weight, attention.norm_k.weight, attention.norm_added_k.weight)
@@ -140,7 +140,7 @@ class FusedBlock:
 
 
 class Trace(NamedTuple):
-    """Tensors of the forward pass that the backward pass reads."""
+    """Tensors of the forward pass that the backward pass needs."""
 
     normed: Tensor
     normed_scale: Tensor
@@ -178,7 +178,7 @@ def _read_text(text_ND: Tensor, parameters: Parameters, setting: Setting) -> tup
 def _forward(
     token_BLD: Tensor, text_k_ND: Tensor, text_v_ND: Tensor, six: Tensor, parameters: Parameters, setting: Setting
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the stream after the block, and a trace but for that of the text."""
+    """Return the stream after the block, and the tensors of the trace except the text's."""
     weights, width, kind = setting.weights, token_BLD.shape[-1], setting.forward_type(token_BLD.dtype)
     _, normed, stats = norm(token_BLD, six, 0, kind)
     qkv_R3D = product(normed, weights.qkv)

@@ -1,6 +1,6 @@
 """The gated activation of the MLP. Plain form: gelu(gate, approximate="tanh") * up.
 
-R: rows (tokens), F: inner width of the MLP; gate and up lie side by side, [R, 2 F].
+R: rows (tokens), F: inner width of the MLP. Gate and up are concatenated: [R, 2 F].
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, power_of_two, put_row
 
 _BLOCK, _WHOLE = 512, 2048
-"""Columns at a time of rows that are not scaled; those that are, and rows of up to this length, are held whole."""
+"""Columns per block for unscaled rows, and the row length up to which a program processes a whole row.
+
+Scaled rows are always processed as a whole.
+"""
 
 
 @triton.jit
 def _sigmoid(gate):
-    """0.5 (1 + tanh(√(2/π) (x + 0.044715 x³))), by which GELU multiplies x."""
+    """Return the sigmoid factor of GELU: 0.5 (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
     return tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
 
 
@@ -68,7 +71,7 @@ def gelu_gate(both_RF: Tensor, kind: torch.dtype) -> Operand:
 
 
 def gelu_gate_back(d_out_RF: Tensor, both_RF: Tensor, kind: torch.dtype) -> Operand:
-    """Return the gradient of gate and up, side by side, as an operand of type `kind`."""
+    """Return the gradient of gate and up, concatenated, as an operand of type `kind`."""
     rows, width = d_out_RF.shape
     d_both = new_operand(rows, 2 * width, kind, both_RF.device)
     block, warps = _block(width, SPARE[kind])

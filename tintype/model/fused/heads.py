@@ -1,8 +1,8 @@
-"""RMSNorm of each head and rotation, for queries and keys of the image and, without rotation, for keys of the text.
+"""RMSNorm of each head and rotation, for the image's queries and keys; for the text's keys, without rotation.
 
 Plain form: rotate(rms_norm(x, weight), table), of `model.layers`.
 
-R: rows (tokens), H: heads, E: head size, D = H E. Numbers 2 i and 2 i + 1 of a head are a pair that is rotated.
+R: rows (tokens), H: heads, E: head size, D = H E. Numbers 2 i and 2 i + 1 of a head are rotated as a pair.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 _TOKENS, _TOKENS_BACK = 4, 16
-"""Tokens of a program, one in the forward pass of a wide model."""
+"""Tokens per program, forward and backward. In the forward pass of a wide model, a program has one token."""
 _NARROW = 1024
-"""In models below this width a program takes one and the same token of several samples: it loads the angles once."""
+"""Below this width a program processes the same token of several samples, and loads the token's angles once."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _weights(first, second, part, HALF: tl.constexpr):
 
 @triton.jit
 def _angles(table, of_sample, token, HALF: tl.constexpr):
-    """Load cosines and sines of a token's pairs. The table has each twice, and the sine of the odd number is +sin."""
+    """Load cosines and sines of a token's pairs. The table has each twice, and the odd number's sine is +sin."""
     pair = tl.arange(0, HALF)[None, :]
     here = table + of_sample + token * 4 * HALF + 2 * pair
     return tl.load(here), tl.load(here + 2 * HALF + 1)
@@ -49,7 +49,7 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 @triton.jit
 def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
-    """Return a program's first row and how far its rows lie apart: one token of T samples, or T rows on end."""
+    """Return a program's first row and the stride of its rows: one token of T samples, or T consecutive rows."""
     program = tl.program_id(0).to(tl.int64)
     if SHARED:
         return (program // tokens) * T * tokens + program % tokens, tokens
@@ -123,7 +123,7 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
 
 
 def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
-    """Return the first parts of the packed projections, one for each weight, normed and rotated: [parts, R, D]."""
+    """Norm and rotate the first parts of the packed projections, as many as there are weights: [parts, R, D]."""
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
     per, shared = _TOKENS if heads * size < _NARROW else 1, _shares_angles(heads * size, table)
@@ -144,7 +144,7 @@ def norm_heads_back(
     table: Tensor | None,
     d_x_RP: Tensor,
 ) -> Tensor:
-    """Fill in the gradient of the first parts of the packed projections, and return those of the weights."""
+    """Write the gradient of the first parts of the packed projections, and return the gradients of the weights."""
     rows, size, shared = len(x_RP), len(weights[0]), _shares_angles(heads * len(weights[0]), table)
     programs = _programs(rows, tokens, _TOKENS_BACK, shared)
     sums = torch.empty(len(weights), programs, size, dtype=torch.float32, device=x_RP.device)
@@ -157,7 +157,7 @@ def norm_heads_back(
 
 
 def _shares_angles(width: int, table: Tensor | None) -> bool:
-    """Return whether a program takes one token of several samples, for which they must share a table."""
+    """Return whether a program processes one token of several samples, which requires a shared table."""
     return width < _NARROW and table is not None and len(table) == 1
 
 
@@ -166,11 +166,11 @@ def _programs(rows: int, tokens: int, per: int, shared: bool) -> int:
 
 
 def _stride(table: Tensor | None) -> int:
-    """Return how far the tables of two samples lie apart; they share one unless their tokens differ."""
+    """Return the stride between two samples' tables: 0 if all samples share one."""
     return 0 if table is None or len(table) == 1 else table.stride(0)
 
 
 def _warps(width: int, most: int) -> int:
-    """Return the warps of a program: a power of two, which Triton demands."""
+    """Return the warps of a program, a power of two as Triton requires."""
     wanted = max(1, min(most, width * most // 1024))
     return 1 << (wanted.bit_length() - 1)

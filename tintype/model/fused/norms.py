@@ -23,7 +23,7 @@ from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, put_row
 
 _WARPS_BACK = 2048
-"""Warps that fill a GPU; in the backward pass each program has the sums of some tokens of one sample."""
+"""Warps that fill a GPU. In the backward pass, each program sums over some tokens of one sample."""
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def _add_gated_back(d_out, added, gate, d_added, d_added_scale, sums, tokens, wi
 
 @triton.jit
 def _sum_chunks(sums, d_six, chunks, width, six_row, shift, gate, BLOCK: tl.constexpr):
-    """Sum what the programs of a sample found, into the columns of `six` that they are of."""
+    """Add up the partial sums of a sample's programs into their columns of `six`."""
     sample = tl.program_id(0).to(tl.int64)
     kind = tl.program_id(1)
     kinds = tl.num_programs(1)
@@ -138,7 +138,7 @@ def _sum_chunks(sums, d_six, chunks, width, six_row, shift, gate, BLOCK: tl.cons
 
 
 class Stats(NamedTuple):
-    """Mean and reciprocal root of the variance of each token, which the backward pass needs."""
+    """Mean and reciprocal standard deviation of each token, for the backward pass."""
 
     mean_R: Tensor
     root_R: Tensor
@@ -153,9 +153,9 @@ def norm(
     gate: int = 0,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Operand, Stats]:
-    """Return the stream after the addition, its modulated norm as an operand of type `kind`, and statistics.
+    """Return the stream after the addition, its modulated norm as an operand of type `kind`, and the norm's statistics.
 
-    The scale lies after the shift in `six`.
+    In `six` the scale comes after the shift.
     """
     batch, tokens, width = token_BLD.shape
     rows, block = batch * tokens, triton.next_power_of_2(width)
@@ -184,9 +184,9 @@ def norm_back(
     added_RD: Tensor | None = None,
     gate: int = 0,
 ) -> tuple[Tensor, Operand]:
-    """Return the gradients of the token and of what was added, and fill in those of `six`.
+    """Return the gradients of the token and of `added`, and write the gradient of `six`.
 
-    `d_stream` is that of the stream after the addition, where it goes on.
+    `d_stream` is the gradient of the stream after the addition, if the stream is used further.
     """
     batch, tokens, width = stream_BLD.shape
     block = triton.next_power_of_2(width)
@@ -206,7 +206,7 @@ def norm_back(
 
 
 def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Tensor:
-    """Return the stream with `added` through its gate."""
+    """Return the stream plus the gated `added`."""
     batch, tokens, width = token_BLD.shape
     out_BLD, block = torch.empty_like(token_BLD), triton.next_power_of_2(width)
     _add_gated[(batch * tokens,)](
@@ -226,7 +226,10 @@ def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Te
 def add_gated_back(
     d_out_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int, d_six: Tensor, kind: torch.dtype
 ) -> Operand:
-    """Return the gradient of what was added, and fill in that of the gate. The stream's own is `d_out` itself."""
+    """Return the gradient of `added`, and write the gradient of the gate.
+
+    The gradient of the stream is `d_out` itself.
+    """
     batch, tokens, width = d_out_BLD.shape
     block = triton.next_power_of_2(width)
     per, chunks = _chunks(batch, tokens, 2 * _WARPS_BACK // _warps(block))
@@ -249,7 +252,7 @@ def _put_sums(sums: Tensor, d_six: Tensor, shift: int, gate: int) -> None:
 
 
 def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
-    """Return how many tokens a program takes so that there are enough programs, and how many of them a sample has."""
+    """Return the tokens per program that give enough programs, and the programs per sample."""
     per = 64
     while per > 4 and batch * triton.cdiv(tokens, per) < programs:
         per //= 2
@@ -257,5 +260,5 @@ def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
 
 
 def _warps(block: int) -> int:
-    """Return the warps of a program: few for narrow rows, so that more of them run at a time."""
+    """Return the warps of a program: few for narrow rows, so that more programs run at the same time."""
     return max(1, min(8, block // 512))

@@ -21,7 +21,7 @@ COPY_TYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix as a kernel wrote it: in the type of the stream, or in FP8 with the scale of each row."""
+    """A matrix that a kernel wrote: in the stream's dtype, or in FP8 with a scale per row."""
 
     values_RC: Tensor
     scale_R: Tensor
@@ -32,7 +32,7 @@ class Operand:
 
 
 def new_operand(rows: int, columns: int, kind: torch.dtype, device: torch.device) -> Operand:
-    """Return room for an operand."""
+    """Return an empty operand."""
     scales = rows if kind.itemsize == 1 else 0
     return Operand(
         torch.empty(rows, columns, dtype=kind, device=device), torch.empty(scales, dtype=torch.float32, device=device)
@@ -47,9 +47,9 @@ def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
 
 
 class Weight:
-    """One or several parameters, one under the other, as the products read them: cast once a step, not once a batch.
+    """One or several stacked parameters, cast for the products: once per step and not once per batch.
 
-    The copies stay where they are in memory, so that a captured graph reads what is cast before it is replayed.
+    The copies keep their memory addresses, so that a captured graph reads new casts.
     """
 
     def __init__(self, parameters: Sequence[Tensor], fp8: bool) -> None:
@@ -65,11 +65,11 @@ class Weight:
 
     @property
     def copies(self) -> list[Copy]:
-        """Return the copies that a cast of each number alone makes, which an optimizer can write: not those in FP8."""
+        """Return copies that an optimizer can write, since each number is cast alone. FP8 copies are not included."""
         return [] if self._fp8 else self._copies
 
     def refresh(self) -> None:
-        """Cast the parameters that have changed since the last time."""
+        """Cast the parameters that have changed since the last call."""
         stale = [copy for copy in self._copies if not copy.fresh]
         if not stale:
             return
@@ -105,7 +105,10 @@ def input_gradient(d: Operand, weight: Weight) -> Tensor:
 
 
 def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -> Tensor:
-    """`fast` sums with fewer bits, which forward products bear and gradients should not."""
+    """Return a product of FP8 operands.
+
+    `fast` sums with fewer bits, enough for forward products but not for gradients.
+    """
     return torch._scaled_mm(
         x.values_RC,
         right_CK.t(),
@@ -117,7 +120,7 @@ def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -
 
 
 def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
-    """Return the gradient of the weight, dᵀ x [N, K], summed in fp32. In FP8 all rows are brought to one scale."""
+    """Return the gradient of the weight, dᵀ x [N, K], summed in fp32. In FP8 all rows are converted to one scale."""
     if not d.quantised:
         return _summed_in_fp32(d.values_RC.t(), x.values_RC, kind)
     scale_R = d.scale_R * x.scale_R
@@ -129,7 +132,7 @@ def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
 
 
 def project(x_RK: Tensor, copy: Weight, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Return x Wᵀ + b. The product reads the weight's copy; the gradients are those of the weight and the bias."""
+    """Return x Wᵀ + b. The product reads the weight's copy; gradients go to the weight and the bias."""
     out_RN: Tensor = _Projection.apply(x_RK, copy, weight_NK, bias_N)
     return out_RN
 
