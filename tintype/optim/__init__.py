@@ -1,4 +1,4 @@
-"""Optimizers and weight averages, one file each with its settings, and the tables of them."""
+"""Optimizers and weight averages, one file each with its settings, and the tables that list them."""
 
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.ema import EmaSettings

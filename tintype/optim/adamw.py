@@ -1,4 +1,4 @@
-"""AdamW, by torch's fused kernels. The defaults are PRX's."""
+"""AdamW with torch's fused kernels. The defaults are PRX's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tintype.optim.adamw_kernel import Chunks, Moved
 
 _CHUNK_NUMBERS = 1 << 26
-"""Weights that are opened at a time."""
+"""Number of weights that are converted to fp32 at a time."""
 
 
 class AdamWSettings(OptimizerPart):
@@ -45,19 +45,19 @@ class AdamWSettings(OptimizerPart):
 
 
 class AdamW(torch.optim.Optimizer):
-    """The moments are stored in the type of their weights, and cut as they are. Where `found_inf` is 1 nothing moves.
+    """AdamW. Moments have the dtype and the sharding of their weights. If `found_inf` is 1, nothing changes.
 
-    Every number has its own step, so a rank moves what it holds and asks no other.
+    Every number is updated independently, so a rank updates its shards without communication.
     """
 
     found_inf: Tensor | None = None
     update_number: int = 0
     gradient_factor: Tensor | None = None
-    """A scalar by which `step` multiplies the gradients where `clips` is set, so that clipping needs no pass."""
+    """Scalar by which `step` multiplies the gradients if `clips` is set, so that clipping needs no separate pass."""
     averaging: AverageUpdate | None = None
-    """An update of the weight averages that `step` takes along where it can."""
+    """Update of the weight averages that `step` does in its own pass if it can."""
     copies: Sequence[Copy] = ()
-    """Copies of weights that `step` writes along where it can; the others are stale after it."""
+    """Cast copies of weights. `step` updates those that it can; the other copies are stale afterwards."""
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
         super().__init__(parameters, {"lr": settings.lr, "fused": True})  # by which torch loads step counts right
@@ -108,12 +108,12 @@ class AdamW(torch.optim.Optimizer):
         return Moved(parameter, gradient, mean, square, state["step"], copy, averages)
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
-        """The state of a parameter, from its first step on."""
+        """Return the shapes and dtypes of a parameter's state after its first step."""
         return adamw_slots(parameter, self.storage)
 
 
 def _fits_kernel(parameter: Tensor) -> bool:
-    """Return whether the kernel of one pass can move it."""
+    """Return whether the one-pass kernel supports a parameter."""
     whole = not is_sharded(parameter) and parameter.dtype == torch.float32 and parameter.is_contiguous()
     return whole and runs_kernels(parameter.device)
 
@@ -125,7 +125,7 @@ def runs_kernels(device: torch.device) -> bool:
 def step_adamw(
     optimizer: Any, settings: AdamWSettings, parameters: Sequence[Tensor], lr: float, storage: Storage
 ) -> None:
-    """A step of those parameters of an optimizer that have a gradient."""
+    """Take a step with those parameters of an optimizer that have a gradient."""
     moving = [parameter for parameter in parameters if parameter.grad is not None]
     for device, cut in dict.fromkeys((parameter.device, is_sharded(parameter)) for parameter in moving):
         generator = storage.generator(device, optimizer.update_number, cut)
@@ -178,7 +178,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adamw_slots(parameter: Tensor, storage: Storage) -> dict[str, Form]:
-    """The state that `step_adamw` keeps of a parameter."""
+    """Return the shapes and dtypes of the state that `step_adamw` keeps for a parameter."""
     moments = {slot: form_of(parameter) for slot in _MOMENTS}
     return {"step": Form(torch.Size(()), torch.float32), **moments, **storage.slots(parameter)}
 

@@ -1,7 +1,7 @@
-"""AdamW in one pass over weights, gradients and moments: clipping, weight averages and copies of weights included.
+"""AdamW in one pass over weights, gradients and moments, including clipping, weight averages and cast copies.
 
-By itself, as not all have Triton. Plain form: torch's fused AdamW on gradients that were multiplied by the factor, then
-`averages.Update.finish` and `runtime.copies.cast`.
+In a module of its own, since not every system has Triton. Plain form: torch's fused AdamW on gradients multiplied by
+the factor, then `averages.Update.finish` and `runtime.copies.cast`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tintype.runtime.transfer import send
 
 _CHUNK, _BLOCK = 1 << 15, 1 << 11
 _COLUMNS = tl.constexpr(5)
-"""Addresses of a weight, its gradient, its two moments and its copy; those of its averages come after them."""
+"""Columns of the address table: weight, gradient, two moments and copy. The averages' addresses come after them."""
 _COPY = tl.constexpr(4)
 _ALIGNED_BYTES = 16
 COPY_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -27,7 +27,7 @@ COPY_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 @triton.jit
 def _pointer(table, column, KIND: tl.constexpr):
-    """Return one of a weight's addresses, 0 for what it has not."""
+    """Return one of a weight's addresses, or 0 if the weight has no such tensor."""
     return tl.multiple_of(tl.load(table + column).to(tl.pointer_type(KIND)), 16)
 
 
@@ -80,7 +80,7 @@ def _adamw(table, shares, sizes, owners, starts, corrections, factor, skipped, l
 
 
 class Chunks:
-    """Which part of which weight a program moves: the same at every step."""
+    """The part of a weight that each program updates, the same at every step."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         device = weights[0].device
@@ -95,7 +95,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Moved:
-    """A weight, and all that the pass reads and writes with it."""
+    """A weight with all tensors that the pass reads and writes for it."""
 
     weight: Tensor
     gradient: Tensor
@@ -106,19 +106,22 @@ class Moved:
     averages: Sequence[Tensor]
 
     def addresses(self, averages: int) -> list[int]:
-        """Return a row of the table; 0 stands for what the weight has not."""
+        """Return a row of the address table, with 0 for missing tensors."""
         four = [one.data_ptr() for one in (self.weight, self.gradient, self.mean, self.square)]
         copy = 0 if self.copy is None else self.copy.values.data_ptr()
         return [*four, copy, *([one.data_ptr() for one in self.averages] or [0] * averages)]
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Return whether the pass can read and write a tensor: it takes four numbers at once."""
+    """Return whether a tensor is aligned for the pass, which loads four numbers at once."""
     return x.is_contiguous() and x.data_ptr() % _ALIGNED_BYTES == 0
 
 
 def takes(copy: Copy) -> bool:
-    """Return whether the pass can keep a copy fresh: it has its weight's numbers, since a skipped step writes none."""
+    """Return whether the pass can keep a copy fresh.
+
+    The copy must have its weight's values, since a skipped step writes none.
+    """
     return copy.fresh and is_aligned(copy.values) and copy.values.dtype in COPY_TYPES
 
 
@@ -135,7 +138,7 @@ def step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Move the weights by their gradients times `factor`, and the averages by `shares`, unless `skipped` is 1."""
+    """Update the weights by their gradients times `factor`, and the averages by `shares`, unless `skipped` is 1."""
     steps = [one.step for one in moved]
     taken = (1 - skipped).to(steps[0].dtype)
     torch._foreach_add_(steps, [taken] * len(steps))  # one tensor for all would be read by the host, which waits

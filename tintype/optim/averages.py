@@ -1,4 +1,4 @@
-"""Weight averages of every kind: they move by a share of the way to the weights, alone or in the optimizer's pass.
+"""Weight averages of every kind. Each update moves an average towards the weights, alone or in the optimizer's pass.
 
 A: averages of each weight.
 """
@@ -14,7 +14,7 @@ from tintype.runtime.layout import local
 
 
 class Averages:
-    """One or several averages of the weights that they are given, which the optimizer updates in place."""
+    """One or several averages of given weights, which the optimizer updates in place."""
 
     def __init__(self, weights: Mapping[str, Tensor], averages: Sequence[Mapping[str, Tensor]]) -> None:
         self._weights = [local(weight.detach()) for weight in weights.values()]
@@ -32,17 +32,23 @@ class Averages:
 
     @torch.no_grad()
     def begin(self, skipped: Tensor) -> Update:
-        """Count an update and return it; whoever has it moves the averages, after the weights."""
+        """Count an update and return it. Its owner must move the averages after the weights."""
         moved = [[local(average) for average in one.values()] for one in self._averages]
         return Update(self._shares(1 - skipped), self._weights, self._index, moved)
 
     def _shares(self, taken: Tensor) -> list[Tensor]:
-        """Count an update if `taken` is 1; return how far it moves each average, 0 where it is not taken."""
+        """Count an update if `taken` is 1.
+
+        Return each average's step towards the weights as a fraction; 0 if not taken.
+        """
         raise NotImplementedError
 
 
 class Update:
-    """One update of the averages. The optimizer takes those of the weights that it moves; `finish` moves the others."""
+    """One update of the averages.
+
+    The optimizer takes the averages of the weights that it moves; `finish` moves the rest.
+    """
 
     def __init__(
         self,
@@ -56,7 +62,7 @@ class Update:
         self._taken = set[int]()
 
     def take(self, weight: Tensor) -> list[Tensor]:
-        """Return the averages of a weight, which the caller moves; none where it has none."""
+        """Return the averages of a weight, which the caller then moves; empty if the weight has none."""
         index = self._index.get(id(weight))
         if index is None:
             return []
@@ -65,7 +71,7 @@ class Update:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Move the averages that nobody took."""
+        """Move the averages that were not taken."""
         left = [index for index in range(len(self._weights)) if index not in self._taken]
         if not left:
             return

@@ -1,19 +1,19 @@
-"""The exponential weight average, in fp32 whatever the weights are stored in.
+"""The exponential weight average, in fp32 regardless of the weights' dtype.
 
 Update n moves the average by w of the way to the weights. With a fixed decay d from the initial weights on, w = 1 - d,
 and decay^n of the average is the random init: 55% after 600 updates at 0.999. So by default the decay is ramped:
 
     w = max(1 - d, 10 / (n + 9))
 
-The first update copies the weights, so the init has no share at any length of training. While the ramp lasts, the
-weights of update k have the share C(k + 8, 9) / C(n + 9, 10), whose standard deviation is about 8% of the training so
-far; from n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n), which is
-this ramp one update later, so that the first update keeps a tenth of the init.
+The first update copies the weights, so the init has no share at any length of training. During the ramp, the weights of
+update k have the share C(k + 8, 9) / C(n + 9, 10). The standard deviation of this profile is about 8% of the training
+so far. From n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n). That is
+this ramp one update later, so their first update keeps a tenth of the init.
 
-Why no bias correction as in Adam, w = (1 - d) / (1 - d^n): it leaves the init out too, but while n is below 1 / (1 - d)
-it is close to the plain mean of all weights so far, those of the first steps included. Measured on `pocket` (600 steps,
-decay 0.999, one seed), scene accuracy and validation loss: raw weights 0.430 and 0.141; fixed decay 0.245 and 0.697;
-bias correction 0.383 and 0.182; this ramp 0.429 and 0.141.
+Adam's bias correction, w = (1 - d) / (1 - d^n), is not used here. Bias correction leaves the init out too. But while n
+is below 1 / (1 - d), it is close to the plain mean of all weights so far, including those of the first steps. Measured
+on `pocket` (600 steps, decay 0.999, one seed), scene accuracy and validation loss: raw weights 0.430 and 0.141; fixed
+decay 0.245 and 0.697; bias correction 0.383 and 0.182; this ramp 0.429 and 0.141.
 
 Differs: PRX has a fixed decay from the initial weights on, 0.999 every 10 steps: `ramp=false, every=10`.
 """
@@ -32,13 +32,16 @@ from tintype.optim.part import AverageSettings
 from tintype.settings import PlanView, Since
 
 UPDATES = "updates"
-"""The name of the number of updates among the tensors of an average."""
+"""Name of the number of updates among the tensors of an average."""
 _RAMP = 10
-"""Update n takes in at least this much over n + (this - 1)."""
+"""Constant of the ramp: update n moves the average by at least `_RAMP` / (n + `_RAMP` - 1)."""
 
 
 class EmaSettings(AverageSettings):
-    """An exponential weight average in fp32. It has no `kind`, so that plans from before there were others stay."""
+    """An exponential weight average in fp32.
+
+    These settings have no `kind`, so that plans from before other averages existed stay valid.
+    """
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average that each update keeps")
     ramp: Annotated[bool, Since(False)] = Field(
@@ -65,17 +68,20 @@ class EmaSettings(AverageSettings):
         return 0.0 if self.ramp else self.decay ** (steps // self.every)
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The average; nothing before the first update of a ramp, so that the weights themselves are used."""
+        """Return the average.
+
+        Before the first update of a ramp, return nothing, so that the weights themselves are used.
+        """
         if UPDATES in stored and not stored[UPDATES]:
             return {}
         return {name: tensor for name, tensor in stored.items() if name != UPDATES}
 
 
 class Ema(Averages):
-    """Follows the weights that it is given; they are updated in place by the optimizer.
+    """The average of given weights, which the optimizer updates in place.
 
-    A ramp starts from zeros, so that the first update copies the weights exactly. It counts its updates on the device,
-    so that a skipped step leaves no trace and the host does not wait.
+    A ramp starts from zeros, so that the first update copies the weights exactly. Updates are counted on the device, so
+    that a skipped step leaves no trace and the host does not wait.
     """
 
     def __init__(self, decay: float, weights: Mapping[str, Tensor], *, ramp: bool = True) -> None:

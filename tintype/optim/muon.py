@@ -1,9 +1,9 @@
-"""Muon: the 2-D weights of the blocks move along their orthogonalised momentum, the rest by AdamW (arXiv 2502.16982).
+"""Muon: the 2-D weights of the blocks follow their orthogonalised momentum, the rest uses AdamW (arXiv 2502.16982).
 
-Newton and Schulz's iteration replaces the singular values of a matrix by numbers near one. It runs on batches of
-matrices of equal shape. Options of its settings: the coefficients of Polar Express (arXiv 2505.16932), steps of even
-size for each row, as NorMuon has them (arXiv 2510.05491, `optim/row_norm.py`), and weight decay only where the step
-shrinks the weight too (cautious weight decay, arXiv 2510.12402).
+The Newton-Schulz iteration replaces the singular values of a matrix by numbers near one. The iteration runs on batches
+of matrices of equal shape. Optional settings are the coefficients of Polar Express (arXiv 2505.16932), NorMuon's equal
+step sizes for all rows (arXiv 2510.05491, `optim/row_norm.py`), and cautious weight decay (arXiv 2510.12402). Cautious
+weight decay only decays weights that the step also shrinks.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -37,7 +37,7 @@ from tintype.settings import Since
 T = TypeVar("T")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
+"""Coefficients of x -> a x + b x^3 + c x^5, steepest at zero. Five steps bring [0.01, 1] to about [0.7, 1.2]."""
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -48,14 +48,14 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""The polynomial of each step, best on the interval that the ones before leave of [0.001, 1] (algorithm 1)."""
+"""Polynomial of each step, optimal on the interval that remains of [0.001, 1] after the earlier steps (algorithm 1)."""
 _SAFETY = 1.01
-"""Rounding may make a singular value exceed its bound by this; the last polynomial needs no room."""
+"""Rounding can make a singular value exceed its bound by this factor. The last polynomial needs no such margin."""
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
-"""From here on a batch takes its time for reading and writing, and below for starting kernels."""
+"""Batch size in numbers above which memory traffic limits, and below which kernel launches limit."""
 _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
-"""Matrices that are several in one, stacked by rows."""
+"""Matrices that stack several matrices by rows, with their number."""
 
 
 class MuonSettings(OptimizerPart):
@@ -118,7 +118,7 @@ class MuonSettings(OptimizerPart):
         return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}
 
     def taken(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Names of the parameters that are orthogonalised: a matrix of one row or column has no directions to even."""
+        """Return the names of the orthogonalised parameters. A matrix of one row or column is not orthogonalised."""
         found = {name for name, parameter in named.items() if name.startswith(self.matrices) and _is_matrix(parameter)}
         if not self.modulation:
             found = {name for name in found if not name.endswith("modulation.lin.weight")}
@@ -136,7 +136,10 @@ def _is_matrix(parameter: Tensor) -> bool:
 
 
 class Muon(torch.optim.Optimizer):
-    """The first group holds the matrices, the second, where there is one, what AdamW has in torch's fused form."""
+    """Muon.
+
+    The first group has the matrices, the second group, if any, has AdamW's parameters in torch's fused form.
+    """
 
     found_inf: Tensor | None = None
     update_number: int = 0
@@ -161,7 +164,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of all parameters. Where `found_inf` is 1 nothing moves, as in torch's fused optimizers."""
+        """Take a step with all parameters. If `found_inf` is 1, nothing changes, like in torch's fused optimizers."""
         if closure is not None:
             raise NotImplementedError("a step without a closure only")
         matrices, *others = self.param_groups
@@ -183,14 +186,14 @@ class Muon(torch.optim.Optimizer):
                 self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_sharded])
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
-        """The state of a parameter, from its first step on."""
+        """Return the shapes and dtypes of a parameter's state after its first step."""
         if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
             rows = {} if self.settings.row_decay is None else {ROWS: row_slot(parameter)}
             return {"momentum": form_of(parameter), **rows, **self.storage.slots(parameter)}
         return adamw_slots(parameter, self.storage)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
-        """Return whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
+        """Return whether every step starts the same kernels: without communication and without random numbers."""
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
 
@@ -217,7 +220,7 @@ class Muon(torch.optim.Optimizer):
         gradients: list[Tensor],
         generator: torch.Generator | None,
     ) -> None:
-        """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
+        """Update this rank's shards of the matrices, with steps computed by the rank that gathered the full matrix."""
         settings = self.settings
         parameters = [parameter for batch in batches for parameter in batch.parameters]
         moves = 1 - skipped
@@ -250,7 +253,7 @@ def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 
 
 ROWS = "rows"
-"""The slot of the rows' mean squares."""
+"""Name of the state slot with the rows' mean squares."""
 
 
 def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
@@ -262,7 +265,7 @@ def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 def aim(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Takes the gradients into the momenta, unless `moves` is 0, and returns what is to be orthogonalised."""
+    """Add the gradients to the momenta, unless `moves` is 0, and return the matrices to orthogonalise."""
     # A gradient that is not finite times zero is not zero, but its bits are.
     bits = torch._foreach_mul([gradient.float().view(torch.int32) for gradient in gradients], moves.to(torch.int32))
     given = [one.view(torch.float32) for one in bits]
@@ -278,7 +281,7 @@ def aim(
 def aim_at_once(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """As `aim`, with all of them as one: the host has a few kernels to start, however many the matrices are."""
+    """Do as `aim` for all matrices at once: the host starts a few kernels, however many matrices there are."""
     given = torch.where(moves > 0, _flatten_dense_tensors(gradients).float(), 0.0)
     moved = _flatten_dense_tensors(momenta).float()
     moved = moved + (given - moved) * ((1 - momentum) * moves)
@@ -288,9 +291,10 @@ def aim_at_once(
 
 
 def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None, cautious: bool = False) -> None:
-    """Moves the weights by `size` of the steps, after all but `keep` of them is given up.
+    """Decay the weights by the factor `keep`, then add the steps times `size`.
 
-    With `cautious` only weights of the sign of their step are given up, which the step shrinks too: `size` is negative.
+    With `cautious`, only weights with the sign of their step decay. The step also shrinks these, since `size` is
+    negative.
     """
     if keep is not None and cautious:
         shrinks = [weight * step >= 0 for weight, step in zip(weights, steps, strict=True)]
@@ -306,7 +310,7 @@ def go_cautiously(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep
 
 @lru_cache(maxsize=4)
 def _fused(function: Callable[..., T]) -> Callable[..., T]:
-    """Each number is read and written once; a kernel is compiled for each batch."""
+    """Compile the function so that each number is read and written once, with one kernel per batch."""
     from tintype.model.transformer import allow_shapes
 
     allow_shapes()
@@ -318,11 +322,11 @@ _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class _Batch:
-    """Parameters whose matrices have one shape once the wide side lies along the columns."""
+    """Parameters whose matrices have one shape after transposing tall matrices to wide ones."""
 
     parameters: list[Tensor]
     parts: list[int]
-    """Number of matrices, stacked by rows, that each is made of."""
+    """Number of matrices stacked by rows in each parameter."""
     scale: float
     spread: Spread
 
@@ -332,13 +336,13 @@ class _Batch:
 
     @property
     def numbers(self) -> int:
-        """About what a rank holds of them: all ranks must come to the same number."""
+        """Return about how many numbers a rank holds. All ranks get the same result."""
         return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.shards
 
     def orthogonalise(
         self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
     ) -> list[Tensor]:
-        """Some of the parameters' matrices, by their places, as one batch; the wide ones stand before the tall ones."""
+        """Orthogonalise the matrices of some parameters as one batch. `which` has wide parameters before tall ones."""
         parts = [self.parts[index] for index in which]
         wide = sum(one.shape[0] // count <= one.shape[1] for one, count in zip(matrices, parts, strict=True))
         stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
@@ -351,7 +355,10 @@ class _Batch:
 
 
 def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
-    """One batch of all their parts. Where nothing is to be cut it is one call, for the host's sake."""
+    """Stack all parts of the matrices to one batch.
+
+    If nothing must be split, this is one call, which saves host time.
+    """
     if set(parts) == {1}:
         return torch.stack(matrices)
     return torch.cat([one.unflatten(0, (count, -1)) for one, count in zip(matrices, parts, strict=True)])
@@ -384,7 +391,7 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
 
 
 def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
-    """Which batches are gone over together, and whether by a fused kernel: large ones each, the others all at once."""
+    """Group batches that are updated together, with whether by a fused kernel. Large batches stay alone."""
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
     is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
     small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
@@ -399,7 +406,7 @@ def _parts(name: str) -> int:
 
 
 def step_scale(scaling: str, rows: int, columns: int) -> float:
-    """Return the factor of an orthogonal step besides the learning rate."""
+    """Return the factor of an orthogonal step in addition to the learning rate."""
     if scaling == "matched":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
@@ -415,10 +422,10 @@ def polynomials(iteration: str, steps: int) -> list[tuple[float, float, float]]:
 
 
 def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype, iteration: str = "newton-schulz") -> Tensor:
-    """Each matrix with its singular values brought near one; rows must not be more than columns.
+    """Return each matrix with its singular values brought near one; a matrix must not have more rows than columns.
 
-    a X + (b A + c A²) X, with A = X Xᵀ, is one product where a stands on the diagonal of the bracket; and the first
-    bracket divides by the matrix's norm too, so that X is never gone over for these alone.
+    A step is (a I + b A + c A²) X with A = X Xᵀ, computed as one product. The first step's bracket also divides by the
+    matrix's norm. So neither term needs a separate pass over X.
     """
     x_NRC = matrix_NRC.to(dtype)
     room = 1.0 if iteration == "newton-schulz" else _SAFETY
@@ -430,14 +437,14 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype, iteration:
 
 
 def _norm(gram_NRR: Tensor) -> Tensor:
-    """Return the norms of the matrices X whose products X Xᵀ these are."""
+    """Return the norms of the matrices X from their products X Xᵀ."""
     return gram_NRR.diagonal(dim1=1, dim2=2).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
-    """Floating-point operations of one step's iterations: X Xᵀ, its square, and that times X, each as a full product.
+    """Return the floating-point operations of one step's iterations: A = X Xᵀ, A², and their sum times X, in full.
 
-    Half of the first two would do, for they are symmetric; what is elementwise is not counted.
+    The first two products are symmetric, so half would be enough. Elementwise operations are not counted.
     """
     return settings.newton_schulz_steps * sum(
         _iteration_flops(named[name].shape, _parts(name) if settings.fused == "parts" else 1)

@@ -1,4 +1,4 @@
-"""Settings of optimizers and weight averages: what all kinds do."""
+"""Base settings of optimizers and weight averages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class OptimizerPart(Part):
 
     @property
     def smallest_gradient(self) -> float:
-        """Return the size below which it is epsilon that makes a step small, and not rounding."""
+        """Return the gradient size below which a step is small because of epsilon and not because of rounding."""
         return 0.0
 
     def scaled(self, factor: float) -> Self:
-        """Return the settings with every learning rate times `factor`, without digits that only rounding made."""
+        """Return the settings with every learning rate times `factor`, without digits that come from rounding."""
         return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
 
     def matrix_products(self, named: Mapping[str, nn.Parameter]) -> tuple[float, torch.dtype] | None:
-        """Return the floating-point operations of its matrix products in a step, and their type; None without any."""
+        """Return the floating-point operations of a step's matrix products, and their dtype; None without any."""
         return None
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
-        """Return the names of the parameters by the kind of optimizer that has them."""
+        """Return the names of the parameters by the kind of optimizer that updates them."""
         return {self.kind: list(named)}
 
     def build(
@@ -42,14 +42,14 @@ class OptimizerPart(Part):
 
 
 MOST_INIT = 0.01
-"""Share of the initial weights in an average above which a run warns: less does not show in samples."""
+"""Share of the initial weights in an average above which a run warns. A smaller share is not visible in samples."""
 
 
 class AverageSettings(Settings):
-    """Settings of a weight average. Those of a fixed decay have no `kind`; all others are a `Part` too."""
+    """Settings of a weight average. Settings of a fixed decay have no `kind`; all others are also a `Part`."""
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have this average."""
+        """Raise ValueError if the plan cannot have this average."""
 
     def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
         raise NotImplementedError
@@ -59,11 +59,11 @@ class AverageSettings(Settings):
         return True
 
     def init_share(self, steps: int) -> float:
-        """Share of the initial weights in the average after `steps` steps."""
+        """Return the share of the initial weights in the average after `steps` steps."""
         return 0.0
 
     def init_warning(self, steps: int) -> str | None:
-        """Warn where the average after `steps` steps has more of the initial weights than `MOST_INIT`."""
+        """Return a warning if the average's share of initial weights after `steps` steps exceeds `MOST_INIT`."""
         if (share := self.init_share(steps)) <= MOST_INIT:
             return None
         return (

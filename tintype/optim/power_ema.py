@@ -1,7 +1,7 @@
 """Power-function averages of the weights, of several lengths at once, in fp32 (EDM2, arXiv 2312.02696).
 
-A length is the width of the average as a share of the training so far, so that an early average is short and a late one
-long. What stands behind it is in `power_function`.
+A length is the width of the average relative to the training so far. So an early average is short and a late one is
+long. The mathematics is in `power_function`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,22 @@ class PowerEmaSettings(Part, AverageSettings):
         return PowerEma(self.lengths, weights)
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The average of the first length; nothing before the first update, so that the weights themselves are used."""
+        """Return the average of the first length.
+
+        Before the first update, return nothing, so that the weights are used.
+        """
         return under(prefix(self.lengths[0]), stored) if stored[UPDATES] else {}
 
     def snapshot_due(self, step: int, steps: int) -> bool:
-        """Evenly spaced; the last at the last step."""
+        """Return whether a snapshot is due. Snapshots are evenly spaced, and the last is at the last step."""
         return step * self.snapshots // steps > (step - 1) * self.snapshots // steps
 
 
 class PowerEma(Averages):
-    """The first update copies the weights. `updates` counts on the device, so that a skipped step leaves no trace."""
+    """Power-function averages of given weights. The first update copies the weights.
+
+    `updates` is counted on the device, so that a skipped step leaves no trace.
+    """
 
     def __init__(self, lengths: tuple[float, ...], weights: Mapping[str, Tensor]) -> None:
         self.averages = {
@@ -71,14 +77,14 @@ class PowerEma(Averages):
 
 
 def share(length: float, updates: Tensor) -> Tensor:
-    """1 - (1 - 1/t)^(γ + 1) for update number t, in float64 and without cancellation; 1 for the first.
+    """Return 1 - (1 - 1/t)^(γ + 1) for update number t, in float64 and without cancellation; 1 for the first update.
 
-    Where every step so far was skipped there is no t yet; any finite number will do.
+    If every step so far was skipped, t is 0, and any finite result will do.
     """
     t = updates.double().clamp_min(1)
     return -torch.expm1((exponent(length) + 1) * torch.log1p(-1 / t))
 
 
 def prefix(length: float) -> str:
-    """Stands before the names of an average's tensors; no two lengths share one."""
+    """Return the prefix of an average's tensor names. No two lengths share a prefix."""
     return f"{float(length)!r}/"

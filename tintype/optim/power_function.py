@@ -1,15 +1,14 @@
 """The mathematics of power-function averages (EDM2, arXiv 2312.02696, section 3), in float64.
 
-After T updates the average weighs the weights of update t by the profile p(t) = (γ + 1) t^γ / T^(γ + 1) on [0, T]. Its
+After T updates the average weights update t by the profile p(t) = (γ + 1) t^γ / T^(γ + 1) on [0, T]. The profile's
 standard deviation is the same share of T at every T: the average's *length*,
 
     length² = (γ + 1) / ((γ + 2)² (γ + 3)).
 
-The update (1 - 1/t)^(γ + 1) makes this exact, not only in the limit: the weights of update k have the weight
-(k^(γ + 1) - (k - 1)^(γ + 1)) / T^(γ + 1), which is p's integral over [k - 1, k].
+The update (1 - 1/t)^(γ + 1) makes this exact, not only in the limit. Update k has the weight (k^(γ + 1) - (k - 1)^(γ +
+1)) / T^(γ + 1), which is p's integral over [k - 1, k].
 
-A profile of another length is fitted by those that were stored: least squares in L2, where every product is known in
-closed form.
+A profile of another length is fitted by stored profiles: least squares in L2, where every product has a closed form.
 
 P: stored profiles.
 """
@@ -31,7 +30,7 @@ LONGEST = 1 / math.sqrt(12)
 
 @lru_cache(maxsize=256)
 def exponent(length: float) -> float:
-    """γ: the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
+    """Return γ: the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
 
     Only the last coefficients are negative, so there is one positive root; it lies below 1/s.
     """
@@ -52,14 +51,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weights with which stored profiles make another, and what is left: the share of its norm that is missed."""
+    """Weights by which stored profiles approximate another, and the residual: the missed share of its norm."""
 
     weights: tuple[float, ...]
     residual: float
 
 
 def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
-    """The least-squares fit, with weights that sum to one. A profile that is stored is returned as it is."""
+    """Return the least-squares fit with weights that sum to one. A stored profile is returned unchanged."""
     if wanted in stored:
         first = stored.index(wanted)
         return Mixture(tuple(float(index == first) for index in range(len(stored))), 0.0)
@@ -77,7 +76,10 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
 
 
 def products(first: Sequence[Profile], second: Sequence[Profile]) -> NDArray[np.float64]:
-    """∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U, where p, with γ, ends first (T ≤ U)."""
+    """Return ∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U, where p, with γ, ends first.
+
+    p ends at T and q at U ≥ T.
+    """
     gamma, end = (column[:, None] for column in _columns(first))
     delta, last = (column[None, :] for column in _columns(second))
     earlier, later = np.minimum(end, last), np.maximum(end, last)

@@ -1,7 +1,7 @@
-"""Work of a GPU that the host starts as one: recorded once as a CUDA graph, then played again.
+"""Record GPU work as a CUDA graph once, then replay it, so that the host starts it with one call.
 
-A small model's optimizer is hundreds of kernels of a few microseconds, and a host can take longer to start them than
-the GPU to run them. A graph reads and writes where it was recorded, so what changes from step to step is copied there.
+A small model's optimizer has hundreds of kernels of a few microseconds, and a host can take longer to start them than
+the GPU to run them. A graph reads and writes fixed addresses, so inputs that change from step to step are copied there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 Work = Callable[[list[Tensor]], None]
-"""Takes the inputs, and changes other tensors in their place."""
+"""Function that takes the inputs and changes other tensors in place."""
 
 
 class Replay:
-    """Calls `work` with the inputs, from the second call on by a graph.
+    """Call `work` with the inputs, from the second call on by a graph.
 
-    The first call warms up what must not happen within a recording. `anchors` are the tensors that the work changes:
-    when one of them has moved (a checkpoint was loaded) or an input has another form, the graph is recorded anew.
+    The first call does the warm-up that must not be recorded. `anchors` are the tensors that the work changes. If one
+    of them has moved (a checkpoint was loaded) or an input has another form, the graph is recorded again.
     """
 
     def __init__(self, work: Work, anchors: Callable[[], Sequence[Tensor]]) -> None:
@@ -43,7 +43,7 @@ class Replay:
         torch.autograd.graph.increment_version(self._anchors())  # a graph does not: copies of weights would look fresh
 
     def _copy(self, inputs: Sequence[Tensor]) -> None:
-        """Copy all tensors of one type at once: one kernel for many."""
+        """Copy all tensors of one dtype at once, with one kernel."""
         for dtype in {one.dtype for one in inputs}:
             pairs = [(kept, one) for kept, one in zip(self._inputs, inputs, strict=True) if one.dtype == dtype]
             torch._foreach_copy_([kept for kept, _ in pairs], [one for _, one in pairs])

@@ -1,7 +1,8 @@
-"""Spreads work on whole matrices over the ranks: each is gathered once, worked on by one rank, and sent back once.
+"""Spread work on full matrices over the ranks: each matrix is gathered once, processed by one rank, and sent back once.
 
-The ranks are a grid of replicas × shards (`layout`). A matrix belongs to one row, whose ranks send their shards to that
-one of them that works on it. Its result goes back in shards, and from there to the same shards of the other rows.
+The ranks are a grid of replicas × shards (`layout`). A matrix is assigned to one row of the grid. The row's ranks send
+their shards to the rank of the row that processes the matrix. The result goes back as shards, and from there to the
+same shards of the other rows.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch import Tensor
 from tintype.runtime.layout import Layout, rows_of_shard
 
 Work = Callable[[Sequence[int], list[Tensor]], list[Tensor]]
-"""(which matrices, the matrices) -> their results, of the same shapes and type."""
+"""Function (indices of matrices, the matrices) -> their results, of the same shapes and dtype."""
 
 
 @dataclass(frozen=True)
 class Spread:
     shapes: Sequence[torch.Size]
-    """Shapes of the whole matrices."""
+    """Shapes of the full matrices."""
     first: int
-    """Number of matrices that were spread before: turns continue after those."""
+    """Number of matrices that were spread earlier; the assignment continues after them."""
     layout: Layout
 
     def work(self, work: Work, held: list[Tensor]) -> list[Tensor]:
@@ -38,21 +39,21 @@ class Spread:
         return self._to_replicas(found, held[0]) if self.layout.replicas > 1 else found
 
     def _row(self, replica: int) -> list[int]:
-        """The matrices that belong to a replica."""
+        """Return the matrices assigned to a replica."""
         return [index for index in range(len(self.shapes)) if (self.first + index) % self.layout.replicas == replica]
 
     def _owned_by(self, shard: int) -> list[int]:
-        """Return the matrices of this rank's row that a shard's rank works on."""
+        """Return the matrices of this rank's row that a shard's rank processes."""
         replicas, shards = self.layout.replicas, self.layout.shards
         return [index for index in self._row(self.layout.replica) if (self.first + index) // replicas % shards == shard]
 
     def _shape(self, index: int, shard: int) -> tuple[int, ...]:
-        """Return the shape of a shard of a matrix."""
+        """Return the shape of a matrix's shard."""
         rows, *others = self.shapes[index]
         return rows_of_shard(rows, shard, self.layout.shards), *others
 
     def _to_owners(self, held: list[Tensor]) -> list[Tensor]:
-        """The whole matrices that this rank works on."""
+        """Return the full matrices that this rank processes."""
         shards, mine = range(self.layout.shards), self._owned_by(self.layout.shard)
         if len(shards) == 1:
             return [held[index] for index in mine]
@@ -61,7 +62,7 @@ class Spread:
         return [torch.cat(parts) for parts in zip(*received, strict=True)]
 
     def _from_owners(self, results: list[Tensor], like: Tensor) -> list[Tensor]:
-        """This rank's shards of the results of its row, in order."""
+        """Return this rank's shards of its row's results, in order."""
         shards, mine = range(self.layout.shards), self._owned_by(self.layout.shard)
         if len(shards) == 1:
             return results
@@ -79,7 +80,7 @@ class Spread:
     def _exchange(
         self, sent: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], like: Tensor
     ) -> list[list[Tensor]]:
-        """Sends a list of tensors to each rank of the row; returns what came from each, of these shapes."""
+        """Send a list of tensors to each rank of the row; return the received tensors, which have these shapes."""
         outgoing = [_flat(some, like) for some in sent]
         sizes = [sum(map(math.prod, some)) * like.element_size() for some in shapes]
         incoming = outgoing[0].new_empty(sum(sizes))
@@ -88,7 +89,7 @@ class Spread:
         return [_unflat(some, which, like) for some, which in zip(incoming.split(sizes), shapes, strict=True)]
 
     def _to_replicas(self, found: list[Tensor], like: Tensor) -> list[Tensor]:
-        """All results' shards, of which every row has some."""
+        """Return the shards of all results, gathered from all rows."""
         rows = [self._row(replica) for replica in range(self.layout.replicas)]
         shapes = [[self._shape(index, self.layout.shard) for index in row] for row in rows]
         most = max(sum(map(math.prod, some)) for some in shapes) * like.element_size()
@@ -105,7 +106,7 @@ class Spread:
 
 
 def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
-    """As bytes, since not every backend sends every type."""
+    """Return the tensors as bytes, since not every backend can send every dtype."""
     return torch.cat([like.new_empty(0), *(tensor.to(like.dtype).flatten() for tensor in tensors)]).view(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""How an optimizer stores updated weights: in fp32 as they are, or in bf16, which has 8 bits for a number.
+"""Store updated weights in fp32, or in bf16, which has 8 significant bits.
 
-In bf16 a step smaller than about 1/256 of a weight is lost when it is rounded to nearest. Rounded stochastically it is
-kept on average; with Kahan's compensation what was rounded away is kept beside the weight and added the next time.
+In bf16 a step smaller than about 1/256 of a weight is lost when it is rounded to nearest. Stochastic rounding preserves
+it on average. Kahan's compensation stores the rounding error beside the weight and adds it the next time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tintype.runtime.layout import local
 Rounding = Literal["nearest", "stochastic", "kahan"]
 _KEPT_BITS = -(1 << 16)
 COMPENSATION = "compensation"
-"""The slot of an optimizer's state that holds what was rounded away."""
+"""Name of the optimizer state slot with the rounding error."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Storage:
     rounding: Rounding = "nearest"
     seed: int = 0
     shard: int = 0
-    """Index of this rank's shard. Each shard draws its own random numbers, and its replicas the same."""
+    """Index of this rank's shard. Each shard draws its own random numbers, and its replicas draw the same."""
 
     def open(self, weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
-        """The weights to compute with: themselves in fp32, else copies in fp32."""
+        """Return the weights to compute with: fp32 weights themselves, or fp32 copies of bf16 weights."""
         opened = [local(weight).float() for weight in weights]
         if self.rounding == "kahan":
             opened = [
@@ -48,7 +48,7 @@ class Storage:
         generator: torch.Generator | None,
         skipped: Tensor | None = None,
     ) -> None:
-        """Rounds the moved copies into the weights. Where `skipped` is 1 they stay as they are."""
+        """Round the updated copies into the weights. If `skipped` is 1, the weights stay unchanged."""
         for whole, moved, state in zip(weights, opened, states, strict=True):
             weight = local(whole)
             if weight.dtype == moved.dtype:  # it was moved itself
@@ -69,12 +69,15 @@ class Storage:
             weight.copy_(rounded)
 
     def slots(self, weight: Tensor) -> dict[str, Form]:
-        """Return the slots of an optimizer's state that `close` keeps for a weight."""
+        """Return the optimizer state slots that `close` needs for a weight."""
         compensated = self.rounding == "kahan" and weight.dtype != torch.float32
         return {COMPENSATION: form_of(weight)} if compensated else {}
 
     def generator(self, device: torch.device, update: int, sharded: bool = False) -> torch.Generator | None:
-        """The random numbers of an update: a function of the seed and its number, so that there is none to save."""
+        """Return the random generator of an update.
+
+        The generator depends only on the seed and the update's number, so nothing is saved.
+        """
         if self.rounding != "stochastic":
             return None
         shard = f"/{self.shard}" if sharded and self.shard else ""
@@ -82,10 +85,10 @@ class Storage:
 
 
 EXACT = Storage()
-"""Weights as they are, or rounded to nearest by torch itself."""
+"""Storage in fp32, or with rounding to nearest by torch itself."""
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
-    """fp32 to bf16, up or down with the probabilities that make the mean right: random bits below the kept ones."""
+    """Round fp32 to bf16, up or down at random, so that the mean is exact: add random bits below the kept bits."""
     noise = torch.randint(0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator)
     return ((value.view(torch.int32) + noise) & _KEPT_BITS).view(torch.float32).to(torch.bfloat16)

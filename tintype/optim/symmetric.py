@@ -1,7 +1,7 @@
-"""Products that are symmetric, of which half is computed: X Xᵀ, and the polynomial of it that Newton and Schulz take.
+"""Symmetric matrix products of which only half is computed: X Xᵀ, and its polynomial in the Newton-Schulz iteration.
 
-On GPUs that have bulk copies (Hopper and later), in bf16 and for large matrices by a kernel of Triton's; elsewhere by
-torch, in full.
+Large bf16 matrices on GPUs with bulk copies (Hopper and later) use a Triton kernel. All other cases use torch and
+compute the full product.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 
 _COPIED_BYTES = 16
-"""Alignment that bulk copies need of an address and of the distance between rows."""
+"""Alignment in bytes that bulk copies need, for addresses and row strides."""
 FEWEST_ROWS = 1024
-"""Below, a product is done before the host has started the next one, and half of it saves nothing."""
+"""With fewer rows, the host limits the speed, and half a product saves nothing."""
 
 
 def gram(x_NRC: Tensor) -> Tensor:
-    """X Xᵀ [N, R, R]. X may be a transposed view."""
+    """Return X Xᵀ [N, R, R]. X may be a transposed view."""
     if not _takes(x_NRC):
         return torch.bmm(x_NRC, x_NRC.mT)
     from tintype.optim import symmetric_kernel
@@ -28,10 +28,10 @@ def gram(x_NRC: Tensor) -> Tensor:
 
 
 def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
-    """a I + b A + c A² for a symmetric A; with the norms n of X, where A = X Xᵀ, (a I + b A / n² + c A² / n⁴) / n.
+    """Return a I + b A + c A² for a symmetric A. With the norms n of X, where A = X Xᵀ, scale the bracket by n.
 
-    So that the bracket times X is the iteration's step from X / n, which is never made. The kernel adds in fp32 and
-    rounds once; n⁴ must be less than 3e38.
+    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. Multiplied by X it gives the iteration's step from X / n,
+    without computing X / n. The kernel adds in fp32 and rounds once; n⁴ must be less than 3e38.
     """
     if not _takes(gram_NRR):
         return _bracket(gram_NRR, a, b, c, norm_N)
@@ -56,14 +56,14 @@ def _takes(x_NRC: Tensor) -> bool:
 
 
 def runs_on(x_NRC: Tensor) -> bool:
-    """Return whether the kernel can take it: its type, its device, and its memory layout."""
+    """Return whether the kernel supports the tensor's dtype, device and memory layout."""
     if x_NRC.dtype != torch.bfloat16 or not x_NRC.is_cuda or torch.version.cuda is None or not has_triton():
         return False
     return torch.cuda.get_device_capability(x_NRC.device) >= (9, 0) and _is_aligned(x_NRC)
 
 
 def _is_aligned(x_NRC: Tensor) -> bool:
-    """The columns or the rows lie side by side, and all else in steps of sixteen bytes; so does the result."""
+    """Return whether columns or rows are contiguous, and all other strides are multiples of sixteen bytes."""
     numbers = _COPIED_BYTES // x_NRC.element_size()
     stored = x_NRC if x_NRC.stride(2) == 1 else x_NRC.mT
     steps = (stored.stride(0), stored.stride(1), x_NRC.shape[1])

@@ -1,4 +1,4 @@
-"""The Triton kernel of `symmetric`, by itself, so that only who has a GPU imports Triton.
+"""The Triton kernel of `symmetric`, in a module of its own, so that only systems with a GPU import Triton.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -16,11 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 _SMALL_ROWS = 1024
 _DEPTH = 64
-"""Block of the sum, the same in every configuration, so that all add in the same order and give the same bits."""
+"""Block length of the sum.
+
+The block length is equal in all configurations, so that all add in the same order and give the same bits.
+"""
 
 
 def product(x_NRC: Tensor, gram_NRR: Tensor | None, norm_N: Tensor, a: float, b: float, c: float) -> Tensor:
-    """X Xᵀ; or with X a symmetric matrix, given as `gram_NRR` too, the bracket of `symmetric.bracket`."""
+    """Return X Xᵀ. With a symmetric X, also given as `gram_NRR`, return the bracket of `symmetric.bracket`."""
     matrices, rows, columns = x_NRC.shape
     turned = x_NRC.stride(2) != 1
     stored = x_NRC.mT if turned else x_NRC
@@ -68,11 +71,11 @@ def lower_triangle(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """One tile that reaches the diagonal or lies below it, stored there and, turned, at its mirror image.
+    """Compute one tile on or below the diagonal; store it there and, transposed, at its mirror position.
 
-    The tiles go by groups of WIDE rows, the p-th with p + 1 tiles in a row. Those of one matrix run together and go
-    along its columns together, so that they find each other's rows in the cache in whatever order they stand. Where a
-    tile crosses the diagonal a place is written twice: with the same bits, for x y is y x.
+    Tiles are grouped by WIDE rows; the p-th group has p + 1 tiles in a row. Tiles of one matrix run at the same time
+    and proceed along its columns together, so that they share rows in the cache. A tile that crosses the diagonal
+    writes some positions twice, with the same bits, since x y equals y x.
     """
     PER_GROUP: tl.constexpr = WIDE // HIGH
     tile = tl.program_id(0)
@@ -111,7 +114,7 @@ def lower_triangle(  # type: ignore[no-untyped-def]
 
 
 def _set_blocks(arguments: dict[str, Any]) -> None:
-    """Set the size of bulk copies to that of the configuration."""
+    """Set the size of bulk copies to the configuration's tile size."""
     for name, side in (("left", "HIGH"), ("right", "WIDE")):
         sides = [arguments[side], arguments["DEPTH"]]
         arguments[name].block_shape = [1, *(reversed(sides) if arguments["TURNED"] else sides)]
