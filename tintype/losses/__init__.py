@@ -1,4 +1,4 @@
-"""Losses beside the objective, one file each with its settings, and this table of them."""
+"""Losses in addition to the objective, one file each with its settings, and the table that lists them."""
 
 from tintype.losses.attention import AttentionSettings
 from tintype.losses.class_token import ClassTokenSettings

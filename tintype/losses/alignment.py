@@ -1,9 +1,9 @@
-"""Alignment: tokens inside the denoiser, projected, are to point as a frozen teacher's tokens of the clean image do.
+"""Alignment: projected tokens inside the denoiser are trained to have the direction of a frozen teacher's tokens.
 
-REPA (arXiv 2410.06940): the loss of a sample is minus the mean cosine over its tokens. This file has
-what the losses of this family share.
+The teacher sees the clean image. REPA (arXiv 2410.06940): a sample's loss is minus the mean cosine over its tokens.
+This file has the common base of these losses.
 
-B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser. T: width of the teacher.
+B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser. T: width of the teacher.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AlignmentOptions(Settings):
     cache: CacheKind = Field("none", description="Where the teacher's tokens are kept, in fp16; without one, nowhere")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part: the middle is block 8 of 16, PRX's and REPA's."""
+        """Return the settings of a part. The default block, in the middle, is block 8 of 16 as in PRX and REPA."""
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -54,7 +54,7 @@ class AlignmentPart(AlignmentOptions, LossPart):
 
 
 def check_block(kind: str, block: int, plan: PlanView) -> None:
-    """Raise ValueError where the denoiser has no such block."""
+    """Raise ValueError if the denoiser has no such block."""
     depth = plan.model.depth
     if not 1 <= block <= depth:
         raise ValueError(
@@ -63,10 +63,10 @@ def check_block(kind: str, block: int, plan: PlanView) -> None:
 
 
 class AlignmentTerm(nn.Module, LossTerm):
-    """Term with a projector that is trained and saved with the model; the teacher is no module, so it is not.
+    """Loss term with a projector that is trained and saved with the model. The teacher is no module, so it is not.
 
-    Projector and cosine are computed in fp32 from parameters in fp32, whatever the precision of training. On a GPU that
-    trains in bf16 the projector's products are TF32: in fp32 they took longer than a DINOv2-B as the teacher.
+    Projector and cosine are computed in fp32 from fp32 parameters, regardless of the training's precision. On a GPU
+    that trains in bf16, the projector's products use TF32: in fp32 they took longer than a DINOv2-B teacher.
     """
 
     def __init__(self, settings: AlignmentPart, context: LossContext, projector: nn.Module) -> None:
@@ -101,7 +101,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         self._cache(self._context.grid_at(*shape)).expect(ids)
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        """Return the teacher's tokens, on the grid of these images."""
+        """Return the teacher's tokens on the grid of these images."""
         if not self._teachers:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before look()")
         grid = self._context.grid_of(image_BCHW)
@@ -110,13 +110,13 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self._cache(grid)(image_BCHW, ids)
 
     def _teacher(self, grid: Grid) -> Teacher:
-        """Return the teacher for a grid. All share one network."""
+        """Return the teacher for a grid. All grids share one network."""
         if grid not in self._teachers:
             self._teachers[grid] = self._teachers[self._context.grid].at_grid(grid)
         return self._teachers[grid]
 
     def _cache(self, grid: Grid) -> TeacherCache:
-        """Return the cached tokens for a grid. The shapes of the data share their rows; a stage has its own."""
+        """Return the cached tokens for a grid. The data's shapes share their rows; each stage has its own rows."""
         if grid in self._caches:
             return self._caches[grid]
         context, kind = self._context, self._settings.cache
@@ -134,9 +134,11 @@ class AlignmentTerm(nn.Module, LossTerm):
 
     @property
     def _stage_key(self) -> str:
-        """Names the images of an earlier stage, which the data's own key and a grid do not tell from larger ones.
+        """Return a key of an earlier stage's images.
 
-        The grids of all stages say which of them an image has in this one.
+        The data's key and a grid do not distinguish them from larger images.
+
+        The grids of all stages decide which grid an image has in this stage.
         """
         context = self._context
         return f"{context.data_key} {context.token_px} px {context.grids} {context.stage_grids}"
@@ -145,7 +147,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
 
     def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None, image_BCHW: Tensor | None) -> Tensor:
-        """Return the loss of each sample, from its tapped features and the result of `look` at its image."""
+        """Return each sample's loss, from its tapped features and the output of `look` for its image."""
         (block,) = self.taps
         if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
@@ -155,7 +157,7 @@ class AlignmentTerm(nn.Module, LossTerm):
             return self.compare(projected_BKT, seen_BLT, kept_BK)
 
     def project(self, token_BKD: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
-        """Return the tokens in the teacher's width, in fp32. `grid` is that of all tokens of a sample."""
+        """Project the tokens to the teacher's width, in fp32. `grid` is the grid of all tokens of a sample."""
         return in_fp32(self.projector, token_BKD)
 
     def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
@@ -166,9 +168,9 @@ class AlignmentTerm(nn.Module, LossTerm):
 
 
 def grids_of_stage(context: LossContext, grid: Grid) -> tuple[Grid, ...]:
-    """Return the grids of the stage that has this one. An image has one of them, so that they can share cached rows.
+    """Return the grids of the stage that has this grid. An image has one of them, so these grids can share cached rows.
 
-    A grid of several stages is among none: an image may have it in one stage and another grid in the next.
+    A grid of several stages is left out: an image can have it in one stage and another grid in the next stage.
     """
     stages = (context.grids, *context.stage_grids)
 

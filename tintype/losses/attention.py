@@ -1,13 +1,13 @@
-"""attention: blocks of the denoiser look at the image as the last layers of a frozen teacher do (HASTE).
+"""attention: blocks of the denoiser are trained to attend like the last layers of a frozen teacher (HASTE).
 
-HASTE (arXiv 2505.16792) aligns attention maps beside REPA's features, and stops both. The last `layers` layers of the
-teacher teach as many blocks of the denoiser, those up to `block`, in their order. The loss of a token is the cross
-entropy from the teacher's attention over the patches to the denoiser's over the image tokens, both normalised over
-these alone (class token, registers and text are left out), as in the authors' code. It is averaged over tokens, heads
-and layers; where the two have other numbers of heads, the first heads of each are compared, as there. The authors have
-the fifth to eighth of 28 blocks and the last four of twelve layers.
+HASTE (arXiv 2505.16792) aligns attention maps in addition to REPA's features, and stops both. The last `layers` layers
+of the teacher teach as many blocks of the denoiser, up to `block`, in their order. A token's loss is the cross entropy
+from the teacher's attention over patches to the denoiser's attention over image tokens. Both are normalised over these
+alone, without class token, registers and text, as in the authors' code. The loss is averaged over tokens, heads and
+layers. If the numbers of heads differ, the first heads of each are compared, as in the authors' code. The authors use
+blocks five to eight of 28 and the last four of twelve layers.
 
-B: samples. L: tokens of the grid. K: those that the route kept. N: layers. A: heads.
+B: samples. L: tokens of the grid. K: tokens that the route kept. N: layers. A: heads.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class AttentionTerm(LossTerm):
 
 
 def among(map_BALL: Tensor, kept_BK: Tensor) -> Tensor:
-    """Return the attention of some tokens among themselves, normalised over them."""
+    """Return the attention between the kept tokens only, normalised over them."""
     heads, length = map_BALL.shape[1], map_BALL.shape[3]
     rows = kept_BK[:, None, :, None].expand(-1, heads, -1, length)
     columns = kept_BK[:, None, None, :].expand(-1, heads, kept_BK.shape[1], -1)
@@ -106,7 +106,7 @@ def among(map_BALL: Tensor, kept_BK: Tensor) -> Tensor:
 
 
 def cross_entropy(logit_BALL: Tensor, map_BALL: Tensor) -> Tensor:
-    """Return the mean over heads and tokens, of the heads that both have."""
+    """Return the cross entropy, averaged over tokens and the common heads."""
     heads = min(logit_BALL.shape[1], map_BALL.shape[1])
     log_BALL = logit_BALL[:, :heads].log_softmax(-1)
     return -(map_BALL[:, :heads] * log_BALL).sum(-1).mean((1, 2))

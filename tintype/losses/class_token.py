@@ -1,13 +1,13 @@
-"""class-token: the denoiser denoises a frozen teacher's class token along with the image (REG: Wu et al. 2025,
-"Representation Entanglement for Generation", arXiv 2507.01467).
+"""class-token: the denoiser denoises a frozen teacher's class token along with the image (REG, arXiv 2507.01467).
 
-The class token c of the clean image is noised with the image's own t, c_t = (1 - t) c + t n, and joins the image's
-tokens as one more. The denoiser predicts its velocity n - c; the loss is the mean squared error. In sampling it starts
-from noise and is denoised beside the image, so that no teacher is needed.
+Wu et al. 2025, "Representation Entanglement for Generation". The class token c of the clean image is noised with the
+image's own t, c_t = (1 - t) c + t n, and joins the image's tokens. The denoiser predicts its velocity n - c; the loss
+is the mean squared error. In sampling the class token starts from noise and is denoised together with the image, so no
+teacher is needed.
 
-Differs: c is brought to mean 0 and deviation 1 by a layer norm without weights, so that any teacher's fits the noise; a
-teacher without a class token gives the mean of its tokens; c is not aligned inside the denoiser, only the patches
-are; and guidance has one scale for both.
+Differs: a layer norm without weights brings c to mean 0 and standard deviation 1, so that any teacher's token fits the
+noise. A teacher without a class token gives the mean of its tokens. Only the patches are aligned inside the denoiser,
+not c. Guidance has one scale for both.
 
 B: samples. T: width of the class token.
 """
@@ -58,7 +58,7 @@ class ClassTokenSettings(LossPart):
 
 
 class ClassTokens:
-    """Class tokens of clean images, by a teacher that is loaded at first use."""
+    """Class tokens of clean images, from a teacher that is loaded on first use."""
 
     def __init__(self, settings: TeacherChoice, device: torch.device) -> None:
         self._settings, self._device = settings, device
@@ -75,7 +75,7 @@ class ClassTokens:
         self._teachers = {}
 
     def __call__(self, image_BCHW: Tensor, grid: Grid) -> Tensor:
-        """Return the class tokens of uint8 images, each of mean 0 and deviation 1: float32 [B, T]."""
+        """Return the class tokens of uint8 images, each with mean 0 and standard deviation 1: float32 [B, T]."""
         class_BT = self.load(grid).class_tokens(image_BCHW)
         return layer_norm(class_BT, class_BT.shape[1:])
 
@@ -106,7 +106,7 @@ def class_noise(draws: Draws, width: int) -> Tensor:
 
 
 def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> Tensor | None:
-    """Return the class tokens at t: [B, T]; None for a denoiser without one, whose `width` is 0.
+    """Return the class tokens noised to t: [B, T]; None if the denoiser has no class token and `width` is 0.
 
     `seen` has the class tokens of the clean images, by the name of their loss.
     """

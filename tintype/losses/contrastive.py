@@ -1,17 +1,18 @@
-"""contrastive: a sample's velocity keeps away from those of other captions (arXiv 2506.05350).
+"""contrastive: a sample's velocity is pushed away from the velocities of other captions (arXiv 2506.05350).
 
 L = |v̂ - v|² - λ |v̂ - v_neg|², with v_neg the target velocity of another sample of the micro-batch. This term is the
-second half; λ is its weight. Both halves are taken on the velocities that the objective compares, with the same clamp
-and the same weight of t: with a weight on the first half only, the sum would have no minimum at a t that counts
-less than λ. For the same reason λ stays below 1.
+second half; λ is its weight. Both halves use the velocities of the objective, with the same clamp and the same weight
+of t. With a weight on the first half only, the sum would have no minimum at a t whose weight is below λ. For the same
+reason λ must be below 1.
 
-Negatives: a random pairing of the micro-batch in which no sample gets itself or a sample of the same caption, and none
-is used twice. So accumulation, which makes micro-batches smaller, changes the method; ranks, which share one, do not.
-Where one caption holds more than half of the micro-batch, as many as can be are paired, and the others contribute zero.
-Differs: the paper draws another sample at random, of the same class or not.
+Negatives are a random pairing of the micro-batch. No sample gets itself or a sample of the same caption, and none is
+used twice. So accumulation, which makes micro-batches smaller, changes the method; ranks, which share a micro-batch, do
+not. If one caption has more than half of the micro-batch, as many samples as possible are paired, and the rest
+contribute zero. Differs: the paper draws another sample at random, of the same class or not.
 
-Minimiser: v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other captions:
-that of all data, unless captions are few. The authors undo it when they sample; here that is guidance's `unbias`.
+Minimiser: v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other captions.
+With many captions this is the mean over all data. The authors undo this when they sample; here guidance's `unbias`
+does.
 
 B: samples of a micro-batch.
 """
@@ -76,11 +77,11 @@ class Contrastive(LossTerm):
 
 
 def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
-    """Return the index of each sample's negative, and whether it is one: False where both have one caption.
+    """Return the index of each sample's negative, and whether it is valid: False if both have one caption.
 
-    All samples stand in a circle in random order, those of one caption side by side. The negative stands as many
-    places further as the most frequent caption has samples: that is beyond every group, and comes round to the same
-    group only if that one has more than half of the places. Nothing is read back from the device.
+    All samples are arranged in a circle in random order, grouped by caption. A sample's negative is m places further,
+    where m is the size of the largest group. So the negative is outside of the sample's group, unless the group has
+    more than half of all samples. Nothing is read back from the device.
     """
     device = draws.position_B.device
     first = {caption: index for index, caption in reversed(list(enumerate(captions)))}

@@ -1,12 +1,11 @@
-"""A discriminator that judges patches of images, for the training of an autoencoder's decoder (PatchGAN, arXiv
-1611.07004), with the hinge losses of LDM's and REPA-E's (arXiv 2112.10752, 2504.10483).
+"""A discriminator of image patches, to train an autoencoder's decoder (PatchGAN, arXiv 1611.07004).
 
-Differs: group norm in place of batch norm. What is said of an image then does not depend on those beside it, so that
-neither the size of a batch nor its layout over ranks changes a loss. And the weight of the generator's loss is fixed,
-as in REPA-E; LDM's follows the norms of two gradients.
+The hinge losses are those of LDM and REPA-E (arXiv 2112.10752, 2504.10483). Differs: group norm in place of batch norm.
+So an image's score does not depend on the other images of the batch, and neither batch size nor ranks change a loss.
+The weight of the generator's loss is fixed, as in REPA-E; LDM's weight follows the norms of two gradients.
 
-A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss and minimises `discriminator_loss(seen, true)`
-over this module's parameters. Neither loss has a gradient for the other's parameters, so both may go into one backward.
+A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss, and minimises `discriminator_loss(seen, true)`
+over this module's parameters. Neither loss has a gradient for the other's parameters, so one backward pass can do both.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -23,7 +22,7 @@ from tintype.rng import seeded
 from tintype.settings import Settings
 
 SMALLEST_PX = 24
-"""A smaller image has no patch."""
+"""Smallest image side. A smaller image has no patch."""
 
 _GROUPS = 8
 _LAYERS = 3
@@ -32,7 +31,7 @@ _WEIGHT_STD = 0.02
 
 
 class DiscriminatorSettings(Settings):
-    """Settings of LDM's and REPA-E's discriminator, off by default; with REPA-E's weight: `weight: 0.1`."""
+    """Settings of LDM's and REPA-E's discriminator, off by default. REPA-E's weight is `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="Of the generator's loss; 0: none. REPA-E's is 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
@@ -43,7 +42,7 @@ class DiscriminatorSettings(Settings):
         return self.weight > 0 and step >= self.start_step
 
     def check(self, size_px: int, steps: int, size_setting: str, where: str = "") -> None:
-        """Raise ValueError where images are too small for it, or where training ends before its first step."""
+        """Raise ValueError if images are too small for the discriminator, or if training ends before its first step."""
         if self.weight and size_px < SMALLEST_PX:
             raise ValueError(
                 f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, and it is "
@@ -56,7 +55,7 @@ class DiscriminatorSettings(Settings):
             )
 
     def build(self, seed: int) -> Discriminator | None:
-        """Return a new discriminator, of a stream of its own; None where its weight is 0."""
+        """Return a new discriminator with a random stream of its own; None if its weight is 0."""
         if not self.weight:
             return None
         with seeded(seed, "adversary"):
@@ -64,7 +63,7 @@ class DiscriminatorSettings(Settings):
 
 
 class Discriminator(nn.Module):
-    """Images in [-1, 1] to a number for each of their patches of 70 × 70 px: high where it takes them for true."""
+    """Map images in [-1, 1] to a logit for each patch of 70 × 70 px, which is high for patches classified as true."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -87,12 +86,12 @@ class Discriminator(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """Return the loss that the decoder minimises. Its gradient reaches the images, not this module."""
+        """Return the loss that the decoder minimises. Its gradient reaches the images, but not this module."""
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """Return the loss that this module minimises. Its gradient reaches this module's parameters, and no image."""
+        """Return the loss that this module minimises. Its gradient reaches this module's parameters, but no image."""
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 
@@ -101,5 +100,5 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 
 
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
-    """Return the hinge loss: zero where all true patches are at 1 or above, and all seen ones at -1 or below."""
+    """Return the hinge loss: zero if all true patches are at least 1 and all generated patches at most -1."""
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

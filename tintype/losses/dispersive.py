@@ -1,13 +1,13 @@
-"""dispersive: the samples of a micro-batch keep apart inside the denoiser, without a teacher (arXiv 2506.09027).
+"""dispersive: the samples of a micro-batch are pushed apart inside the denoiser, without a teacher (arXiv 2506.09027).
 
-L = log mean over i, j of exp(-d_ij / τ), with d_ij = |z_i - z_j|² / n between the n numbers that two samples have after
-a block: InfoNCE without its positive pairs. As in the authors' code the mean goes over all pairs of the batch, those
-of a sample with itself too, so that L lies between -log B and 0, and the squared distance is divided by n: a sum over
-all numbers of a wide block would be so large that no pair had a gradient. Their code has no τ (it is 1), a weight of
-0.25 and the last block; weight and τ here are the paper's.
+L = log mean over i, j of exp(-d_ij / τ), with d_ij = |z_i - z_j|² / n, where z_i are the n numbers of sample i after a
+block. This is InfoNCE without positive pairs. As in the authors' code, the mean includes all pairs of the batch, also
+each sample with itself, so L is between -log B and 0. The squared distance is divided by n: for a wide block, the sum
+would be so large that no pair had a gradient. The authors' code has no τ (it is 1), a weight of 0.25 and the last
+block. Weight and τ here are the paper's.
 
-Samples are those of the whole micro-batch on all ranks, with gradients to all of them: accumulation, which makes
-micro-batches smaller, changes the method; ranks, which share one, do not.
+Samples are those of the whole micro-batch on all ranks, and all get gradients. So accumulation, which makes
+micro-batches smaller, changes the method; ranks, which share a micro-batch, do not.
 
 B: samples of this rank. N: samples of all ranks. L: tokens. D: width of the denoiser. F: numbers of a sample.
 """
@@ -37,7 +37,7 @@ class DispersiveOptions(Scheduled):
     temperature: float = Field(0.5, gt=0, description="τ: pairs much farther apart than this are left alone")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part: the block is a number."""
+        """Return the settings of a part, with the block as an integer."""
         block = max(1, round(plan.model.depth / 4)) if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -83,10 +83,10 @@ class Dispersive(LossTerm):
 
 
 def dispersive_loss(feature_BF: Tensor, temperature: float, world: World) -> Tensor:
-    """Return the loss of all ranks' samples, the same number on every rank.
+    """Return the loss over all ranks' samples, the same on every rank.
 
-    A rank computes the rows of its own samples. Distances do not change with the origin: from the mean of all samples
-    they lose fewer digits.
+    A rank computes the rows of its own samples. Features are centred on the mean of all samples, which does not change
+    distances but loses fewer digits.
     """
     feature_BF = feature_BF if feature_BF.dtype == torch.float64 else feature_BF.float()
     feature_NF = world.all_gather_tensor(feature_BF)

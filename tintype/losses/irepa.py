@@ -1,11 +1,11 @@
-"""irepa: alignment that favours the teacher's spatial structure (arXiv 2512.10794).
+"""irepa: alignment that emphasises the teacher's spatial structure (arXiv 2512.10794).
 
-Two changes to REPA: the projector is one 3 × 3 convolution over the grid of tokens, and the teacher's tokens lose a
-part of their mean over space and are brought to unit deviation, in each channel. The weight is REPA's 0.5, so that the
-two can be compared; the authors take 1.0 on latents and 0.5 on pixels.
+Two changes to REPA. The projector is one 3 × 3 convolution over the grid of tokens. The teacher's tokens lose a part of
+their spatial mean and are scaled to unit standard deviation, in each channel. The weight is REPA's 0.5, so that the two
+can be compared; the authors use 1.0 on latents and 0.5 on pixels.
 
-B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser. T: width of the teacher.
-H, W: rows and columns of tokens.
+B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser. T: width of the teacher. H,
+W: rows and columns of tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class IrepaTerm(AlignmentTerm):
 
 
 def spatially_normalised(token_BLT: Tensor, alpha: float) -> Tensor:
-    """Return (y - alpha * mean) / (deviation + 1e-6), both over the tokens of a sample, the deviation unbiased."""
+    """Return (y - alpha * mean) / (std + 1e-6), with mean and unbiased std over the tokens of a sample."""
     mean_B1T, deviation_B1T = token_BLT.mean(dim=1, keepdim=True), token_BLT.std(dim=1, keepdim=True)
     return (token_BLT - alpha * mean_B1T) / (deviation_B1T + _EPSILON)
 

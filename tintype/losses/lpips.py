@@ -1,6 +1,6 @@
-"""lpips: the predicted image is compared with the true one by LPIPS too (PixelGen, arXiv 2602.02493; PRX's speedrun).
+"""lpips: compare the predicted image with the true image by LPIPS (PixelGen, arXiv 2602.02493; PRX's speedrun).
 
-Differs from PRX: in fp32 by default rather than bf16, and larger images are shrunk with antialiasing.
+Differs from PRX: fp32 by default rather than bf16, and larger images are shrunk with antialiasing.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -58,7 +58,7 @@ class LpipsDistance:
     network: Lpips
     identity: str
     largest_px: int | None = None
-    """Larger images are shrunk to this; None: they are not."""
+    """Larger images are shrunk to this side; None to keep them."""
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         distance_B: Tensor = self.network(self._shrunk(predicted_BCHW), self._shrunk(true_BCHW))
@@ -79,6 +79,6 @@ def shrunk_sides(height: int, width: int, largest_px: int) -> tuple[int, int]:
 
 
 def load_distance(net: Net, device: torch.device, weights: str | None, largest_px: int | None = None) -> LpipsDistance:
-    """Load LPIPS; raise UserError where its weights are missing."""
+    """Load LPIPS; raise UserError if its weights are missing."""
     network = load_lpips(net, device, weights)
     return LpipsDistance(network, digest(network.state_dict().values()), largest_px)

@@ -1,4 +1,4 @@
-"""Settings of a loss term: its weight, the schedule of it, and what it asks of the plan."""
+"""Base settings of a loss term: its weight, the weight's schedule, and its requirements on the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scheduled(Settings):
 
 
 class PlanView(part.PlanView, Protocol):
-    """The plan as losses see it."""
+    """The parts of a plan that losses can read."""
 
     @property
     def data(self) -> DataPart: ...
@@ -42,7 +42,7 @@ class LossPart(Scheduled, Part):
     """Settings of a loss term. A term's name in the logs is its kind, so a plan has at most one of each kind."""
 
     any_shape: ClassVar[bool] = False
-    """Whether it takes images of several shapes in one run."""
+    """Whether the term supports images of several shapes in one run."""
 
     weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")
 
@@ -50,7 +50,7 @@ class LossPart(Scheduled, Part):
         return self.weight * self.schedule.factor(step)
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have this term."""
+        """Raise ValueError if the plan cannot have this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: its weight is 0 at every step: its schedule is '{self.schedule.kind}' from step "
@@ -59,14 +59,14 @@ class LossPart(Scheduled, Part):
             )
 
     def velocity_bias(self, last_step: int) -> float:
-        """Return λ where training leaves the velocity (E[v | x_t] - λ m) / (1 - λ), with m the mean target velocity.
+        """Return λ if training gives the velocity (E[v | x_t] - λ m) / (1 - λ), with m the mean target velocity.
 
-        Zero for a term that does not move the best velocity in this way. Guidance's `unbias` undoes the sum over terms.
+        Zero for a term that does not bias the velocity in this way. Guidance's `unbias` undoes the sum over all terms.
         """
         return 0.0
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Download the weights for a grid of tokens, or raise what is wrong: called before a study begins."""
+        """Download the weights for a token grid, or raise an error. Called before a study begins."""
 
     def build(self, context: LossContext) -> LossTerm:
         raise NotImplementedError

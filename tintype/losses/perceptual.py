@@ -1,9 +1,9 @@
-"""Base of the perceptual losses: a frozen network compares the image that the denoiser predicts with the true one.
+"""Base of the perceptual losses: a frozen network compares the predicted image with the true image.
 
-The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights stand outside
-all that is trained: no gradient reaches them, no checkpoint holds them.
+The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights are not part
+of the trained model: no gradient reaches them, and no checkpoint has them.
 
-B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
+B: samples. N: samples below the threshold. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from tintype.settings import Since
 
 
 class Distance(Protocol):
-    """Distance of each pair of (predicted, true) images in [-1, 1], fp32. Images of a batch do not mix."""
+    """Distance of each (predicted, true) pair of images in [-1, 1], fp32.
+
+    A pair's distance does not depend on other pairs.
+    """
 
     @property
     def identity(self) -> str:
-        """SHA-256 over the network's weights."""
+        """Return the SHA-256 over the network's weights."""
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor: ...
 
 
 class PerceptualPart(LossPart):
-    """Loss of the predicted image. PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
+    """Loss of the predicted image. PixelGen's threshold is 0.7 here (0.3 there, since its time runs the other way).
+
+    PRX uses all samples.
+    """
 
     any_shape: ClassVar[bool] = True
 
@@ -63,7 +69,7 @@ class PerceptualPart(LossPart):
             )
 
     def load(self, device: torch.device) -> Distance:
-        """Load the distance with its network on the device; raise UserError where weights are missing."""
+        """Load the distance with its network on the device; raise UserError if weights are missing."""
         raise NotImplementedError
 
     def fetch(self, grid: tuple[int, int]) -> None:
@@ -74,9 +80,9 @@ class PerceptualPart(LossPart):
 
 
 class PerceptualTerm(LossTerm):
-    """Term whose two images pass through the network in the settings' type, whatever the precision of training.
+    """Loss term that runs its network in the settings' dtype, regardless of the training's precision.
 
-    It is not a module, so that the network is no part of what is trained and saved.
+    The term is not a module, so the network is neither trained nor saved.
     """
 
     def __init__(self, settings: PerceptualPart, device: torch.device) -> None:
@@ -91,7 +97,7 @@ class PerceptualTerm(LossTerm):
         self._distance = None
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return the loss of each sample. Those at or above the threshold give 0 and skip the network."""
+        """Return each sample's loss. Samples at or above the threshold give 0 and skip the network."""
         if self._distance is None:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
         if inputs.image_BCHW is None:
@@ -112,9 +118,9 @@ class PerceptualTerm(LossTerm):
 
 
 def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
-    """Resize by the antialiased bilinear filter, with a gradient.
+    """Resize with the antialiased bilinear filter, with a gradient.
 
-    As matrix products: the backward pass of torch's own resize adds in any order on a GPU.
+    The resize uses matrix products, since the backward pass of torch's own resize is not deterministic on a GPU.
     """
     rows_OI = _axis(image_BCHW.shape[-2], height, image_BCHW.device)
     columns_OI = _axis(image_BCHW.shape[-1], width, image_BCHW.device)
@@ -123,7 +129,7 @@ def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _axis(in_px: int, out_px: int, device: torch.device) -> Tensor:
-    """Return the weights of one axis: a resized unit matrix."""
+    """Return the resize weights of one axis, by resizing an identity matrix."""
     unit_II = torch.eye(in_px)
     weights_OI = resize(unit_II[None, None], out_px, in_px, Resampling("bilinear", clip=False))[0, 0]
     return weights_OI.to(device, torch.float32)

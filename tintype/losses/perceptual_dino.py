@@ -1,9 +1,8 @@
-"""perceptual-dino: the predicted image is to give DINOv2 the same patch tokens as the true one.
+"""perceptual-dino: DINOv2's patch tokens of the predicted image are trained to equal those of the true image.
 
-PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole image at 224 px, one minus the mean
-cosine over the patches, with pixels clamped to the range of images. Differs from PRX: in fp32 by default rather than
-bf16, the resize is antialiased, and an image that is not square keeps about its proportions, with about as many
-patches.
+PixelGen's P-DINO loss (arXiv 2602.02493) as in PRX's speedrun: the whole image at 224 px, one minus the mean cosine
+over the patches, with pixels clamped to the range of images. Differs from PRX: fp32 by default rather than bf16, an
+antialiased resize, and for an image that is not square, about the same proportions and number of patches.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """
@@ -69,7 +68,7 @@ class DinoDistance:
         return 1 - cosine_BL.mean(dim=1)
 
     def _patches(self, image_BCHW: Tensor) -> Tensor:
-        """Return the last tokens: a class token and registers come before them."""
+        """Return the patch tokens, which come after the class token and the registers."""
         patch_px: int = self.network.config.patch_size
         height, width = image_BCHW.shape[-2:]
         rows, columns = patch_grid(height, width, self.size_px // patch_px)
@@ -80,6 +79,6 @@ class DinoDistance:
 
 
 def patch_grid(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return rows and columns of about side² patches, in about the proportions of an image; of a square side × side."""
+    """Return rows and columns of about side² patches in about the image's proportions; side × side for a square."""
     ratio = math.sqrt(height / width)
     return max(1, round(side * ratio)), max(1, round(side / ratio))

@@ -1,4 +1,4 @@
-"""Distance of images from their reconstructions by the features of a frozen network: a loss of autoencoders.
+"""Distance between images and their reconstructions in the features of a frozen network, as a loss of autoencoders.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -21,7 +21,7 @@ from tintype.wording import setting
 
 
 class PerceptualSettings(Settings):
-    """A distance of features beside that of pixels. The default, none, needs no download."""
+    """A distance of features in addition to the distance of pixels. The default, none, needs no download."""
 
     way_out: ClassVar[str] = f"Or train without: {setting('perceptual.kind', 'none')} (or scenes)"
 
@@ -33,7 +33,7 @@ class PerceptualSettings(Settings):
     weights: PathText | None = Field(None, description="lpips: a file of one's own; by default the published ones")
 
     def check(self, size_px: int, size_setting: str, where: str = "") -> None:
-        """Raise ValueError where images are too small for it."""
+        """Raise ValueError if images are too small for the distance."""
         if self.kind == "lpips" and size_px < SMALLEST_PX[self.net]:
             raise ValueError(f"{where}lpips with {self.net} needs {size_setting} of at least {SMALLEST_PX[self.net]}")
 
@@ -51,7 +51,7 @@ class PerceptualSettings(Settings):
 class SceneDistance:
     """The mean squared difference of the packaged scene encoder's last map.
 
-    A Fréchet distance on the same encoder's features flatters what was trained with it.
+    A Fréchet distance on the same encoder's features favours models trained with this loss.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,8 @@
-"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's (arXiv 2410.06940).
+"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's tokens (arXiv 2410.06940).
 
-Teacher and projector are the paper's: DINOv2-B's patch tokens after its last norm, a grid that matches token for token,
-three linear layers with SiLU between them. Differs: the image is brought to the teacher's input with antialiasing.
+Teacher and projector are the paper's: DINOv2-B's patch tokens after its last norm on a grid that matches the denoiser's
+tokens, and three linear layers with SiLU between them. Differs: the image is resized to the teacher's input with
+antialiasing.
 """
 
 from __future__ import annotations

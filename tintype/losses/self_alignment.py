@@ -1,13 +1,14 @@
 """self-alignment: a block's tokens follow a later block of the weight average, which sees less noise (SRA).
 
-Self-Representation Alignment (arXiv 2505.02831): the student's tokens after a block, through a small head, are brought
-to those of a later block of the averaged denoiser on the same image and noise at t' = max(0, t - `gap` u), with u
-uniform in [0, 1] for each sample. No gradient goes into the average. Smooth L1 with β = 0.05 and weight 0.2 are the
-paper's; the authors' code has the cosine and weight 0.5 as its default now. Their blocks are 4 and 8 of 12.
+Self-Representation Alignment (arXiv 2505.02831). The student's tokens after a block, through a small head, are trained
+to match the tokens of a later block of the averaged denoiser. The averaged denoiser sees the same image and noise at t'
+= max(0, t - `gap` u), with u uniform in [0, 1] for each sample. The average gets no gradient. Smooth L1 with β = 0.05
+and weight 0.2 are the paper's; the authors' code now defaults to the cosine and weight 0.5. The authors' blocks are 4
+and 8 of 12.
 
-Differs: the average reads the text as the student's encoder gives it, and passes every token through every block.
+Differs: the average reads the text from the student's encoder, and passes every token through every block.
 
-B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser.
+B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class SelfAlignmentOptions(Scheduled):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part: weight and blocks are numbers."""
+        """Return the settings of a part, with weight and blocks as numbers."""
         depth = plan.model.depth
         chosen = {
             "weight": _WEIGHTS[self.distance] if self.weight is None else self.weight,
@@ -82,7 +83,7 @@ class SelfAlignmentSettings(SelfAlignmentOptions, LossPart):
 
 
 class SelfAlignment(nn.Module, LossTerm):
-    """Term with a head that is trained and saved with the model. It computes in fp32."""
+    """Loss term with a head that is trained and saved with the model. The head computes in fp32."""
 
     needs_images = False
     needs_average = True

@@ -1,13 +1,13 @@
-"""VF loss of VA-VAE: an autoencoder's latents are to be alike and unlike as a frozen teacher's tokens are (Yao et al.
-2025, "Reconstruction vs. Generation", arXiv 2501.01423).
+"""VA-VAE's VF loss: an autoencoder's latents are trained to have the similarities of a frozen teacher's tokens.
 
-A linear layer brings each latent to the teacher's width, giving z. With f the teacher's token at the same place:
+Yao et al. 2025, "Reconstruction vs. Generation", arXiv 2501.01423. A linear layer maps each latent to the teacher's
+width, giving z. With f the teacher's token at the same place:
 
     cosine    mean over places of relu(1 - m1 - cos(z, f))
     distances mean over pairs of places i, j of an image of relu(|cos(z_i, z_j) - cos(f_i, f_j)| - m2)
 
-Their sum is multiplied by `weight` and, where `adaptive`, by |g_r| / (|g_vf| + 1e-4): the norms of the gradients of
-reconstruction and of this loss at the weights of the encoder's last layer. As in the authors' code both losses see the
+Their sum is multiplied by `weight` and, if `adaptive`, by |g_r| / (|g_vf| + 1e-4): the norms of the gradients of
+reconstruction and of this loss at the weights of the encoder's last layer. As in the authors' code, both losses use the
 latents after the linear layer.
 
 B: images. L: places. C: channels of the latents. T: width of the teacher. H, W: rows, columns of latents.
@@ -31,7 +31,7 @@ _MOST_WEIGHT = 1e8
 
 
 class VfSettings(Settings):
-    """Settings of VA-VAE's loss, off by default; with its authors' weight: `weight: 0.1`."""
+    """Settings of VA-VAE's loss, off by default. Its authors' weight is `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="0: none. VA-VAE's is 0.1, times what `adaptive` finds")
     adaptive: bool = Field(True, description="Balance it with reconstruction by gradients at the encoder's last layer")
@@ -43,7 +43,7 @@ class VfSettings(Settings):
     )
 
     def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:
-        """Return the loss, whose layer has a random stream of its own; None where its weight is 0."""
+        """Return the loss, whose layer has a random stream of its own; None if its weight is 0."""
         if not self.weight:
             return None
         teacher = self.teacher.build(grid, device)
@@ -52,7 +52,7 @@ class VfSettings(Settings):
 
 
 class VfLoss(nn.Module):
-    """The loss with its linear layer, which is trained. The teacher is no module: it is neither trained nor saved."""
+    """The loss with its trained linear layer. The teacher is no module, so it is neither trained nor saved."""
 
     def __init__(self, settings: VfSettings, channels: int, teacher: Teacher) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class VfLoss(nn.Module):
         return self._teacher.tokens(image_BCHW)
 
     def forward(self, z_BCHW: Tensor, token_BLT: Tensor) -> Tensor:
-        """Return the loss before it is weighted, a mean over the images."""
+        """Return the unweighted loss, averaged over the images."""
         with torch.autocast(z_BCHW.device.type, enabled=False):
             projected_BLT = self.project(z_BCHW.float().flatten(2).transpose(1, 2))
             settings = self._settings
@@ -77,7 +77,7 @@ class VfLoss(nn.Module):
             )
 
     def weight(self, reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
-        """Return the weight of this step, without a gradient. The graphs of both losses are kept."""
+        """Return the weight of this step, detached. The graphs of both losses stay alive."""
         if not self._settings.adaptive:
             return torch.full_like(loss, self._settings.weight).detach()
         return self._settings.weight * balance(reconstruction, loss, last_layer)
@@ -98,7 +98,7 @@ def _similarities(token_BLT: Tensor) -> Tensor:
 
 
 def balance(reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
-    """Return |gradient of reconstruction| / |gradient of the loss| at a layer's weights, without a gradient."""
+    """Return |gradient of reconstruction| / |gradient of the loss| at a layer's weights, detached."""
     of_reconstruction, of_loss = (_gradient_norm(one, last_layer) for one in (reconstruction, loss))
     return (of_reconstruction / (of_loss + _LEAST_NORM)).clamp(max=_MOST_WEIGHT)
 

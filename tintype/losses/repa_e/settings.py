@@ -1,8 +1,9 @@
 """Tuning: the tokenizer's autoencoder is trained with the denoiser (REPA-E, arXiv 2504.10483).
 
-Its losses are those of an autoencoder, and the alignment of the denoiser's tokens with a teacher's, through latents and
-a frozen denoiser. No loss of the denoiser reaches the autoencoder. This file has the settings, and the term that trains
-a projector where no other does; the step itself is `repa_e.training`.
+The tuning's losses are the usual losses of an autoencoder, and an alignment loss. The alignment compares the denoiser's
+tokens with a teacher's; its gradient reaches the autoencoder through a frozen denoiser and the latents. No loss of the
+denoiser reaches the autoencoder. This file has the settings, and the term that trains the projector if no other term
+does. The training step is in `repa_e.training`.
 
 B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 """
@@ -27,11 +28,11 @@ from tintype.settings import Part, Since, kind_alone
 from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
 
 SHARED = ("teacher", "block", "hidden", "cache")
-"""Settings that this alignment and the denoiser's have in common, where one projector serves both."""
+"""Settings that must agree between this alignment and the denoiser's alignment if both use one projector."""
 
 
 class TuningPerceptual(PerceptualSettings):
-    """The default is the paper's."""
+    """The perceptual distance of the tuning. The default is the paper's."""
 
     way_out: ClassVar[str] = "Or tune without: repa-e:perceptual=none (or scenes)"
 
@@ -42,13 +43,16 @@ class TuningPerceptual(PerceptualSettings):
 
 
 class TuningDiscriminator(DiscriminatorSettings):
-    """A discriminator of the reconstructions, which learns beside the autoencoder. Off by default."""
+    """A discriminator of the reconstructions, trained together with the autoencoder. Off by default."""
 
     lr: float = Field(1e-4, gt=0, description="Of the discriminator; the plan's warm-up and schedule hold for it too")
 
 
 class TuningOptions(RepaOptions):
-    """The weights are the paper's, but for the discriminator's: `adversarial.weight: 0.1` there, none here."""
+    """Options of the tuning.
+
+    The weights are the paper's, except the discriminator's: 0 here, `adversarial.weight: 0.1` there.
+    """
 
     weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
     reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of images")
@@ -75,7 +79,7 @@ class TuningSettings(TuningOptions, Part):
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have it."""
+        """Raise ValueError if the plan cannot have this tuning."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
         self._check_unread(plan)
@@ -95,7 +99,7 @@ class TuningSettings(TuningOptions, Part):
 
     @staticmethod
     def _check_unread(plan: PlanView) -> None:
-        """Refuse settings that only a frozen tokenizer reads."""
+        """Refuse settings that only apply to a frozen tokenizer."""
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
@@ -119,12 +123,12 @@ class TuningSettings(TuningOptions, Part):
             )
 
     def build_tokenizer(self, frozen: TokenizerPart) -> TunedTokenizer:
-        """Open the network of a tokenizer to be trained, and put the norm after it."""
+        """Open the network of a tokenizer to be trained, and add the norm after it."""
         options = {"momentum": self.momentum, "eps": self.eps}
         return TunedTokenizer(frozen.open(), frozen.compression, compute=self.compute, **options)
 
     def build(self, plan: PlanView, seed: int, tokenizer: Tokenizer) -> JointTraining:
-        """Build the training of a tokenizer that `build_tokenizer` made."""
+        """Build the joint training of a tokenizer that `build_tokenizer` made."""
         assert isinstance(tokenizer, TunedTokenizer)
         loss = aligned_loss(plan)
         return RepaE(self, tokenizer, self.adversarial.build(seed), self.kind if loss is None else loss.kind)
@@ -135,19 +139,19 @@ class TuningSettings(TuningOptions, Part):
         return tokenizer.network, tokenizer.norm.statistics
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
-        """Return the term that trains a projector of its own; None where a loss of the denoiser trains one."""
+        """Return the term that trains a projector of its own; None if a loss of the denoiser trains the projector."""
         if aligned_loss(plan) is not None:
             return None
         return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Download the weights that it needs, or raise what is wrong: called before a study begins."""
+        """Download the required weights, or raise an error. Called before a study begins."""
         self.teacher.build(grid, torch.device("cpu"))
         self.perceptual.load(torch.device("cpu"))
 
 
 def aligned_loss(plan: PlanView) -> RepaSettings | None:
-    """Return the loss that aligns the denoiser itself through a projector of the same form."""
+    """Return the loss that aligns the denoiser itself through a projector of the same form; None if there is none."""
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 
 
@@ -159,7 +163,7 @@ class ProbeSettings(AlignmentPart, RepaOptions):
 
 
 class ProbeTerm(AlignmentTerm):
-    """Trains its projector on tokens as they are: the denoiser is not aligned by it."""
+    """Loss term that only trains its projector, on detached tokens. This term does not align the denoiser."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}

@@ -1,8 +1,7 @@
-"""A tokenizer whose autoencoder is trained with the denoiser, behind a batch norm that follows its latents.
+"""A tokenizer whose autoencoder is trained with the denoiser, followed by a batch norm of its latents.
 
-The norm is REPA-E's (arXiv 2504.10483): without affine, over all ranks. Its running statistics are a part of the model.
-Differs: the way back divides by 1 / √(variance + eps), with the eps under the root, where the authors' code leaves it
-out.
+The norm is REPA-E's (arXiv 2504.10483): without affine parameters, over all ranks. The norm's running statistics are
+part of the model. Differs: the inverse divides by 1 / √(variance + eps); the authors' code leaves the eps out there.
 
 B: images. C: channels. H, W: rows, columns. R: ranks.
 """
@@ -24,13 +23,13 @@ from tintype.tokenizers.latent import checked_size, images_at_a_time
 from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics, to_bytes, to_floats
 
 _LEAST_STD = 1e-3
-"""A latent that varies less, after the norm, is no latent."""
+"""Least standard deviation of a normalised latent. A channel that varies less carries no information."""
 
 
 class LatentNorm(nn.Module):
-    """torch's batch norm without affine: the batch's own variance to normalise, the unbiased one to remember.
+    """torch's batch norm without affine parameters: biased variance to normalise, unbiased running variance.
 
-    Statistics are summed in float64, over the batches of all ranks, and have no gradient.
+    Statistics are summed in float64 over the batches of all ranks, and have no gradient.
     """
 
     running_mean: Tensor
@@ -48,12 +47,12 @@ class LatentNorm(nn.Module):
         return Statistics(tuple(mean_C.tolist()), tuple(std_C.tolist()))
 
     def by_running(self, raw_BCHW: Tensor) -> Tensor:
-        """Normalise by the running statistics, which stay as they are."""
+        """Normalise by the running statistics, without updating them."""
         return self._normalised(raw_BCHW, self.running_mean, self.running_var)
 
     @torch.no_grad()
     def by_batch(self, raw_BCHW: Tensor, world: World) -> Tensor:
-        """Normalise by the statistics of the batch, which the running ones follow."""
+        """Normalise by the batch's statistics, and update the running statistics."""
         mean_C, var_C = self.batch_statistics(raw_BCHW, world)
         count = world.size * raw_BCHW.numel() // raw_BCHW.shape[1]
         self.running_mean.lerp_(mean_C.float(), self.momentum)
@@ -62,7 +61,7 @@ class LatentNorm(nn.Module):
 
     @torch.no_grad()
     def batch_statistics(self, raw_BCHW: Tensor, world: World) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of each channel over the batches of all ranks, which are of one size: float64."""
+        """Return each channel's mean and biased variance over the equal batches of all ranks: float64."""
         wide_BCHW = raw_BCHW.double()
         var_C, mean_C = torch.var_mean(wide_BCHW, dim=(0, 2, 3), correction=0)
         mean_RC, var_RC = world.all_gather_tensor(torch.stack([mean_C, var_C])[None]).unbind(1)
@@ -74,7 +73,10 @@ class LatentNorm(nn.Module):
 
     @torch.no_grad()
     def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
-        """Restore what `statistics_copy` gave, where the scalar is 1. The host does not wait."""
+        """Restore the statistics that `statistics_copy` returned, if the scalar `where` is 1.
+
+        The host does not wait.
+        """
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
 
@@ -86,9 +88,9 @@ class LatentNorm(nn.Module):
 
 
 class TunedTokenizer(nn.Module):
-    """Encodes to the posterior's mean, normalised by the running statistics, as others than training see it.
+    """Encode to the posterior's mean, normalised by the running statistics, for all uses outside of training.
 
-    `identity` is that of the weights that the tuning began with.
+    `identity` is the identity of the weights with which the tuning began.
     """
 
     arithmetic = "fp32, mean of the posterior"
@@ -117,9 +119,10 @@ class TunedTokenizer(nn.Module):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute as in training: fp32 or bf16 as the plan says, and each backward pass adds in one order.
+        """Compute as in training: in the plan's fp32 or bf16, with deterministic backward passes.
 
-        Beside bf16, convolutions that stay in fp32 (those of LPIPS) may be rounded to TF32, which has more bits.
+        With bf16, convolutions that stay in fp32 (such as LPIPS's) may be rounded to TF32, which has more bits than
+        bf16.
         """
         narrow = self.compute == "bf16"
         flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=narrow)
@@ -130,7 +133,7 @@ class TunedTokenizer(nn.Module):
         return posterior.sample(draws.normal("posterior", tuple(posterior.mean_BCHW.shape[1:])))
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Encode to the posterior's mean, which draws nothing."""
+        """Encode to the posterior's mean, without random draws."""
         return self.moments(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
@@ -147,7 +150,7 @@ class TunedTokenizer(nn.Module):
         return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Return the decoded image before it is rounded: about [-1, 1]."""
+        """Return the decoded image before rounding, about in [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undo(z_BCHW.float())
@@ -162,7 +165,10 @@ class TunedTokenizer(nn.Module):
         return DiffusersForm(network, norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return a fault only where there is nothing to normalise: the norm makes mean 0 and deviation 1 otherwise."""
+        """Return a fault if the latents hardly vary, else None.
+
+        All other latents are normalised to mean 0 and standard deviation 1.
+        """
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None
         return "the latents are not finite, or do not differ from image to image; tune another autoencoder"

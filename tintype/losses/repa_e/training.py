@@ -1,10 +1,10 @@
-"""The autoencoder's part of a step, where the tokenizer is trained with the denoiser.
+"""The autoencoder's training step, if the tokenizer is trained with the denoiser.
 
-It comes before the denoiser's part and ends with its own backward pass, which reaches the autoencoder and nothing else:
-all other weights are frozen. A discriminator, where there is one, then learns from the same images, in a backward pass
-that reaches it alone. The denoiser gets the same latents, detached, at the same t and with the same noise. All weights
-are updated together, at the end of the step: as the discriminator sees images that were made before the autoencoder's
-update, it learns what it would if it were updated after it, as the paper's is.
+This step comes before the denoiser's step and has its own backward pass, which reaches only the autoencoder; all other
+weights are frozen. A discriminator, if any, then learns from the same images, in a backward pass that reaches only the
+discriminator. The denoiser gets the same latents, detached, at the same t and with the same noise. All weights are
+updated together, at the end of the step. The discriminator sees images from before the autoencoder's update. So it
+learns as if it were updated after the autoencoder, like in the paper.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -39,7 +39,7 @@ _BEGIN_BATCH = 32
 
 
 class RepaE:
-    """Trains a tokenizer through the alignment term `aligner`, and a discriminator where the settings ask for one."""
+    """Train a tokenizer through the alignment term `aligner`, and a discriminator if the settings ask for it."""
 
     def __init__(
         self, settings: TuningSettings, tokenizer: TunedTokenizer, discriminator: Discriminator | None, aligner: str
@@ -54,7 +54,7 @@ class RepaE:
         self._distance: Distance | None = None
 
     def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
-        """Give the norm the statistics of the latents of the run's first images."""
+        """Initialise the norm with the statistics of the latents of the run's first images."""
         tokenizer, count = self.tokenizer, min(_BEGIN_IMAGES, len(source), images)
         batch = _BEGIN_BATCH if alike is None else gcd(_BEGIN_BATCH, alike)
         sums, numbers = [], 0
@@ -88,7 +88,7 @@ class RepaE:
         return {"perceptual": self._distance.identity if self._distance is not None else None}
 
     def distance(self, seen_BCHW: Tensor, x_BCHW: Tensor) -> Tensor | None:
-        """Return the perceptual distance of each image; None where the plan has none."""
+        """Return the perceptual distance of each image; None if the plan has no perceptual loss."""
         if self.settings.perceptual.kind == "none":
             return None
         if self._distance is None:
@@ -108,9 +108,9 @@ class RepaE:
                 parameter.requires_grad_(True)
 
     def clip(self) -> tuple[Tensor, Tensor]:
-        """Clip the gradients of the autoencoder, and apart those of the probe and of the discriminator.
+        """Clip the gradients of the autoencoder, and separately those of the projector's probe and the discriminator.
 
-        Return the norm of the first, and whether all are finite.
+        Return the norm of the autoencoder's gradients, and whether all gradients are finite.
         """
         norm = clip(self.tuned, self.settings.clip_norm, self._layout)
         finite = norm.isfinite()
@@ -145,9 +145,9 @@ class RepaEStep:
         return self._losses
 
     def tune(self, batch: JointBatch, last: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add to the gradients of the autoencoder, and of its discriminator, those of a micro-batch.
+        """Add a micro-batch's gradients to the autoencoder and its discriminator.
 
-        Return its latents as the denoiser is to be trained on them, and the losses by their names in the log.
+        Return the latents to train the denoiser on, and the losses by their names in the log.
         """
         training, tokenizer, settings = self._training, self._training.tokenizer, self._training.settings
         assert batch.image_BCHW is not None  # the latents of a tokenizer that changes are not cached
@@ -181,7 +181,7 @@ class RepaEStep:
             torch.autograd.backward([loss * (self._loss_scale / self._accumulate)], [backward_start(loss)])
 
     def alignment(self, batch: JointBatch, x_BCHW: Tensor) -> Tensor:
-        """Return the loss of each sample, through the denoiser up to the aligned block, at the step's t and noise."""
+        """Return each sample's alignment loss, computed through the denoiser with the step's t and noise."""
         training = self._training
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)
