@@ -1,4 +1,7 @@
-"""Techniques: one file per idea, and this table of them. Adding one means its file, its line here, and its test."""
+"""Techniques: one file per technique, and the table that lists them.
+
+A new technique is a file, a line here, and a test.
+"""
 
 from dataclasses import replace
 from importlib import import_module
@@ -60,7 +63,7 @@ FILES = (
 
 
 class Techniques(Table[Technique]):
-    """Built-in techniques by name, then those of plugins. The table gives each its name."""
+    """Built-in techniques by name, then the techniques of plugins. The table sets each technique's name."""
 
     def __getitem__(self, name: str) -> Technique:
         found = super().__getitem__(name)

@@ -1,4 +1,4 @@
-"""Apply techniques to a Plan, and refuse what no arm may do."""
+"""Apply techniques to a Plan, and refuse changes that no arm may make."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 
 @dataclass(frozen=True)
 class Application:
-    """A technique with the options that it is applied with."""
+    """A technique with the options to apply it with."""
 
     technique: Technique
     options: Settings
     given: tuple[str, ...] = ()
-    """The dotted keys of the options that were given."""
+    """Dotted keys of the options that the user gave."""
 
     @classmethod
     def parse(cls, spec: str, known: Known = NONE_KNOWN) -> Application:
-        """Read `name` or `name:key=value,key=[value,value]`, and fill in what the files say that it names."""
+        """Read `name` or `name:key=value,key=[value,value]`.
+
+        Settings recorded in files that the options name are filled in.
+        """
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(
@@ -45,10 +48,10 @@ class Application:
 def apply_techniques(
     plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), prefix: str | None = None
 ) -> Plan:
-    """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
+    """Return the plan with techniques applied in turn. Each must change something, and only the seams that it declares.
 
-    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `prefix`
-    stands before them in messages; by default they are settings that the user gave.
+    `given` are the user's own assignments, which no technique may overwrite. `prefix` comes before them in messages; by
+    default they are described as settings that the user gave.
     """
     applied: list[Technique] = []
     for one in techniques:
@@ -66,7 +69,7 @@ def apply_techniques(
 
 
 def _refuse_overwritten(assignment: str, prefix: str | None, technique: Technique, before: Plan, after: Plan) -> None:
-    """Refuse a technique that sets a key which the user set otherwise, unless it moves the value within its section."""
+    """Refuse a technique that overwrites a key set by the user, unless it moves the value within its section."""
     key, _, value = assignment.partition("=")
     old, new = settings_by_key(before), settings_by_key(after)
     for name in flat(read_yaml(value, key).data, key.strip()):
@@ -90,7 +93,7 @@ def _changes(plan: Plan, application: Application) -> Changes:
 
 
 def _refuse_both(first: Technique, second: Technique) -> None:
-    """Two techniques cannot hold one seam or one setting of it, nor add the same kind of part to a shared one."""
+    """Raise if two techniques hold one seam or setting, or add the same kind of part to a shared seam."""
     if first.seam != second.seam or first.setting != second.setting:
         return
     if first.seam not in SHARED_SEAMS:
@@ -104,7 +107,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
 
 
 def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
-    """The plan as a whole: what one technique needs another may bring, so it is looked at when all are applied."""
+    """Validate the whole plan after all techniques, since a technique may need a setting that another one brings."""
     try:
         return Plan(**dict(plan))
     except ValidationError as error:
@@ -120,7 +123,7 @@ def _reasons(error: ValidationError) -> str:
 
 
 def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
-    """The guard of every comparison: a change that is not empty, and in the declared seams only."""
+    """Raise unless an arm changes something, and only in its declared seams. Every comparison relies on this."""
     changes = diff(before, after)
     if not changes:
         raise UserError(f"{what} changes nothing: the plan has these settings already")

@@ -1,4 +1,4 @@
-"""caption-curriculum: one caption first, then more and more of a mix (`data/captions.py`)."""
+"""caption-curriculum: training starts with one caption and gradually mixes in others (`data/captions.py`)."""
 
 from __future__ import annotations
 

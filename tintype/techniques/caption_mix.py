@@ -1,4 +1,4 @@
-"""caption-mix: each sample reads one of its captions, drawn by their weights (`data/captions.py`)."""
+"""caption-mix: each sample gets one of its captions, drawn by their weights (`data/captions.py`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""caption-tokens: training captions are truncated to their first tokens, as the plan's text encoder counts them.
+"""caption-tokens: training captions are truncated to their first tokens, as counted by the plan's text encoder.
 
-The encoder's own `max_tokens` truncates prompts too, and with it the room for tokens: this one leaves that as it is.
+The encoder's own `max_tokens` also truncates prompts, and reduces the number of token positions. This technique changes
+neither.
 """
 
 from __future__ import annotations

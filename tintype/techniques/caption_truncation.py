@@ -1,6 +1,7 @@
 """caption-truncation: captions are truncated after their first words, before the text encoder sees them.
 
-The encoder's own `max_tokens` truncates as well, and with it the room for tokens: this one leaves that as it is.
+The encoder's own `max_tokens` also truncates captions, and reduces the number of token positions. This technique leaves
+`max_tokens` unchanged.
 """
 
 from __future__ import annotations

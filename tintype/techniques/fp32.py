@@ -1,4 +1,4 @@
-"""fp32: everything is stored and computed in fp32, where the plan computes in bf16. Islands come to their defaults."""
+"""fp32: store and compute everything in fp32, where the plan computes in bf16. Islands get their defaults."""
 
 from tintype.settings import PrecisionSettings
 from tintype.techniques.technique import Technique

@@ -1,7 +1,8 @@
 """haste: align a block's tokens and the attention of blocks with a frozen teacher's, then stop (arXiv 2505.16792).
 
-It is REPA (`losses/repa.py`) and attention alignment (`losses/attention.py`) with one teacher and one stop. Differs:
-the authors give the stop as a step; here the default is a share of the training. Each loss runs the teacher for itself.
+HASTE combines REPA (`losses/repa.py`) and attention alignment (`losses/attention.py`), with one teacher and one stop.
+Differs: the authors give the stop as a step; here the default is a share of the training. Each of the two losses runs
+the teacher separately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""immiscible: each image goes to the nearest of several noises (`flow/immiscible.py`)."""
+"""immiscible: each image is paired with the nearest of several noises (`flow/immiscible.py`)."""
 
 from tintype.flow.immiscible import ImmiscibleSettings
 from tintype.techniques.technique import Technique

@@ -1,4 +1,4 @@
-"""irepa: alignment that favours the teacher's spatial structure (`losses/irepa.py`)."""
+"""irepa: alignment that emphasises the teacher's spatial structure (`losses/irepa.py`)."""
 
 from tintype.losses.irepa import IrepaOptions, IrepaSettings
 from tintype.techniques.technique import Technique

@@ -1,7 +1,9 @@
-"""island: the precision of single operations of the denoiser, one by one; what is not named stays as the plan has it.
+"""island: set the precision of single operations of the denoiser.
 
-`island:timestep=bf16` rounds t as a cast of the denoiser's inputs would; `island:softmax=fp32` takes the attention out
-of bf16. In an arm each, they say which operation costs what.
+Operations that are not named keep the plan's precision.
+
+`island:timestep=bf16` rounds t as a cast of the denoiser's inputs would; `island:softmax=fp32` computes the attention
+in fp32. With one operation per arm, a study shows the cost of each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""jit-time: draw t from JiT's density, in its own time a logit-normal of mean -0.8, deviation 0.8 (arXiv 2511.13720).
+"""jit-time: draw t from JiT's density, in its own time a logit-normal of mean -0.8 and std 0.8 (arXiv 2511.13720).
 
-There t = 1 is data, and here it is noise. The logistic function turns 1 - t into the other sign, so the mean is +0.8
-here: most samples are noisy.
+In JiT t = 1 is data, and here it is noise. Exchanging t and 1 - t changes the sign before the logistic function. So the
+mean is +0.8 here: most samples are noisy.
 
-JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none, whatever the plan had. The sampling
-grid is a decision of its own and stays.
+JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none. The sampling grid is a separate
+decision and stays.
 """
 
 from __future__ import annotations

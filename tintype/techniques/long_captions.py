@@ -1,4 +1,7 @@
-"""long-captions: the model reads full descriptions. It is the default; an arm of it is for a baseline with others."""
+"""long-captions: the model reads full descriptions.
+
+This is the default; use it as an arm if the baseline reads others.
+"""
 
 from tintype.data.captions import ColumnSettings
 from tintype.techniques.technique import Technique

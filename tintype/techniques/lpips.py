@@ -1,4 +1,4 @@
-"""lpips: compare the predicted image with the true one by LPIPS (`losses/lpips.py`)."""
+"""lpips: compare the predicted image with the true image by LPIPS (`losses/lpips.py`)."""
 
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.techniques.technique import Technique

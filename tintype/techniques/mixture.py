@@ -1,6 +1,6 @@
-"""mixture: other sources beside the plan's own data, each with a share of every batch.
+"""mixture: add other data sources to the plan's own data, each with a share of every batch.
 
-The run is scored against the plan's own held-out images, so that arms with and without can be compared.
+The run is scored against the plan's own held-out images, so that arms with and without the mixture can be compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""muon: the 2-D weights of the blocks are optimized by Muon, all others by the plan's own AdamW (arXiv 2502.16982).
+"""muon: Muon optimizes the 2-D weights of the blocks, the plan's own AdamW all other weights (arXiv 2502.16982).
 
-With `scaling=matched` a step has the size of AdamW's, so the plan's own learning rate is the default.
+With `scaling=matched` a step has the size of AdamW's step, so the default learning rate is the plan's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""no-qk-norm: queries and keys go into the attention as they are (the norm is that of arXiv 2302.05442).
+"""no-qk-norm: queries and keys enter the attention without a norm (the norm is that of arXiv 2302.05442).
 
-Three vectors of the size of a head are gone from each block.
+This removes three vectors of the size of a head from each block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""noise-scale: noise of another deviation than 1, as JiT has it for large images and PRXPixel for all (`flow/path.py`).
+"""noise-scale: noise with a standard deviation other than 1, as in JiT for large images and PRXPixel (`flow/path.py`).
 
-x_t = (1 - t) x + t scale noise: at each t less of the signal is left, as with a shift of t. Sampling starts from noise
-of that deviation.
+x_t = (1 - t) x + t scale noise. At each t less signal is left, similar to a shift of t. Sampling starts from noise of
+the same standard deviation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""normuon: Muon with steps of even size for each row of a matrix (`optim/row_norm.py`; arXiv 2510.05491)."""
+"""normuon: Muon with equal step sizes for all rows of a matrix (`optim/row_norm.py`; arXiv 2510.05491)."""
 
 from __future__ import annotations
 

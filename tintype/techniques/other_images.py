@@ -1,7 +1,6 @@
-"""other-images: train on other images, for example real ones instead of synthetic ones.
+"""other-images: train on other images, for example real instead of synthetic images.
 
-A run is scored against the same held-out images as before where `data.evaluate_path` or
-`data.evaluate_style` names them.
+If `data.evaluate_path` or `data.evaluate_style` is set, the run is still scored against those held-out images.
 """
 
 from __future__ import annotations

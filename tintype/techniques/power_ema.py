@@ -1,7 +1,6 @@
-"""power-ema: keep power-function averages of the weights, from which any length can be had after the run.
+"""power-ema: keep power-function averages of the weights, from which any length can be computed after the run.
 
-The averages are in `optim/power_ema.py`, their snapshots, and what is made of these after the run, in
-`train/reconstruct.py`.
+`optim/power_ema.py` computes the averages. `train/reconstruct.py` stores snapshots of them and computes other lengths.
 """
 
 from tintype.optim.power_ema import PowerEmaSettings

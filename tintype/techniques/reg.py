@@ -1,5 +1,7 @@
-"""reg: a frozen teacher's class token is denoised along with the image, and its patches are aligned (`losses/
-class_token.py`, `losses/repa.py`)."""
+"""reg: a frozen teacher's class token is denoised along with the image, and its patches are aligned.
+
+See `losses/class_token.py` and `losses/repa.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(RepaOptions):
-    """REPA's, without a schedule: the class token is there at every step."""
+    """REPA's options, without a schedule: the class token is needed at every step."""
 
     class_weight: float = Field(0.03, gt=0, description="Weight of the class token; `weight` is that of the alignment")
     class_width: int | None = Field(None, ge=1, description="Width of the class token; by default the teacher's")

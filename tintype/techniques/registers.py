@@ -1,7 +1,7 @@
-"""registers: learned tokens beside the image's, dropped after the last block (arXiv 2309.16588).
+"""registers: learned tokens beside the image's tokens, dropped after the last block (arXiv 2309.16588).
 
-They take part in attention and MLP like image tokens, are never routed around blocks, and no loss sees them. Each adds
-one vector of the width to the weights.
+Registers take part in attention and MLP like image tokens. Registers are never routed around blocks, and no loss sees
+them. Each register adds one vector of the denoiser's width to the weights.
 """
 
 from __future__ import annotations

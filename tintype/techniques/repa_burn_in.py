@@ -1,7 +1,7 @@
 """repa-burn-in: alignment with a teacher (arXiv 2410.06940) for the first part of training only.
 
-PRX's advice is to stop at about 200k steps, found by eye; HASTE (arXiv 2505.16792) stops too. From the stop on, the
-teacher is neither asked nor in memory, and the projector stays as it is.
+PRX's advice is to stop at about 200k steps, found by eye; HASTE (arXiv 2505.16792) also stops. After the stop the
+teacher is released from memory, and the projector no longer changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class StoppedRepaOptions(RepaOptions):
-    """Options of alignment that stops before training ends."""
+    """Options of an alignment that stops before training ends."""
 
     stop: int | None = Field(None, ge=1, description="The first step without alignment")
     share: float = Field(0.25, gt=0, lt=1, description="Or: how much of the training has it")
@@ -30,7 +30,7 @@ class StoppedRepaOptions(RepaOptions):
         return self
 
     def schedule(self, plan: Plan, technique: str) -> Schedule:
-        """Return the schedule of the losses; refuse one that is always on or never."""
+        """Return the schedule of the losses; refuse a schedule that is always on or always off."""
         steps = plan.train.steps
         end = self.stop or round(self.share * steps)
         if end < 1:

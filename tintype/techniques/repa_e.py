@@ -1,11 +1,11 @@
 """repa-e: the tokenizer's autoencoder is trained together with the denoiser (arXiv 2504.10483).
 
-It is the end-to-end half of the paper. The other half, a denoiser that is aligned itself, is an alignment loss beside
-it, whose projector then serves both; what that loss says of teacher, block and projector is the default here. Alone, it
-trains a projector on the denoiser's tokens without touching the denoiser.
+This is the end-to-end half of the paper. The other half, an alignment of the denoiser itself, is a separate alignment
+loss. If the plan has that loss, both share one projector, and its teacher and block are the defaults here. Otherwise
+repa-e trains a projector on the denoiser's tokens without changing the denoiser.
 
-Differs: the discriminator is an option, off by default, and begins untrained. The optimizer of the autoencoder and of
-the discriminator is the plan's AdamW with learning rates of their own.
+Differs: the discriminator is an option, off by default, and begins untrained. The autoencoder and the discriminator use
+the plan's AdamW with their own learning rates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""resolution-aware: the time embedding also says how large the latents are (the vector form of PRX and diffusers).
+"""resolution-aware: the time embedding also encodes the size of the latents (the vector form of PRX and diffusers).
 
-Where all images have one size (no buckets, no stages) its input is constant, and it can teach the model nothing about
+If all images have one size (no buckets, no stages), the encoded size is constant, and the model learns nothing about
 sizes.
 """
 

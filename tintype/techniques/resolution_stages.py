@@ -1,9 +1,9 @@
-"""resolution-stages: the first steps train on smaller images, the last ones on those of `data.size_px`.
+"""resolution-stages: the first steps train on smaller images, the last steps on images of `data.size_px`.
 
 A smaller image is what a run of that size would see of the same record; the shapes of `data.buckets` are scaled down.
-A step has as many of them, so the early steps are cheaper by the tokens that they lack, or as many as `batches` says.
-Which record stands at a position does not depend on the stage. The times are drawn as before: `time.shift` is that of
-the last stage.
+By default a step has the same number of images in every stage, so early steps are cheaper by their missing tokens.
+`batches` sets other numbers. The order of records does not depend on the stage. Times are drawn as before, with the
+`time.shift` of the last stage.
 """
 
 from __future__ import annotations

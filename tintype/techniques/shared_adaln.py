@@ -1,7 +1,7 @@
-"""shared-adaln: one modulation layer for all blocks, an offset for each (adaLN-single of PixArt-α, arXiv 2310.00426).
+"""shared-adaln: one modulation layer for all blocks, plus an offset per block (adaLN-single, arXiv 2310.00426).
 
-PRX has a layer for each block, a quarter of its weights. By default what they leave is given to the MLPs, so that both
-arms have as many weights.
+PRX has one modulation layer per block, a quarter of its weights. By default the freed weights go to the MLPs, so that
+both arms have equally many weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 def matched_ratio(model: ModelSettings) -> float:
-    """Return the ratio of the MLP with which the model has as many weights, to the nearest inner width."""
+    """Return the MLP ratio that keeps the model's number of weights, rounded to the nearest inner width."""
     layer = 6 * model.width * (model.width + 1)
     freed = (model.depth - 1) * layer - model.depth * 6 * model.width
     multiple = FP8_MULTIPLE if model.hidden % FP8_MULTIPLE == 0 else 1

@@ -1,8 +1,8 @@
-"""synthetic-then-real: one source first, then another, with a sudden or a slow change between them.
+"""synthetic-then-real: train on one source first, then on another, with a sudden or gradual change.
 
-One of the two is the plan's own data.
+One of the two sources is the plan's own data.
 
-The optimizer's state and the learning rate's schedule go through the change: it is one run.
+This is one run: the optimizer's state and the learning rate's schedule continue through the change.
 """
 
 from __future__ import annotations

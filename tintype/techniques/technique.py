@@ -12,24 +12,26 @@ from tintype.settings import Part, Settings
 Changes: TypeAlias = dict[str, object]
 """Fields of the Plan with their new values."""
 SHARED_SEAMS = frozenset({"losses"})
-"""Seams that hold a list, so that several techniques can each add to them."""
+"""Seams with a list of parts, to which several techniques can add."""
 
 
 class NoOptions(Settings):
-    """For techniques without settings."""
+    """Empty options, for techniques without settings."""
 
 
 @dataclass(frozen=True)
 class Technique:
-    """`options` are the settings a user may give (`name:key=value`); `apply` returns the changed fields of the Plan.
+    """A technique. `options` are the settings a user may give (`name:key=value`).
 
-    A seam holds one technique, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds that one
-    setting of its seam and no more: the others of the seam must leave it as it is, and go together with it. `also` are
-    other seams that it may adapt to what it does to its own; it does not hold them, so that another technique may
-    change them too. `part` is the kind of part that it adds to a shared seam. Without `apply` the options are that
-    part, or that of its own seam; with a `setting`, its value is the only option. `trains` names the prefixes of the
-    parameters that it adds. `needs` are the settings that the plan must have for it, dotted key -> value; the part
-    itself refuses a plan without them.
+    `apply` returns the changed fields of the Plan.
+
+    A seam can be held by one technique only, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds
+    only that setting of its seam, so techniques for other settings of the seam can be combined with it. `also` are
+    other seams that the technique may adapt to its change. The technique does not hold the seams in `also`, so other
+    techniques may change them too. `part` is the kind of part that the technique adds to a shared seam. Without
+    `apply`, the options are that part, or the part of the technique's own seam; with a `setting`, the only option is
+    the setting's value. `trains` are the prefixes of the added parameters. `needs` are settings that the plan must
+    have, dotted key -> value. The part itself refuses plans without them.
     """
 
     seam: str
@@ -43,7 +45,7 @@ class Technique:
     trains: frozenset[str] = field(default_factory=frozenset)
     needs: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """That of its file, which the table of techniques sets: the words of both are one."""
+    """Name of the technique's file with `-` for `_`, set by the table of techniques."""
 
     def changes(self, plan: Plan, options: Settings) -> Changes:
         """Return the changed fields of the Plan."""
@@ -56,10 +58,10 @@ class Technique:
 
     @property
     def adds(self) -> type[Settings]:
-        """The kind of part that it adds to a shared seam."""
+        """Return the kind of part that the technique adds to a shared seam."""
         return self.part or self.options
 
     @property
     def seams(self) -> frozenset[str]:
-        """Seams that it may change."""
+        """Return the seams that the technique may change."""
         return self.also | {self.seam}

@@ -1,6 +1,6 @@
-"""text-encoder: captions are read by another encoder, a frozen one of others for example.
+"""text-encoder: another text encoder reads the captions, for example a published frozen encoder.
 
-The denoiser stays as it is but for its first layer on texts, which is as wide as the encoder.
+Only the denoiser's first layer on texts changes, which depends on the encoder's width.
 """
 
 from __future__ import annotations

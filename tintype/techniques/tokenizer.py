@@ -1,8 +1,8 @@
 """tokenizer: the denoiser works on the latents of another autoencoder, or on pixels.
 
-The grid of tokens stays: `model.patch` changes with the stride, so that a token covers the pixels that it covered and
-the denoiser's cost is the same but for its first and last layer. Where no patch can do that, the technique is refused,
-since more or fewer tokens are a change of their own; `patch` is for those who want both.
+The grid of tokens stays: `model.patch` changes with the stride, so that a token covers the same pixels. So the
+denoiser's cost only changes in its first and last layer. If no patch size can do that, the technique is refused, since
+more or fewer tokens are a change of their own. `patch` is for users who want both changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tread: a random part of the image tokens skips a range of blocks and comes back unchanged (`flow/tread.py`)."""
+"""tread: a random subset of the image tokens skips a range of blocks and returns unchanged (`flow/tread.py`)."""
 
 from __future__ import annotations
 

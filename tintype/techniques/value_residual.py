@@ -1,7 +1,7 @@
-"""value-residual: the first block's values are mixed into those of all later blocks (arXiv 2410.17897, learnable form).
+"""value-residual: the first block's values are mixed into the values of all later blocks (arXiv 2410.17897).
 
-v = a v_first + b v_own for the image tokens, with a and b of each block trained from 0.5: two numbers for each block
-but the first. Values of the text stay each block's own.
+In the paper's learnable form, v = a v_first + b v_own for the image tokens. Every block but the first trains its own a
+and b from 0.5. Values of the text are not mixed.
 """
 
 from __future__ import annotations
