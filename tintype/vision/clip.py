@@ -1,6 +1,6 @@
 """`clip`, `siglip`: embeddings of images and texts in one space.
 
-B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: width of a token. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tintype.vision.part import HubEncoderPart, TransformersEncoder
 
 _TEXT_BATCH = 64
 _CLIP_PX, _SIGLIP_PX = 336, 384
-"""Inputs of the published networks."""
+"""Input sizes of the published networks."""
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
-"""Texts that show case, marks, padding and truncation."""
+"""Texts that reveal the handling of case, accents, padding and truncation."""
 _OUTPUT = "{} image embedding, not normalised,"
 
 
 class ClipSettings(HubEncoderPart):
     """CLIP's projected embeddings of images and texts; the default is the network of CMMD.
 
-    The forms differ on images that are not square. `cmmd` is the paper's own preprocessing, and that of its PyTorch
-    port (arXiv 2401.09603, cmmd/io_util.py); `processor` is the checkpoint's, with which PRX measures CMMD.
+    The forms differ on images that are not square. `cmmd` is the preprocessing of the paper and of its PyTorch port
+    (arXiv 2401.09603, cmmd/io_util.py). `processor` is the checkpoint's preprocessing, with which PRX measures CMMD.
     """
 
     reads_text: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class SiglipSettings(HubEncoderPart):
 
 
 class _TextImageEncoder(TransformersEncoder):
-    """The pooled outputs of two towers, as SigLIP has them: its texts are padded and have no mask, as in training."""
+    """SigLIP's pooled outputs of two towers. SigLIP's texts are padded without a mask, as in its training."""
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
         """Return one row for each text, truncated to the length that the model was trained for."""
@@ -96,9 +96,9 @@ class _TextImageEncoder(TransformersEncoder):
 
     @cached_property
     def text_identity(self) -> str:
-        """Return the SHA-256 over the vocabulary, the length that texts are truncated to, and tokens of a few texts.
+        """Return the SHA-256 over the vocabulary, the truncation length, and the tokens of a few texts.
 
-        A vocabulary alone does not say whether capitals are kept or on which side a text is truncated.
+        The vocabulary alone does not determine whether capitals are kept, or on which side texts are truncated.
         """
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         content = json.dumps([vocabulary, self._max_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
@@ -139,7 +139,10 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 
 
 class _ClipEncoder(_TextImageEncoder):
-    """Both are projected, and texts have a mask. Not normalised: a metric that needs unit vectors makes them."""
+    """CLIP's projected outputs of two towers; texts have a mask.
+
+    Embeddings are not normalised: metrics do that if needed.
+    """
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network.visual_projection(super()._features(input_BCHW))
@@ -152,7 +155,7 @@ class _ClipEncoder(_TextImageEncoder):
 
 
 def _stated_preprocess(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
-    """Return the preprocessing of the checkpoint's own processor, which resizes images of bytes with Pillow."""
+    """Return the preprocessing of the checkpoint's own processor, which resizes uint8 images with Pillow."""
     said = checkpoint.image_processor()
     if other := said.other_sides(size_px):
         raise UserError(f"{checkpoint.words}: its preprocessor asks for {other} px, its network for {size_px} px")

@@ -1,4 +1,4 @@
-"""`dinov2`, `dinov3`: class tokens as features, tokens of patches as a teacher's.
+"""`dinov2`, `dinov3`: class tokens as features, patch tokens as a teacher.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
@@ -23,14 +23,14 @@ from tintype.vision.transformers_teacher import HubTeacherPart
 
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
 DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
-"""Model types of transformers, and their classes."""
+"""transformers' model types of DINOv3, and their classes."""
 _DINOV3_SOURCE = "facebook/dinov3-vitl16-pretrain-lvd1689m"
 _OUTPUT = "class token after the last norm"
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A published definition."""
+    """A published definition of features."""
 
     source: str
     size_px: int
@@ -47,7 +47,7 @@ _FORMS = {
         {"mmd_published": "DINO-MMD"},
     ),
 }
-"""fd: dgm-eval's FD-DINOv2 (arXiv 2306.04675). prx: PRX's DINO-MMD, resized without antialiasing."""
+"""Forms by name. fd: dgm-eval's FD-DINOv2 (arXiv 2306.04675). prx: PRX's DINO-MMD, resized without antialiasing."""
 
 
 def _outline(source: str, size_px: int, number_bytes: int) -> Outline | None:
@@ -62,7 +62,7 @@ class _ClassTokenEncoder(TransformersEncoder):
 
 
 class Dinov2Settings(HubEncoderPart):
-    """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
+    """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` the definition of PRX's DINO-MMD."""
 
     kind: Literal["dinov2"] = "dinov2"
     form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or that of PRX's DINO-MMD")
@@ -88,7 +88,7 @@ class Dinov2Settings(HubEncoderPart):
 
 
 class Dinov3Settings(HubEncoderPart):
-    """DINOv3's class token. Images are squashed in floats, as the checkpoint's own processor does."""
+    """DINOv3's class token. Images are squashed to a square in floats, as in the checkpoint's own processor."""
 
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE
@@ -119,7 +119,7 @@ class Dinov2TeacherSettings(HubTeacherPart):
 
 
 class Dinov3TeacherSettings(HubTeacherPart):
-    """DINOv3 after its last norm. Its weights are gated and have a licence of their own."""
+    """DINOv3 after its last norm. Its weights are gated and have their own licence."""
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV3
     kind: Literal["dinov3"] = "dinov3"

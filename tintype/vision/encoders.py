@@ -1,4 +1,4 @@
-"""The tables of image encoders that features can be taken with, and of teachers for alignment."""
+"""The tables of image encoders for features, and of teachers for alignment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENCODERS: tuple[type[EncoderPart], ...] = (
 )
 
 EncoderChoice = Annotated[EncoderPart, OneOf(ENCODERS), BeforeValidator(kind_alone)]
-"""Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or a kind alone."""
+"""Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or only a kind."""
 
 
 TEACHERS: tuple[type[TeacherPart], ...] = (
@@ -41,13 +41,14 @@ TEACHERS: tuple[type[TeacherPart], ...] = (
 )
 
 TeacherChoice = Annotated[TeacherPart, OneOf(TEACHERS), BeforeValidator(kind_alone)]
-"""Any teacher, as a user writes it: `{kind: dinov2, source: FOLDER}`, or a kind alone."""
+"""Any teacher, as a user writes it: `{kind: dinov2, source: FOLDER}`, or only a kind."""
 
 
 def general_encoder() -> tuple[EncoderPart, str]:
-    """Return the encoder for distances between any images, and a note where it is a second choice.
+    """Return the encoder for distances between any images, and a note if it is a fallback.
 
-    FID's Inception where its weights are at hand, else VGG16's, else the first of the two that can be fetched.
+    The order is FID's Inception if its weights are on this machine, else VGG16, else the first of the two that can be
+    downloaded.
     """
     choices = {InceptionSettings(): inception.WEIGHTS, VggSettings(): lpips.WEIGHTS["vgg16"]}
     ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))

@@ -1,4 +1,4 @@
-"""Features of many images by one encoder.
+"""Compute features of many images with one encoder.
 
 B: images. C: channels. H, W: rows, columns. N: all images. F: size of the feature vector.
 """
@@ -15,7 +15,7 @@ from tintype.pretrained.frozen import encode_filled
 from tintype.seams import Encoder
 
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
-"""Images that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
+"""Batch sizes on a CPU, which depend only on the size of the input: kernels round differently for other batch sizes."""
 
 
 def feature_matrix(
@@ -27,11 +27,10 @@ def feature_matrix(
 ) -> Tensor:
     """Return features [N, F] in float32 on the CPU, one row for each image, in order.
 
-    `images` gives uint8 images, single or in batches, of any sizes. The network sees batches of one size, the last
-    one filled up, so that a row does not depend on how the images came. On a CPU that size is fixed, and rows are
-    the same to the last bit for any `batch`; on a GPU it is `batch`, and another may move the last bits.
-
-    `on_images` is called with the number of images of every batch; `first_index` is the first one's number in messages.
+    `images` yields uint8 images, single or in batches, of any sizes. The network always sees batches of one size, the
+    last batch padded, so that a row does not depend on how `images` groups them. On a CPU the batch size is fixed, and
+    rows are bit-identical for any `batch`. On a GPU the batch size is `batch`, which may change the last bits.
+    `on_images` gets the number of images in every batch. `first_index` is the index of the first image, for messages.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one image, not {batch}")
@@ -53,7 +52,7 @@ def feature_matrix(
 
 
 def _batches(encoder: Encoder, images: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    """Yield prepared images in batches of the network's size; the last may be smaller."""
+    """Yield prepared images in batches of the network's size; the last batch may be smaller."""
     waiting: list[Tensor] = []
     for image in images:
         for chunk_BCHW in (image if image.ndim == 4 else image[None]).split(batch):

@@ -1,8 +1,8 @@
-"""The Inception-v3 that FID is defined on: Google's graph of December 2015, up to its last pooling (2048 numbers).
+"""The Inception-v3 by which FID is defined: Google's graph of December 2015, up to its last pooling (2048 numbers).
 
-It is not torchvision's Inception: its average pools do not count the padding, its last block has a max pool where the
-paper has an average, its batch norms have no gain, and its weights are other ones. The names of the units are those of
-pytorch-fid's and torch-fidelity's file, so that such a file fits as it is.
+Differs from torchvision's Inception: average pools do not count the padding, the last block has a max pool where the
+paper has an average pool, batch norms have no gain, and the weights are different. The layers are named as in the file
+of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
@@ -36,18 +36,18 @@ RESAMPLINGS: dict[Resize, Resampling] = {
     "clean": Resampling("bicubic", antialias=True, clip=True),
     "tf": Resampling("bilinear", antialias=False, grid="tf1"),
 }
-"""clean: clean-fid's (arXiv 2104.11222). tf: that of the graph of 2015, which torch-fidelity follows."""
+"""Resize methods. clean: clean-fid's (arXiv 2104.11222). tf: the 2015 graph's, which torch-fidelity follows."""
 
 _EPSILON = 1e-3
 
 
 def preprocess(resize: Resize) -> Preprocess:
-    """Return the preprocessing. Both definitions shift by 128, not 127.5: white comes out at 127/128."""
+    """Return the preprocessing. Both definitions shift by 128, not 127.5, so white becomes 127/128."""
     return Preprocess(INPUT_PX, RESAMPLINGS[resize], scale=1.0, mean=(128.0,) * 3, std=(128.0,) * 3)
 
 
 class _Layer(NamedTuple):
-    """A unit as a value. `same` keeps the size of the map; without it the map loses its border."""
+    """A layer's sizes. `same` keeps the size of the map; without it the map loses its border."""
 
     name: str
     channels: int
@@ -86,14 +86,14 @@ _HALVING = nn.MaxPool2d(3, stride=2)
 
 
 class _Branch:
-    """A pool, layers in a row, and at last layers side by side (`fork`); each may be absent."""
+    """A pool, then sequential layers, then parallel layers (`fork`); each may be absent."""
 
     def __init__(self, *layers: _Layer, pool: nn.Module | None = None, fork: tuple[_Layer, ...] = ()) -> None:
         self.layers, self.pool, self.fork = layers, pool, fork
 
 
 class _Block(nn.Module):
-    """Branches side by side, joined along the channels."""
+    """Parallel branches, concatenated along the channels."""
 
     def __init__(self, channels_in: int, *branches: _Branch) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ _ROW, _COLUMN = (1, 7), (7, 1)
 
 
 def _row(name: str, *layers: tuple[int, int | tuple[int, int]]) -> list[_Layer]:
-    """Return layers of the channels and kernels, numbered from 1."""
+    """Return layers with these channels and kernels, numbered from 1."""
     return [_Layer(f"{name}_{number}", *layer) for number, layer in enumerate(layers, 1)]
 
 
@@ -182,7 +182,10 @@ def _block_8px(channels_in: int, pool: nn.Module) -> _Block:
 
 
 class Inception(nn.Module):
-    """Maps prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
+    """Map prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool.
+
+    The weights are buffers, so they are fixed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,8 +217,7 @@ class Inception(nn.Module):
 
 
 def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Return the tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), which has our units in our
-    order."""
+    """Return the tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), whose layers have our order."""
     theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
     if len(theirs) != UNITS:
         raise UserError(f"{where} has {len(theirs)} convolutions with a batch norm; the Inception of FID has {UNITS}")
@@ -228,8 +230,7 @@ def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
 
 
 def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Return the tensors of pytorch-fid's file. Its batch norms may have a gain, which must be one; its classifier is
-    left out."""
+    """Return the tensors of pytorch-fid's file, without its classifier. A batch norm's gain must be one."""
     parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
     found = {}
     for unit in _unit_names():
@@ -275,7 +276,7 @@ WEIGHTS = Known(
 
 
 class InceptionSettings(EncoderPart):
-    """The Inception-v3 of FID. FIDs of different `resize` are different metrics."""
+    """The Inception-v3 of FID. FIDs with different `resize` are different metrics."""
 
     kind: Literal["inception"] = "inception"
     resize: Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")

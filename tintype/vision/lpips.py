@@ -1,6 +1,6 @@
 """LPIPS: the learned perceptual distance of two images (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
 
-The trunk of VGG16 serves by itself as well (`vgg.py`).
+The VGG16 trunk is also used alone (`vgg.py`).
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -26,15 +26,15 @@ from tintype.pretrained.weights import Known, Packaged, Tensors, fetch, fill
 Net = Literal["vgg16", "alexnet"]
 
 SMALLEST_PX: dict[Net, int] = {"vgg16": 16, "alexnet": 31}
-"""The shortest side of an image that still leaves the last pool something to pool."""
+"""Smallest image side for which the last pool still has an input."""
 
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
-"""LPIPS's own: close to ImageNet's mean and deviation on the scale of [-1, 1]."""
+"""LPIPS's own scale, close to ImageNet's standard deviation for images in [-1, 1]."""
 
 _NORM_EPSILON = 1e-10
 _TORCH_CONVOLUTIONS = {"vgg16": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), "alexnet": (0, 3, 6, 8, 10)}
-"""Where the convolutions stand in torchvision's `features`."""
+"""Indices of the convolutions in torchvision's `features`."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class _Convolution:
     kernel: int = 3
     stride: int = 1
     pool_before: int | None = None
-    """Size of the max pool, of stride 2, that stands before."""
+    """Kernel size of the max pool of stride 2 before the convolution, if any."""
     tapped: bool = False
-    """Whether LPIPS compares what comes out."""
+    """Whether LPIPS compares the convolution's output."""
 
     @property
     def padding(self) -> int:
@@ -72,7 +72,7 @@ _TRUNKS: dict[Net, tuple[_Convolution, ...]] = {
 
 
 class Trunk(nn.Module):
-    """The convolutions of a classifier. Gives every map that LPIPS compares; the last of VGG16 is conv5_3."""
+    """The convolutions of a classifier. Returns every map that LPIPS compares; VGG16's last map is conv5_3."""
 
     shift: Tensor
     scale: Tensor
@@ -90,7 +90,7 @@ class Trunk(nn.Module):
         self.register_buffer("scale", torch.tensor(SCALE).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, image_BCHW: Tensor) -> list[Tensor]:
-        """Return the maps after the ReLU of each tapped layer, for floats in [-1, 1]."""
+        """Return the maps after the ReLU of each compared layer, for float images in [-1, 1]."""
         height, width = image_BCHW.shape[-2:]
         if min(height, width) < SMALLEST_PX[self.net]:
             raise ValueError(
@@ -109,15 +109,17 @@ class Trunk(nn.Module):
         return maps
 
     def narrow(self) -> None:
-        """Convolve in bf16 from here on. The maps, and what is computed of them, stay in the type of the image."""
+        """Convolve in bf16 from now on. The maps, and everything computed from them, keep the image's dtype."""
         for index in range(len(self.plan)):
             for name in (f"weight_{index}", f"bias_{index}"):
                 setattr(self, name, self.get_buffer(name).bfloat16())
 
 
 class Lpips(nn.Module):
-    """The distance of two images. Called with floats in [-1, 1] it is differentiable, in both images; weights are
-    fixed."""
+    """The distance of two images, with fixed weights.
+
+    For float images in [-1, 1] it is differentiable in both images.
+    """
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -147,13 +149,13 @@ class Lpips(nn.Module):
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:
-    """Scale each position's channels to length one. The gradient avoids the root of zero."""
+    """Normalise each position's channels to unit length. The gradient avoids the root of zero."""
     length_BCHW = x_BCHW.square().sum(dim=1, keepdim=True).clamp(min=_NORM_EPSILON**2).sqrt()
     return x_BCHW / (length_BCHW + _NORM_EPSILON)
 
 
 def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None = None) -> Lpips:
-    """Load the distance with its published weights, or with those of a converted file of the user's."""
+    """Load the distance with its published weights, or with the weights in a user's converted file."""
     lpips = Lpips(net)
     fill(lpips, fetch(WEIGHTS[net], weights))
     return lpips.eval().to(device)
@@ -184,8 +186,7 @@ def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tensor]) -> Tensors:
-    """Convert torchvision's classifier and the linear layers of the original `lpips` (its weights/v0.1/vgg.pth or
-    alex.pth)."""
+    """Convert torchvision's classifier and the original `lpips`'s linear layers (weights/v0.1/vgg.pth or alex.pth)."""
     found = {}
     with as_user_error(KeyError, f"these files do not hold LPIPS for {net}"):
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
@@ -197,7 +198,7 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
 
 
 def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
-    """Read torchvision's and the original `lpips`'s files; write the result to safetensors for `load_lpips`."""
+    """Convert the files of torchvision and the original `lpips` to a safetensors file for `load_lpips`."""
     return from_torch(net, read_state_dict(trunk), read_state_dict(linear))
 
 

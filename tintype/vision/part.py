@@ -1,4 +1,4 @@
-"""Settings of frozen image encoders, for metrics, and of teachers, for alignment.
+"""Base settings of frozen image encoders, for metrics, and of teachers, for alignment.
 
 B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
@@ -38,14 +38,14 @@ COMMITS = {
     "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
     "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
 }
-"""Commits with safetensors that are loaded where no revision is given, by repository."""
+"""Default commits of repositories, with safetensors, for settings without a revision."""
 
 Grid = tuple[int, int]
 """Rows and columns of tokens."""
 
 
 class EncoderPart(Part):
-    """Settings of a frozen image encoder. `name` stands in the names of metrics; by default it is the kind."""
+    """Settings of a frozen image encoder. `name` is part of the metrics' names; by default it is the kind."""
 
     reads_text: ClassVar[bool] = False
 
@@ -57,18 +57,18 @@ class EncoderPart(Part):
 
     @property
     def published(self) -> dict[str, str]:
-        """Return the kinds of metrics whose definition is, on this encoder, a published one, with its name."""
+        """Return the metrics that have a published name with this encoder, by kind."""
         return {}
 
     def build(self, device: torch.device) -> Encoder:
-        """Return the encoder; it is built once for each device."""
+        """Return the encoder, which is built once per device."""
         return _built(self, torch.device(device))
 
     def _make(self, device: torch.device) -> Encoder:
         raise NotImplementedError
 
     def outline(self) -> Outline | None:
-        """Return the network without its weights, for costs; None where its sizes are not known."""
+        """Return the network without its weights, for costs; None if its sizes are unknown."""
         return None
 
 
@@ -83,7 +83,7 @@ def forget_encoders() -> None:
 
 
 class HubEncoderPart(EncoderPart):
-    """Settings of an encoder of transformers."""
+    """Settings of an encoder from transformers."""
 
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
@@ -91,7 +91,7 @@ class HubEncoderPart(EncoderPart):
 
     @property
     def number_bytes(self) -> int:
-        """Return the bytes of a number that the network computes in."""
+        """Return the bytes per number in the network's dtype."""
         return 2 if self.arithmetic == "bf16" else 4
 
     def _checkpoint(self, source: str) -> Checkpoint:
@@ -101,7 +101,7 @@ class HubEncoderPart(EncoderPart):
 
 
 class TransformersEncoder(FrozenEncoder):
-    """An encoder of transformers. The preprocessing is ours, with the checkpoint's numbers where none are given."""
+    """An encoder from transformers. The preprocessing is ours; settings that are not given come from the checkpoint."""
 
     def __init__(
         self, name: str, checkpoint: Checkpoint, model: Untyped, how: Preprocess, output: str, device: torch.device
@@ -119,15 +119,15 @@ class TransformersEncoder(FrozenEncoder):
 
 
 def vision_config(config: Untyped) -> Untyped:
-    """Return the config of the image tower, of a network that has several."""
+    """Return the config of the image tower, for a network with several towers."""
     return getattr(config, "vision_config", config)
 
 
 class Teacher(FrozenEncoder):
     """A frozen network that gives one token of a clean image for each token of the denoiser.
 
-    The image is resized so that the network's own grid of patches is that grid, token for token; class and register
-    tokens are left out.
+    The image is resized so that the network's own grid of patches equals the denoiser's grid. Class and register tokens
+    are left out.
     """
 
     def __init__(self, kind: str, network: FrozenNetwork, device: torch.device, grid: Grid, width: int) -> None:
@@ -138,11 +138,11 @@ class Teacher(FrozenEncoder):
 
     @property
     def weights_digest(self) -> str:
-        """Digest that names the network's weights, whatever the grid and the arithmetic."""
+        """Return a digest of the network's weights, which does not depend on the grid and the precision."""
         return self._frozen.weights_digest
 
     def at_grid(self, grid: Grid) -> Teacher:
-        """Return the same network as the teacher of another grid."""
+        """Return a teacher with the same network for another grid."""
         preprocess = self._frozen.preprocess
         if isinstance(preprocess, Preprocess):  # another preparation does not depend on the grid
             patch_px = preprocess.sides[0] // self.grid[0]
@@ -152,8 +152,8 @@ class Teacher(FrozenEncoder):
     def tokens(self, image_BCHW: Tensor, network_batch: int | None = None) -> Tensor:
         """Encode uint8 images to float32 [B, L, D], row by row, without gradient.
 
-        With a `network_batch` the network sees batches of exactly that size, the last one filled up. On a CPU an
-        image's tokens are then the same to the last bit whatever comes with it.
+        With a `network_batch` the network always sees batches of exactly that size, the last batch padded. On a CPU an
+        image's tokens are then bit-identical, whatever other images are encoded with it.
         """
         input_BCHW = self.prepare(image_BCHW)
         if network_batch is None:
@@ -161,7 +161,10 @@ class Teacher(FrozenEncoder):
         return encode_evenly(self.encode, input_BCHW, network_batch)
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """Encode uint8 images to their class tokens, float32 [B, D]: the mean of the patches where it has none."""
+        """Encode uint8 images to class tokens, float32 [B, D].
+
+        Without a class token, return the mean of the patch tokens.
+        """
         return self.tokens(image_BCHW).mean(dim=1)
 
 
@@ -169,14 +172,14 @@ class TeacherPart(Part):
     """Settings of a teacher."""
 
     def width(self) -> int:
-        """Return the width of its tokens, found without its weights."""
+        """Return the width of the teacher's tokens, without loading its weights."""
         raise NotImplementedError
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
         raise NotImplementedError
 
     def outline(self, grid: Grid) -> Outline | None:
-        """Return the network without its weights, for costs; None where its sizes are not known."""
+        """Return the network without its weights, for costs; None if its sizes are unknown."""
         return None
 
 
@@ -186,7 +189,7 @@ def row_by_row(map_BDHW: Tensor) -> Tensor:
 
 @contextmanager
 def offering_packaged_teacher() -> Iterator[None]:
-    """Name the teacher that needs no download in an error."""
+    """Add to an error a hint at the teacher that needs no download."""
     try:
         yield
     except UserError as error:

@@ -1,7 +1,7 @@
-"""`scenes`: a small convolutional network that reads every attribute off an image of a scene; an encoder and a teacher.
+"""`scenes`: a small convolutional network that reads every attribute in an image of a scene; an encoder and a teacher.
 
-It is ours, trained on the embedded data set by `train_scene_encoder.py`, and packaged, so that a score of what an
-image shows needs no download. Its pooled trunk is a feature vector for Fréchet distances.
+The network is ours, trained on the embedded data set by `train_scene_encoder.py`. The network is part of the package,
+so that scores of image content need no download. Its pooled trunk gives a feature vector for Fréchet distances.
 
 B: images. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
 """
@@ -45,15 +45,17 @@ _WIDTHS = (32, 48, 96, FEATURES)
 
 @dataclass(frozen=True)
 class SceneReading:
-    """Attributes read off images. `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute
-    [B, K]."""
+    """Attributes read from images.
+
+    `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute [B, K].
+    """
 
     feature_BF: Tensor
     logits: Mapping[str, Tensor]
 
 
 class _Convolution(nn.Module):
-    """Convolution, group norm, ReLU: a batch norm would mix the statistics of sharp and of enlarged images."""
+    """Convolution, group norm, ReLU. A batch norm would mix the statistics of sharp and of enlarged images."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class _Convolution(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside the identity."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -79,10 +81,10 @@ class _Residual(nn.Module):
 
 
 class SceneEncoder(nn.Module):
-    """Maps uint8 images of any size to a `SceneReading`.
+    """Map uint8 images of any size to a `SceneReading`.
 
-    Images are scaled to [-2, 2] and resized to 64 px (bilinear, anti-aliased where that makes them smaller). Each
-    position and each scene attribute has its own learned map of where on the trunk's last grid to look.
+    Images are scaled to [-2, 2] and resized to 64 px (bilinear, antialiased when shrinking). Each position and each
+    scene attribute has its own learned map of attention over the trunk's last grid.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class SceneEncoder(nn.Module):
 
 
 def _first_looks() -> Tensor:
-    """Return where each query starts to look, as logits over the grid: its own position, or everywhere."""
+    """Return each query's initial attention, as logits over the grid: its own position, or uniform."""
     tick = (torch.arange(_GRID) + 0.5) / _GRID
     looks = [((tick - x) ** 2 + (tick[:, None] - y) ** 2).flatten() for x, y in POSITION_XY.values()]
     everywhere = [torch.zeros(_GRID * _GRID)] * len(SCENE_VOCABULARY)
@@ -122,7 +124,7 @@ def _first_looks() -> Tensor:
 
 
 def prepared(image_BCHW: Tensor) -> Tensor:
-    """Return the trunk's input."""
+    """Return the input of the trunk."""
     check_bytes(image_BCHW)
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
@@ -147,20 +149,21 @@ def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
 
 @cache
 def scene_encoder_record() -> dict[str, Any]:
-    """Return the contents of `scene_encoder.json`: how the packaged encoder was trained and what it measured."""
+    """Return the content of `scene_encoder.json`: the packaged encoder's training and accuracy."""
     record: dict[str, Any] = json.loads(RECORD_PATH.read_text())
     return record
 
 
 def visible_attributes(size_px: int) -> frozenset[str]:
-    """Return the attributes that the encoder itself reads right at least 95 times in 100, in every style, at this
-    size."""
+    """Return the attributes that the encoder reads with at least 95% accuracy in every style at this size."""
     return _visible(scene_encoder_record()["accuracy"], size_px)
 
 
 def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px: int) -> frozenset[str]:
-    """Return the attributes by the nearest measured size that is not above. `accuracy`: size, style, attribute,
-    share."""
+    """Return the visible attributes at the largest measured size that is not above `size_px`.
+
+    `accuracy` is nested by size, style and attribute.
+    """
     below = [measured for measured in map(int, accuracy) if measured <= size_px]
     if not below:
         return frozenset()
@@ -175,7 +178,7 @@ def _outline(features: int = 0) -> Outline:
 
 
 class SceneEncoderSettings(EncoderPart):
-    """tintype's own small encoder of scenes; packaged, needs no download."""
+    """tintype's own small encoder of scenes. The encoder is part of the package and needs no download."""
 
     kind: Literal["scenes"] = "scenes"
 
@@ -187,7 +190,7 @@ class SceneEncoderSettings(EncoderPart):
 
 
 class SceneFeatures:
-    """Features and readings of the packaged scene encoder."""
+    """Features and readings by the packaged scene encoder."""
 
     definition = (
         f"pooled last map ({FEATURES} numbers) of tintype's scene encoder; input uint8, scaled to [-2, 2], resized to "
@@ -210,7 +213,7 @@ class SceneFeatures:
 
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
-        """Return what the images show."""
+        """Return the attributes that the images show."""
         readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(READ_TOGETHER)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),
@@ -225,7 +228,7 @@ def scene_features(device: torch.device) -> SceneFeatures:
 
 
 class SceneTeacherSettings(TeacherPart):
-    """The last map of tintype's own encoder of scenes, resized to the grid; packaged, needs no download."""
+    """The last map of tintype's own encoder of scenes, resized to the grid. The encoder is part of the package."""
 
     kind: Literal["scenes"] = "scenes"
 

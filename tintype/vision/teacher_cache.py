@@ -1,13 +1,13 @@
-"""Tokens of the training images by a frozen teacher, cached by the id of the image.
+"""A frozen teacher's tokens of the training images, cached by image id.
 
-They are the same in every epoch. A cache stores them in fp16, and with a cache they always pass through fp16, so that
-it makes no difference to a run whether a row was there or had to be computed. All processes of a machine read the same
-rows, in its memory or on its disk, and each row is computed by one of them.
+The tokens are the same in every epoch. A cache stores them in fp16. With a cache, tokens always pass through fp16, so
+that cached and recomputed rows are equal. All processes of a machine share the rows, in memory or on disk, and each row
+is computed by one process.
 
-A GPU's kernels round by the place of an image in its batch. So images are computed in blocks, which the data alone
-decides: a row does not depend on who computes it, in which order, or what was there before.
+A GPU's kernels round differently by an image's index in its batch. So images are computed in blocks that only depend on
+the data. A row then does not depend on which process computes it, in which order, or what was cached before.
 
-B: images. N: images of the data. M: those whose tokens are computed. L: tokens. D: width of the teacher.
+B: images. N: images of the data. M: images whose tokens are computed. L: tokens. D: width of the teacher.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tintype.vision.part import Grid, Teacher
 CacheKind = Literal["none", "memory", "disk"]
 
 _CPU_BATCH = 16
-"""Images that the network sees at once on a CPU, always, since kernels round by the batch's size."""
+"""The network's fixed batch size on a CPU: kernels round differently for other batch sizes."""
 CACHED_TEACHER_BATCH = 64
-"""Images that it sees at once on a GPU, at most: memory that its activations take is not the denoiser's."""
+"""The network's largest batch size on a GPU. The network's activations take memory from the denoiser."""
 _BLOCKS_AT_ONCE = 16
-"""Blocks whose rows are looked up at a time, so that long lists are not looked up for each block."""
+"""Number of blocks to look up at a time, so that long lists are not searched for each block."""
 _AHEAD_ON = frozenset({"cuda"})
-"""Kinds of devices for which rows are read ahead; a CPU would have to do it itself."""
+"""Device types for which rows are prefetched. A CPU would have to do the prefetch itself."""
 
 
 class Blocks:
-    """Images that the teacher sees together: those of one shape, in the order of their ids, `size` at a time."""
+    """Batches of the teacher: images of one shape in the order of their ids, `size` at a time."""
 
     def __init__(self, size: int, bucket_N: Tensor) -> None:
-        """`bucket_N` says which images have one shape."""
+        """Group the images into blocks. `bucket_N` gives images of one shape equal numbers."""
         sorted_N, order_N = bucket_N.sort(stable=True)
         place_N = torch.arange(len(bucket_N))
         bucket_begin_N = torch.searchsorted(sorted_N, sorted_N)
@@ -60,7 +60,7 @@ class Blocks:
         self._bounds = [*begin_N.unique().tolist(), len(bucket_N)]
 
     def holding(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the blocks that hold these images, each once and whole."""
+        """Return the whole blocks that contain these images, each once."""
         begins = self._begin_N[torch.tensor(ids, dtype=torch.int64)].unique().tolist()
         ends = (self._bounds[bisect_right(self._bounds, begin)] for begin in begins)
         return [self._order_N[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
@@ -68,17 +68,20 @@ class Blocks:
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Tokens of all images of a source; those that are missing are computed."""
+    """Tokens of all images of a source. Missing tokens are computed."""
 
     teacher: Teacher
     rows: Rows
-    """Tokens of each image, fp16 [L, D]. Where images have several shapes, L is the most; zeros fill up the others."""
+    """Tokens of each image, fp16 [L, D].
+
+    If images have several shapes, L is the maximum, and shorter rows are zero-padded.
+    """
     blocks: Blocks
-    """Their size is the number of images that the network sees at once, always."""
+    """Blocks whose size is the network's fixed batch size."""
     ahead: ReadAhead | None = None
 
     def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
-        """Compute whole blocks until those that hold these images lack no tokens. `images` gives images by id.
+        """Compute all blocks that contain these images and miss tokens. `images` returns images by id.
 
         Return the number of images whose tokens this process stored.
         """
@@ -87,14 +90,14 @@ class TeacherCache:
         return sum(self.rows.fill_blocks(some, lambda block: self._computed(images(block))) for some in portions)
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begin to read the tokens of a batch that is asked for next."""
+        """Prefetch the tokens of the batch that is needed next."""
         if self.ahead is not None:
             self.ahead.expect(ids)
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        """Return float32 [B, L, D] on the images' device, of numbers that fp16 has.
+        """Return float32 [B, L, D] on the images' device, with values rounded to fp16.
 
-        Tokens that are missing are computed from these images and not stored: a batch of training is no block.
+        Missing tokens are computed from these images and not stored, since a training batch is not a block.
         """
         row_BLD = None if self.ahead is None else self.ahead.take(ids)
         if row_BLD is None:
@@ -115,7 +118,7 @@ class TeacherCache:
         return row_BLD[:, :tokens].to(torch.float32)
 
     def at_grid(self, teacher: Teacher) -> TeacherCache:
-        """Return the same rows with the teacher of another of the grids that they are for."""
+        """Return a cache with the same rows and the teacher of another grid, one of those that the rows are for."""
         return replace(self, teacher=teacher)
 
     def _computed(self, image_MCHW: Tensor) -> Tensor:
@@ -132,7 +135,7 @@ class TeacherCache:
 
 
 _in_memory: dict[bytes, tuple[str, Rows]] = {}
-"""Rows by their stamp, with the images that they are of: the arms and seeds of a study have the same images."""
+"""Rows by their stamp, with the images that they belong to. The arms and seeds of a study share images."""
 
 
 def open_teacher_cache(
@@ -144,11 +147,11 @@ def open_teacher_cache(
     grids: Sequence[Grid] = (),
     batch: int = _CPU_BATCH,
 ) -> TeacherCache:
-    """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room.
+    """Open or make the cache of all images of a source; raise a `UserError` if there is not enough room.
 
-    `grids` are those of the source's images, where they have several shapes. An image has one of them, so the same rows
-    serve all: `TeacherCache.at_grid`. On a GPU a block has `batch` images, `CACHED_TEACHER_BATCH` at most; the rows of
-    other blocks are others, and so are those of another GPU.
+    `grids` are the grids of the source's images, if they have several shapes. An image has one of these grids, so the
+    same rows serve all grids: `TeacherCache.at_grid`. On a GPU a block has `batch` images, at most
+    `CACHED_TEACHER_BATCH`. Rows differ between block sizes and between GPU models, so each has a cache of its own.
     """
     images = fingerprint(source)
     decides: list[object] = [teacher.identity, data_key, images, teacher.grid, len(source), device.type]
@@ -176,7 +179,7 @@ def open_teacher_cache(
 
 
 def _memory_rows(images: str, content: Content) -> Rows:
-    """Return the rows in memory. Those of other images are released, and all that no run uses if there is no room."""
+    """Return the rows in memory. Release rows of other images, and if there is no room, all rows that no run uses."""
     if content.stamp not in _in_memory:
         for other in [other for other, (of, _) in _in_memory.items() if of != images]:
             del _in_memory[other]
@@ -190,11 +193,11 @@ def _memory_rows(images: str, content: Content) -> Rows:
 
 
 def forget_teacher_cache(kept: TeacherCache) -> None:
-    """Release what is held in memory; what is on the disk stays."""
+    """Release rows in memory; rows on disk stay."""
     for key in [key for key, (_, rows) in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
 
 
 def forget_teacher_caches() -> None:
-    """Release all that no run uses, as for another study."""
+    """Release all rows that no run uses, for example before another study."""
     _in_memory.clear()

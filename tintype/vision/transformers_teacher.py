@@ -35,9 +35,9 @@ from tintype.vision.part import (
 
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
-"""Modules of transformers that the tokens of patches do not pass through; checkpoints often lack their weights."""
+"""Modules of transformers that patch tokens do not pass through. Checkpoints often lack their weights."""
 _SPECIAL = frozenset({0, 1, 2})
-"""How many tokens may stand before the patches: none, a class token, and one of distillation."""
+"""Possible numbers of tokens before the patches: none, a class token, and a distillation token."""
 _NO_STRUCTURE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config that do not change what the network computes."""
 _ADVICE = (
@@ -48,7 +48,7 @@ _ADVICE = (
 
 class HubTeacherPart(TeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = None
-    """Model types that will do; None for any."""
+    """Accepted model types; None for any."""
 
     source: Source
     revision: Revision = None
@@ -58,7 +58,7 @@ class HubTeacherPart(TeacherPart):
     compile: HubCompile = False
 
     def arithmetic_on(self, device: torch.device) -> Compute:
-        """Return the arithmetic on a device."""
+        """Return the compute precision on a device."""
         if self.arithmetic != "auto":
             return self.arithmetic
         return "bf16" if device.type == "cuda" else "fp32"
@@ -104,7 +104,7 @@ class HubTeacherPart(TeacherPart):
         return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Untyped, key: str) -> int:
-        """Return a size of the image tower; where one is given for each side, they must agree."""
+        """Return a size of the image tower. If the config gives a size per side, both must be equal."""
         config = vision_config(config)
         value = getattr(config, key, None)
         sides = set(value) if isinstance(value, list | tuple) else {value}
@@ -121,8 +121,8 @@ class HubTeacherPart(TeacherPart):
 class TransformersTeacherSettings(HubTeacherPart):
     """Any plain vision transformer of transformers: ViT, SigLIP, CLIP, I-JEPA, …
 
-    Its tokens are `last_hidden_state`. That is after the last norm, except in CLIP, whose last norm is for the class
-    token alone.
+    Its tokens are `last_hidden_state`, which is after the last norm. The exception is CLIP, whose last norm only
+    applies to the class token.
     """
 
     kind: Literal["transformers"] = "transformers"
@@ -143,16 +143,16 @@ class TransformersTeacher(Teacher):
         return token_BLD
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """Return the first token, where one stands before the patches."""
+        """Return the first token, if there is one before the patches."""
         with frozen_arithmetic(self._device, self.arithmetic):
             token_BLD = self._output(self.prepare(image_BCHW).to(self._dtype)).float()
         patches = self.grid[0] * self.grid[1]
         return token_BLD[:, 0] if token_BLD.shape[1] > patches else token_BLD.mean(dim=1)
 
     def attention(self, image_BCHW: Tensor, layers: int) -> Tensor:
-        """Return how the patches look at each other in the last layers, fp32 [B, layers, heads, L, L].
+        """Return the attention between patches in the last layers, fp32 [B, layers, heads, L, L].
 
-        A row sums to 1 over the patches: what a patch sees of class and register tokens is left out.
+        A row sums to 1 over the patches: attention to class and register tokens is left out.
         """
         patches = self.grid[0] * self.grid[1]
         self._network.set_attn_implementation("eager")  # others hold no map
@@ -162,7 +162,7 @@ class TransformersTeacher(Teacher):
             return seen_BNALL / seen_BNALL.sum(-1, keepdim=True)
 
     def check_attention(self, layers: int) -> None:
-        """Refuse a network that has no such maps, or fewer."""
+        """Raise if the network has no attention maps, or too few layers."""
         try:
             found = self.attention(torch.zeros(1, 3, _PROBE_PX, _PROBE_PX, dtype=torch.uint8), layers)
         except Exception as error:  # networks raise what they like where they have no maps
@@ -175,12 +175,12 @@ class TransformersTeacher(Teacher):
 
     @cached_property
     def _options(self) -> dict[str, bool]:
-        """DINO's networks resample their position embeddings unasked and have no such option."""
+        """Return call options. DINO's networks always resample their position embeddings and have no such option."""
         accepted = inspect.signature(self._network.forward).parameters
         return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
 
     def check(self) -> None:
-        """Encode one image, twice, and refuse a network that is not as its config makes it seem."""
+        """Encode one image twice; raise if the network does not behave as its config says."""
         value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # something in every part of the image
         input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)).to(self._dtype)
         try:

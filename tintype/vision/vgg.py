@@ -1,4 +1,4 @@
-"""`vgg16`: VGG16's conv5_3, from the weights of LPIPS, as an encoder and as a teacher. It needs no hub.
+"""`vgg16`: VGG16's conv5_3, with the weights of LPIPS, as an encoder and as a teacher. The encoder needs no hub.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -41,7 +41,7 @@ def _trunk() -> Trunk:
 
 
 class VggSettings(EncoderPart):
-    """The mean of VGG16's conv5_3: a feature that needs no hub."""
+    """The mean of VGG16's conv5_3, a feature that needs no hub."""
 
     kind: Literal["vgg16"] = "vgg16"
     size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="The input; one token for every 16 px")
