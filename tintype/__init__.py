@@ -1,7 +1,7 @@
-"""tintype trains text-to-image models from scratch and says which training decisions are worth it.
+"""tintype trains text-to-image models from scratch and measures which training decisions pay off.
 
-The names in `__all__` are the library; all other modules are private and may change. Each is loaded when it is first
-used: `import tintype` alone does not import torch.
+The names in `__all__` are the library; all other modules are private and may change. A name is loaded on first use, so
+`import tintype` alone does not import torch.
 """
 
 import sys
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 NUMERICS = 1
-"""Raised whenever the losses in tests/golden change: a worker with another number does not join a study."""
+"""Version of the numerics, raised whenever the losses in tests/golden change.
+
+A worker with another number cannot join a study.
+"""
 __all__ = [
     "DivergedError",
     "EvaluationResult",
@@ -91,7 +94,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package, in which `train` is the function: importing the folder `tintype/train` would put itself there."""
+    """The package, in which `train` is the function.
+
+    Without this class, importing the folder `tintype/train` would replace it.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""The program: signals are handled before anything large is imported."""
+"""The program's entry point. The program installs signal handlers before it imports anything large."""
 
 import atexit
 import os

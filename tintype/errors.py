@@ -1,4 +1,4 @@
-"""Errors that the command line prints without a traceback. It exits with 2, or with 3 where a run has diverged."""
+"""Errors that the command line prints without a traceback. The exit code is 2, or 3 if a run has diverged."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tintype.wording import Language, Option, options_in, rendered
 
 
 class UserError(Exception):
-    """Says what was wrong and where (`problem`), and what to do about it (`fix`).
+    """An error for the user: what was wrong and where (`problem`), and what to do (`fix`).
 
-    Both may name options as data (`tintype.wording`). The text of the error has them in the language of the command
-    line until `speak` chooses another. A fix that begins with a line break stands on lines of its own.
+    Both may name options as data (`tintype.wording`). The error's text shows options in the command line's wording
+    until `speak` chooses another. A fix that begins with a line break is shown on separate lines.
     """
 
     def __init__(self, problem: str, fix: str = "") -> None:
         super().__init__()
         self.parts = problem, fix
-        """The problem and the fix with options as data, for an error that is made of this one."""
+        """The problem and the fix with options as data, for an error that is built from this one."""
         self.speak("command")
 
     def speak(self, language: Language) -> None:
-        """Show options in the words of a language from now on."""
+        """Show options in the wording of a language from now on."""
         self._language: Language = language
         self.args = (rendered(self.marked, language),)
 
@@ -49,25 +49,28 @@ class UserError(Exception):
         return f"{problem}{separator}{fix}"
 
     def at(self, place: str) -> UserError:
-        """Return a `UserError` with the same text after a place, as `arm 'muon': …`."""
+        """Return a `UserError` with a place before the text, such as `arm 'muon': …`."""
         problem, fix = self.parts
         return UserError(f"{place}: {problem}", fix)
 
 
 class DivergedError(UserError):
-    """A run gave values that are not finite, or weights far too large. A study counts it as diverged, not as failed."""
+    """Raised if a run gives values that are not finite, or far too large weights.
+
+    A study counts it as diverged, not failed.
+    """
 
 
 class DamagedFileError(UserError):
-    """A file is not what was written. The message names it and the command that makes it anew."""
+    """Raised if a file is damaged. The message names the file and the command that remakes it."""
 
     reason: str = ""
-    """Only what is wrong with it."""
+    """The damage alone, without the file and the fix."""
 
 
 @contextmanager
 def as_user_error(kinds: type[Exception] | tuple[type[Exception], ...], what: str, fix: str = "") -> Iterator[None]:
-    """Raise a `UserError` in place of an error of these kinds: what failed, for which reason, and what to do."""
+    """Turn an error of these kinds into a `UserError`: what failed, why, and what to do."""
     try:
         yield
     except kinds as error:

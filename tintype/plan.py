@@ -1,4 +1,4 @@
-"""A run is a value: the Plan, its hash, and its diff against another."""
+"""The Plan, which describes a run completely, its hash, and its diff against another plan."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ from tintype.tokenizers.pixels import PixelsSettings
 from tintype.wording import option
 
 UNHASHED = "run"
-"""The housekeeping section: it is no part of what a run is."""
+"""The housekeeping section, which is not part of a run's identity."""
 
 
 def _older_sampling(plan: Plain) -> Plain:
-    """Return the sampling of older plans, whose shift was that of the times; 1 where they set none."""
+    """Return the sampling settings for older plans. Their sampling shift was the shift of the times, by default 1."""
     time = plan.get("time")
     shift = time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0
     return {"shift": shift, "shift_by": "none", "guidance": "classifier-free"}
 
 
 class Plan(Settings):
-    """All that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
+    """Everything that decides what a run learns, one field per seam. Defaults are PRX's if PRX has the setting."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
     start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
@@ -162,7 +162,7 @@ class Plan(Settings):
         return self
 
     def _check_shapes(self, unit: int) -> None:
-        """Raise ValueError where images of several shapes cannot be had."""
+        """Raise ValueError if the plan cannot have images of several shapes."""
         for height, width in self.data.shapes:
             if height % unit or width % unit:
                 raise ValueError(
@@ -172,7 +172,7 @@ class Plan(Settings):
         self._refuse_one_shape("data.buckets")
 
     def _check_stages(self, unit: int) -> None:
-        """Raise ValueError where the first steps cannot have smaller images."""
+        """Raise ValueError if the first steps cannot have smaller images."""
         stages, size_px, steps = self.train.stages, self.data.size_px, self.train.steps
         for stage in stages:
             if stage.size_px % unit:
@@ -193,7 +193,7 @@ class Plan(Settings):
         self._refuse_one_shape("train.stages")
 
     def _check_stages_of_shapes(self) -> None:
-        """Raise ValueError where a stage cannot have images of several shapes."""
+        """Raise ValueError if a stage cannot have images of several shapes."""
         alike = self.train.alike
         for stage in self.train.stages:
             try:
@@ -212,7 +212,7 @@ class Plan(Settings):
                 )
 
     def _refuse_one_shape(self, setting: str) -> None:
-        """Raise ValueError where a part needs images of one shape, and this setting gives them several."""
+        """Raise ValueError if a part needs images of one shape, and this setting gives it several."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["run.latents"] if self.run.latents == "disk" else []
@@ -221,7 +221,7 @@ class Plan(Settings):
 
     @property
     def hash(self) -> str:
-        """Digest of the resolved plan without its housekeeping: the name of the run."""
+        """Return the digest of the resolved plan without housekeeping, which names the run."""
         content = _without_later(Plan, plain(self))
         del content[UNHASHED]
         for name, section in self:
@@ -235,7 +235,7 @@ class Plan(Settings):
 
     @property
     def warnings(self) -> list[str]:
-        """List what is probably not meant. A run prints and logs it at its start."""
+        """List settings that are probably a mistake. A run prints and logs the list when it starts."""
         found = [self.ema.init_warning(self.train.steps) if self.ema else None, self.train.warmup_warning]
         if self.time.shift_by != self.sampling.shift_by:
             found.append(
@@ -251,52 +251,52 @@ class Plan(Settings):
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """Rows and columns of the denoiser's tokens; in stages of smaller images there are fewer."""
+        """Return rows and columns of the denoiser's tokens. Stages with smaller images have fewer."""
         side = self.data.size_px // self.token_px
         return side, side
 
     @property
     def time_density(self) -> TimeDensity:
-        """The density from which training draws t, for latents of any size."""
+        """Return the density from which training draws t, for latents of any size."""
         rows, columns = self.token_grid
         return self.time.density(self.model.patch, rows * columns, self.token_numbers)
 
     @property
     def token_numbers(self) -> int:
-        """Numbers of the latents, or pixels, that a token of the denoiser stands for."""
+        """Return how many numbers of the latents, or pixels, a token of the denoiser has."""
         return self.tokenizer.compression.channels * self.model.patch**2
 
     @property
     def token_px(self) -> int:
-        """Side of the square of pixels that a token of the denoiser covers."""
+        """Return the side of the square of pixels that a token of the denoiser covers."""
         return self.tokenizer.compression.stride_px * self.model.patch
 
     @property
     def image_shapes(self) -> tuple[Shape, ...]:
-        """Heights and widths of all training images: the shapes of the data, and those of earlier stages."""
+        """Return heights and widths of all training images: the data's shapes, and the shapes of earlier stages."""
         return (*self.data.shapes, *(shape for stage in self.stage_shapes for shape in stage))
 
     @property
     def stage_shapes(self) -> tuple[tuple[Shape, ...], ...]:
-        """The shapes of the data as each earlier stage has them."""
+        """Return the data's shapes as scaled in each earlier stage."""
         return tuple(self.shapes_at_size(stage.size_px) for stage in self.train.stages)
 
     def shapes_at_size(self, size_px: int) -> tuple[Shape, ...]:
-        """Return the shapes of the data, in their order, as a stage of this size has them."""
+        """Return the data's shapes, in their order, as scaled in a stage of this size."""
         return tuple(scaled_shape(shape, self.data.size_px, size_px, self.token_px) for shape in self.data.shapes)
 
     @property
     def token_grids(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of tokens of all training images."""
+        """Return rows and columns of tokens of all training images."""
         return tuple((height // self.token_px, width // self.token_px) for height, width in self.image_shapes)
 
     @property
     def fewest_tokens(self) -> int:
-        """Fewest tokens of an image in any shape and stage of the training."""
+        """Return the fewest tokens of an image in any shape and stage of the training."""
         return min(rows * columns for rows, columns in self.token_grids)
 
     def size_px_at(self, step: int) -> int:
-        """Return the size of the images of a step, counted from 0."""
+        """Return the image size of a step, counted from 0."""
         return next((stage.size_px for stage in self.train.stages if step < stage.until), self.data.size_px)
 
     def to_yaml(self) -> str:
@@ -304,7 +304,7 @@ class Plan(Settings):
 
 
 def _without_later(settings: type[Settings], content: Plain) -> Plain:
-    """Return the content without housekeeping, and without what joined later where it does what plans did before."""
+    """Return the content without housekeeping, and without newer settings whose value keeps older behaviour."""
     return {
         key: value
         for key, value in content.items()
@@ -314,11 +314,14 @@ def _without_later(settings: type[Settings], content: Plain) -> Plain:
 
 
 _HASHED_INSIDE = ("losses", "train", "tuning")
-"""Sections of which also deeper settings that joined later keep the hash; of others, older versions hashed those."""
+"""Sections whose nested `Since` fields stay out of the hash. In other sections, older versions hashed these fields."""
 
 
 def _inside_without_later(settings: object, content: Any) -> Any:
-    """Return plain content without what joined later in the settings within these settings, or in a list of them."""
+    """Return plain content without nested newer settings whose value keeps older behaviour.
+
+    `settings` may be a tuple.
+    """
     if isinstance(settings, tuple):
         return [_inside_without_later(one, inner) for one, inner in zip(settings, content, strict=True)]
     if not isinstance(settings, Settings):
@@ -332,7 +335,7 @@ def _ascend(numbers: Sequence[int]) -> bool:
 
 
 def read_plan(name: str, assignments: Sequence[str] = (), prefixes: Sequence[str] | None = None) -> Plan:
-    """Return the plan of a recipe's name or file. What the file names is looked for beside it first."""
+    """Return the plan of a recipe's name or file. Files that the plan names are searched beside the plan first."""
     document = recipes.find("plans", name)
     if isinstance(document.data, dict) and document.data.keys() >= {"question", "arms"}:
         raise UserError(f"{name} is a study, not a plan", f"`tintype ablate {quote(name)} --out DIR` runs it")
@@ -352,10 +355,10 @@ def plan_from_document(
     prefixes: Sequence[str] | None = None,
     known: Known = NONE_KNOWN,
 ) -> Plan:
-    """Return the plan of a document with overrides. `prefixes` stand before each of them in messages.
+    """Return the plan of a document with overrides. `prefixes` come before the overrides in messages.
 
-    What the files that it names say is filled in first: the Plan itself opens none. `known` is for those that may not
-    be on this machine.
+    Settings recorded in files that the plan names are filled in first, since the Plan itself opens no file. `known` has
+    the content of files that may be missing on this machine.
     """
     if document.data is None:
         document.data = {}
@@ -370,7 +373,7 @@ _TOKENIZER: TypeAdapter[TokenizerPart] = TypeAdapter(TokenizerChoice)
 
 
 def _resolved(data: Plain, known: Known) -> Plain:
-    """Return the data of a plan with a resolved tokenizer; what is not valid is left to the plan's own validation."""
+    """Return a plan's data with a resolved tokenizer. Invalid settings are left to the plan's own validation."""
     if "tokenizer" not in data:
         return data
     try:
@@ -382,7 +385,7 @@ def _resolved(data: Plain, known: Known) -> Plain:
 
 
 def _forget_other_kinds(section: str, data: Plain) -> None:
-    """Remove the settings that other kinds of the section have and this one lacks, after `--set data.kind=store`."""
+    """Remove settings of other kinds that this kind lacks, for example after `--set data.kind=store`."""
     field = Plan.model_fields.get(section)
     parts = [part.model_fields for part in settings_in(field) if "kind" in part.model_fields] if field else []
     own = next((fields for fields in parts if fields["kind"].default == data[section]["kind"]), None)
@@ -391,7 +394,7 @@ def _forget_other_kinds(section: str, data: Plain) -> None:
 
 
 def parts_of(plan: Plan) -> list[tuple[str, str]]:
-    """Return the parts of a plan that plugins may have added: their groups and kinds."""
+    """Return the parts of a plan that plugins may have added, as pairs of group and kind."""
     found = []
     for name, field in Plan.model_fields.items():
         value = getattr(plan, name)
@@ -424,9 +427,11 @@ def plan_from_folder(folder: Path) -> Plan:
 
 
 def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
-    """Read a plan that tintype wrote, with every default in it: what it lacks, it has as the older version did it.
+    """Read a plan that tintype wrote, in which every default is written.
 
-    `remake` is what to do where it is damaged.
+    Newer settings get the older version's behaviour.
+
+    `remake` says how to fix a damaged file.
     """
     return plan_in(read_sealed(file, remake), file, known)
 
@@ -443,7 +448,7 @@ def plan_in(text: str, file: Path, known: Known = NONE_KNOWN) -> Plan:
 
 
 def _add_later(settings: type[Settings], content: Plain) -> None:
-    """Add the settings that joined after this plan was stored, with what was done before, section by section."""
+    """Add settings that are newer than this plan, section by section, with values that keep the older behaviour."""
     for key, field in settings.model_fields.items():
         for one in settings_in(field) if isinstance(content.get(key), dict) else []:
             kind = one.model_fields["kind"].default if "kind" in one.model_fields else None
@@ -457,7 +462,7 @@ _EXPORTED, _WITHIN = "tintype.json", "./"
 
 
 def _find_own_weights(content: Plain, folder: Path) -> None:
-    """Find weights of others that an exported model has in its own folder: its plan names them by `./`."""
+    """Replace `./` in an exported model's plan by the model's folder, which has copies of external weights."""
     sections = content.get("text"), content.get("tokenizer")
     for section in (one for one in sections if isinstance(one, dict)):
         for key in ("weights", "folder"):
@@ -468,11 +473,11 @@ def _find_own_weights(content: Plain, folder: Path) -> None:
 Change = tuple[Json, Json]
 
 _SWITCHES = ("ema", "noise", "route", "weighting", "tuning", "start")
-"""Sections that a plan may have or not."""
+"""Optional sections of a plan."""
 
 
 def diff(before: Plan, after: Plan) -> dict[str, Change]:
-    """Return (before, after) of each resolved setting that differs, by dotted key; not the seed, not housekeeping."""
+    """Return (before, after) of each differing resolved setting by dotted key, without the seed and housekeeping."""
     old, new = plain(before), plain(after)
     if before.data.has_sources != after.data.has_sources:
         old["data"], new["data"] = before.data.in_diff(), after.data.in_diff()
@@ -483,7 +488,7 @@ def diff(before: Plan, after: Plan) -> dict[str, Change]:
 
 
 def unhashed_diff(before: Plan, after: Plan) -> dict[str, Change]:
-    """Return (before, after) of what `diff` leaves out: the seed first, then the housekeeping that differs."""
+    """Return (before, after) of the settings that `diff` leaves out: the seed first, then housekeeping."""
     old, new = settings_by_key(before), settings_by_key(after)
     left_out = [key for key in new if key.split(".")[0] in (UNHASHED, "seed") or _is_housekeeping(after, key)]
     return {key: (old.get(key), new[key]) for key in left_out if old.get(key) != new[key]}
@@ -496,7 +501,7 @@ def _is_housekeeping(plan: Plan, key: str) -> bool:
 
 
 def settings_by_key(plan: Plan) -> Plain:
-    """Return every resolved setting by its dotted key, the seed and housekeeping too."""
+    """Return every resolved setting by its dotted key, including the seed and housekeeping."""
     return flat(plain(plan))
 
 
@@ -515,11 +520,11 @@ def flat(value: object, prefix: str = "") -> Plain:
 
 
 def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[str, Change]:
-    """Return the diff for people: a part that comes, goes or changes its kind is one entry.
+    """Return the diff for people: a part that is added, removed or changes its kind is one entry.
 
-    Of its settings those are named that are not defaults, that differ between the kinds, or whose keys are `given`, the
-    options of techniques. So what is absent is the same in both plans, or follows from the kind. `diff` has every
-    setting, and is what plans are compared by.
+    An entry names a part's settings that are not defaults, that differ between the kinds, or whose keys are in `given`,
+    the options of techniques. All other settings are equal in both plans, or follow from the kind. Comparisons of plans
+    use `diff`, which has every setting.
     """
     sections = {name: _part_words(getattr(before, name), getattr(after, name), given) for name in Plan.model_fields}
     if before.data.kind != after.data.kind:
@@ -533,11 +538,11 @@ def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[s
 
 
 _SIZE = "data.size_px"
-"""The words of the data leave it out."""
+"""The key of the image size, which `DataPart.words` leaves out."""
 
 
 def _part_words(old: object, new: object, given: Collection[str]) -> Change | None:
-    """Return the parts of a section in words where they are of other kinds; None where single settings differ."""
+    """Return a section's parts in words if their kinds differ; None if single settings differ."""
     if isinstance(old, tuple) and isinstance(new, tuple):
         if [type(part) for part in old] == [type(part) for part in new]:
             return None
@@ -553,7 +558,7 @@ def _part_words(old: object, new: object, given: Collection[str]) -> Change | No
 
 
 def _in_words(part: Settings | None, named: Collection[str]) -> str:
-    """Return the kind of a part, with its settings that are not their defaults and those that are named."""
+    """Return the kind of a part, with its settings that are not defaults or are in `named`."""
     if part is None:
         return "off"
     kind, settings = str(getattr(part, "kind", "on")), _chosen(part, None, named)
@@ -563,7 +568,7 @@ def _in_words(part: Settings | None, named: Collection[str]) -> str:
 
 
 def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> Plain:
-    """Return dotted settings of a part that are not as in `usual`, by default its defaults, or that are named."""
+    """Return a part's dotted settings that are in `named` or differ from `usual`, by default the part's defaults."""
     found: Plain = {}
     values = plain(part)
     for key, field in type(part).model_fields.items():

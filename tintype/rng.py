@@ -1,9 +1,8 @@
 """Stateless randomness: every draw is a pure function of (seed, stream, position).
 
-Nothing is saved and nothing can be forgotten at resume, and neither the batch size nor the layout of workers and
-ranks can change a draw. Each position owns a key; the i-th number of a position is a hash of (key, i) with the
-finaliser of SplitMix64 (Steele et al. 2014). The integers are the same on every device; the floats made from them
-agree to rounding.
+There is no state to save or to lose at a resume. Neither batch size nor the number of workers and ranks can change a
+draw. Each position has a key; the i-th number of a position is a hash of (key, i) with the finaliser of SplitMix64
+(Steele et al. 2014). The integers are the same on every device; the floats made from them agree to rounding.
 
 B: positions (samples).
 """
@@ -20,7 +19,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a signed integer, which is what torch's int64 holds."""
+    """Return the same 64 bits as a signed integer, as in torch's int64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -35,20 +34,20 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 64-bit integers under which each output bit depends on each input bit."""
+    """Apply a bijection of 64-bit integers in which each output bit depends on each input bit."""
     x = (x ^ _shift_right(x, 30)) * _MULTIPLY_1
     x = (x ^ _shift_right(x, 27)) * _MULTIPLY_2
     return x ^ _shift_right(x, 31)
 
 
 def stream_key(seed: int, stream: str) -> int:
-    """A 64-bit key for a named stream of a seed."""
+    """Return a 64-bit key for a named stream of a seed."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return _signed(int.from_bytes(digest[:8], "little"))
 
 
 def bits(seed: int, stream: str, positions: Tensor, count: int) -> Tensor:
-    """`count` uniform 64-bit integers for each position: int64 [B, count]."""
+    """Return `count` uniform 64-bit integers for each position: int64 [B, count]."""
     if positions.dtype != torch.int64:
         raise TypeError(f"positions must be int64, not {positions.dtype}")
     key_B = mix(positions * _GOLDEN + stream_key(seed, stream))
@@ -57,19 +56,19 @@ def bits(seed: int, stream: str, positions: Tensor, count: int) -> Tensor:
 
 
 def uniform(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Uniform floats in [0, 1): float32 [B, *shape]."""
+    """Return uniform floats in [0, 1): float32 [B, *shape]."""
     drawn = _shift_right(bits(seed, stream, positions, math.prod(shape)), 40)  # 24 bits: exact in float32
     return (drawn.to(torch.float32) * 2.0**-24).view(len(positions), *shape)
 
 
 def integers(seed: int, stream: str, positions: Tensor, high: int, shape: tuple[int, ...] = ()) -> Tensor:
-    """Integers in [0, high): int64 [B, *shape]. The bias of the remainder is below high / 2^63."""
+    """Return integers in [0, high): int64 [B, *shape]. The bias of the remainder is below high / 2^63."""
     drawn = _shift_right(bits(seed, stream, positions, math.prod(shape)), 1) % high
     return drawn.view(len(positions), *shape)
 
 
 def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Standard normal floats by Box and Muller, two from each 64-bit integer: float32 [B, *shape]."""
+    """Return standard normal floats by the Box-Muller transform, two from each 64-bit integer: float32 [B, *shape]."""
     count = math.prod(shape)
     drawn = bits(seed, stream, positions, (count + 1) // 2)
     radius_u = (_shift_right(drawn, 32).to(torch.float32) + 0.5) * 2.0**-32
@@ -82,7 +81,7 @@ def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = (
 
 @contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Initialise one part from its own stream, so that an arm with one part more leaves the others' weights alone."""
+    """Initialise one part from its own stream, so that an additional part in an arm does not change other parts."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, f"init/{name}"))
         yield

@@ -1,4 +1,4 @@
-"""Schedules are values: how a weight of the Plan changes with the step."""
+"""Schedules of a Plan's weights over the steps, as values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def step_of(moment: int | float, steps: int) -> int:
 class Schedule(Settings):
     """A factor between 0 and 1 for each step (counted from 0).
 
-    constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises in a line from `start` on and is
-    1 from the step before `end`. fall: what a ramp leaves of 1. cosine: 1 up to `start`, falls in half a cosine, and is
-    0 from `end` on.
+    constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises linearly from `start` and
+    reaches 1 at the step before `end`. fall: 1 minus the ramp. cosine: 1 up to `start`, then half a cosine, and 0 from
+    `end` on.
     """
 
     kind: Literal["constant", "until", "ramp", "fall", "cosine"] = "constant"
@@ -62,8 +62,8 @@ class Schedule(Settings):
     def factors_in(self, steps: int) -> set[float]:
         """Return the factors at the first and last of `steps` steps and at the schedule's edges.
 
-        The extremes are among them, so a schedule does nothing in the run where all are 0, and does not change where
-        there is one.
+        These factors include the minimum and the maximum. If all factors are 0, the schedule does nothing in the run;
+        if all are equal, it is constant.
         """
         edges = (0, self.start - 1, self.start, (self.end or 1) - 1, self.end or 0, steps - 1)
         return {self.factor(step) for step in edges if 0 <= step < steps}

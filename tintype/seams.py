@@ -1,7 +1,7 @@
-"""The seams: protocols of the exchangeable parts, and the data that passes between them.
+"""The seams: protocols of the exchangeable parts, and the data passed between them.
 
-B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens,
-F: size of a feature vector.
+B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens, F: size of
+a feature vector.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tintype.runtime.layout import Layout
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of a batch: one stream family per sample position, whatever the batch."""
+    """The random numbers of a batch. Each sample position has its own streams, independent of the batch."""
 
     seed: int
     position_B: Tensor
@@ -37,28 +37,31 @@ class Draws:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """An encoded batch of captions; `mask_BL` is True where there is text and False at padding."""
+    """An encoded batch of captions. `mask_BL` is True for text tokens and False for padding."""
 
     tokens_BLC: Tensor
     mask_BL: Tensor
     lengths: tuple[int, ...] | None = None
-    """Real tokens of each caption, which then come first, where the host knows them."""
+    """Number of text tokens of each caption, if the host knows it. Text tokens then come before the padding."""
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(all tokens before a range of blocks, the kept ones after it, their indices or None for all) -> all tokens."""
+"""Function (all tokens before the blocks, the kept tokens after them, their indices or None for all) -> all tokens."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """Blocks `start` to `end` - 1 see the kept tokens only, or do not run where none is kept."""
+    """A route through the blocks.
+
+    Blocks `start` to `end` - 1 see only the kept tokens, or do not run if no token is kept.
+    """
 
     start: int
     end: int
     kept_BK: Tensor | None
-    """None where all are kept."""
+    """Indices of the kept tokens; None if all tokens are kept."""
     merge: Merge | None = None
-    """Makes the tokens after the range. Without it those that skipped come back unchanged."""
+    """Function that makes the tokens after the range. Without it, tokens that skipped return unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -70,7 +73,7 @@ class _Routed:
     route: Route | None
 
     def tokens_at(self, block: int) -> Tensor | None:
-        """Indices of the tokens in `features[block]`, or None when they are all there."""
+        """Return the indices of the tokens in `features[block]`, or None if all tokens are there."""
         if self.route is None or not self.route.start <= block < self.route.end:
             return None
         return self.route.kept_BK
@@ -78,7 +81,7 @@ class _Routed:
 
 @dataclass(frozen=True)
 class Tapped(_Routed):
-    """Features of the tapped blocks, from a pass that ends with the last of them, and the route of the tokens."""
+    """Features of the tapped blocks and the tokens' route, from a pass that ends with the last tapped block."""
 
     features: Mapping[int, Tensor]
     route: Route | None
@@ -86,15 +89,15 @@ class Tapped(_Routed):
 
 @dataclass(frozen=True)
 class Output(_Routed):
-    """Prediction of the denoiser, features of the tapped blocks, and the route of the tokens."""
+    """Prediction of the denoiser, features of the tapped blocks, and the tokens' route."""
 
     prediction_BCHW: Tensor
     features: Mapping[int, Tensor]
     route: Route | None
     attention: Mapping[int, Tensor] = field(default_factory=dict)
-    """Attention among the image tokens in some blocks, before the softmax: [B, heads, K, K]."""
+    """Attention logits between the image tokens in some blocks, before the softmax: [B, heads, K, K]."""
     class_BT: Tensor | None = None
-    """Velocity of the class token, where the denoiser has one."""
+    """Velocity of the class token; None for a denoiser without a class token."""
 
 
 @dataclass(frozen=True)
@@ -108,61 +111,63 @@ class Sample:
 
 
 TapAverage = Callable[[Tensor, frozenset[int]], Tapped]
-"""(t of each sample, blocks) -> features of the averaged denoiser on the batch's images and noise at these t."""
+"""Function (t of each sample, blocks) -> features of the averaged denoiser on the batch's images and noise."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of a loss term. Velocities are what the objective compares, whatever the denoiser predicts."""
+    """Inputs of a loss term. Velocities are those that the objective compares, whatever the denoiser predicts."""
 
     output: Output
     sample: Sample
     velocity_BCHW: Tensor
-    """The prediction, as a velocity."""
+    """The prediction, converted to a velocity."""
     target_BCHW: Tensor
-    """The velocity that it should be."""
+    """The target velocity."""
     weight_B: Tensor | None
-    """How much each sample counts in the objective, where the plan weights them."""
+    """Weight of each sample in the objective; None if the plan has no weighting."""
     image_BCHW: Tensor | None
-    """None where no term asks for the images: cached latents need none."""
+    """The images; None if no term needs them, since cached latents need no images."""
     captions: Sequence[str]
     draws: Draws
     step: int
     seen: Tensor | None = None
-    """Result of the term's own `look` at the clean images."""
+    """Output of the term's own `look` for the clean images."""
     world: World = ALONE
-    """The ranks that share the micro-batch; all else here is of this rank's samples."""
+    """The ranks that share the micro-batch. All other fields only have this rank's samples."""
     averaged: TapAverage | None = None
-    """Runs the weight average, without gradient and with all tokens; the denoiser's own weights before its first update
-    and where the plan has none."""
+    """Run the weight average, without gradient and with all tokens.
+
+    Before the first update of the average, and for a plan without one, this runs the denoiser's own weights.
+    """
 
 
 @dataclass(frozen=True)
 class LossContext:
-    """The run, as far as a loss term may know it when it is built."""
+    """Information about the run for building a loss term."""
 
     width: int
     grid: tuple[int, int]
-    """Rows and columns of the denoiser's tokens, of the square images of the last stage."""
+    """Rows and columns of the denoiser's tokens, for the square images of the last stage."""
     device: torch.device
     source: ImageSource
     data_key: str
-    """Names the data and all that decides its pixels."""
+    """Key of the data and of everything that decides its pixels."""
     token_px: int | None = None
-    """Side of the square of pixels that a token covers; None where every image has the grid above."""
+    """Side of the square of pixels that a token covers; None if every image has the grid above."""
     grids: tuple[tuple[int, int], ...] = ()
-    """Grids of the shapes that `source` has, where there are several."""
+    """Token grids of the shapes in `source`; empty if there is one shape."""
     stage_grids: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Grids of the same shapes in each earlier stage."""
+    """Token grids of the same shapes in each earlier stage."""
     batch: int = 1
-    """Images of a micro-batch of one rank, in the last stage."""
+    """Images per micro-batch and rank in the last stage."""
 
     def grid_of(self, image_BCHW: Tensor) -> tuple[int, int]:
-        """Return the grid of tokens of a batch of images, which have one shape."""
+        """Return the token grid of a batch of images, which all have one shape."""
         return self.grid_at(*image_BCHW.shape[-2:])
 
     def grid_at(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid of tokens of images of this size in pixels."""
+        """Return the token grid of images of this size in pixels."""
         return self.grid if self.token_px is None else (height // self.token_px, width // self.token_px)
 
 
@@ -181,26 +186,26 @@ class Order(Protocol):
         """Return the ids of the source's images at positions first … first + count - 1."""
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
-        """Yield the ids at positions first … end - 1 in chunks, each once or little more: those to prepare before."""
+        """Yield the ids at positions first … end - 1 in chunks, each once or slightly more often, to prepare them."""
 
 
 class ImageSource(Protocol):
     @property
     def identity(self) -> str | None:
-        """SHA-256 over its images and captions; None where the settings say all."""
+        """Return the SHA-256 over images and captions; None if the settings determine both."""
 
     @property
     def columns(self) -> frozenset[str]:
-        """The captions that each record has."""
+        """Return the names of the captions that each record has."""
 
     def __len__(self) -> int: ...
     def prepare(self, ids: Sequence[int]) -> None:
-        """Make the images now, where the source caches them."""
+        """Make the images now, if the source caches them."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch, where images are made anew each time. The call does not wait.
+        """Prefetch a batch without waiting, if the source makes images anew each time.
 
-        Batches are prefetched in the order in which they are read; a second call for one changes nothing.
+        Batches must be prefetched in the order in which they are read. A second call for a batch does nothing.
         """
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
@@ -209,13 +214,13 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class TransformersForm:
-    """A text encoder as transformers loads it."""
+    """A text encoder in the form in which transformers loads it."""
 
     network: Any
-    """A model that gives `last_hidden_state`."""
+    """A model that returns `last_hidden_state`."""
     tokenizer: Any
     nothing: int
-    """The one token of a caption of which the tokenizer leaves nothing."""
+    """The single token of a caption that the tokenizer reduces to nothing."""
     max_tokens: int
     clean: bool | str
     compute: str
@@ -226,24 +231,24 @@ class TextEncoder(Protocol):
     def dim(self) -> int: ...
     @property
     def identity(self) -> str | None:
-        """SHA-256 over weights, tokenizer and settings of a frozen encoder; None where it is trained."""
+        """Return the SHA-256 over a frozen encoder's weights, tokenizer and settings; None for a trainable encoder."""
 
     def identity_at(self, max_tokens: int) -> str | None:
-        """Return the identity that it would have if it truncated captions to this many tokens."""
+        """Return the identity that the encoder would have with another `max_tokens`."""
 
     def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         """Truncate captions to `max_tokens` tokens. Special tokens count."""
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        """Encode captions to a fixed number of tokens; each caption, the empty one too, has at least one."""
+        """Encode captions to a fixed number of tokens. Each caption, even an empty one, has at least one token."""
 
     def transformers_form(self) -> TransformersForm | None:
-        """Return the network and the tokenizer as transformers loads them; None where it has no class for them."""
+        """Return the network and the tokenizer for transformers; None if transformers has no class for them."""
 
 
 @dataclass(frozen=True)
 class DiffusersForm:
-    """An autoencoder of diffusers, and how its latents are normalised: z = (latent - shift) · scale."""
+    """An autoencoder of diffusers, and the normalisation of its latents: z = (latent - shift) · scale."""
 
     network: Any
     shift_C: Tensor
@@ -257,40 +262,40 @@ class Tokenizer(Protocol):
     def stride_px(self) -> int: ...
     @property
     def identity(self) -> str | None:
-        """SHA-256 over its weights and its normalisation; None where it has neither."""
+        """Return the SHA-256 over weights and normalisation; None for a tokenizer without either."""
 
     @property
     def arithmetic(self) -> str:
-        """Number type of the network and form of its moments, in words: other words mean other numbers."""
+        """Return the network's dtype and the form of its moments, in words. Other words mean other numbers."""
 
     @property
     def moment_channels(self) -> int: ...
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
-        """Encode uint8 images to float32 latents of about mean 0 and deviation 1, without gradient.
+        """Encode uint8 images to float32 latents of about mean 0 and standard deviation 1, without gradient.
 
-        `draws` serve a tokenizer that samples: a latent is a function of its image and its draws, whatever the batch.
+        `draws` are for a tokenizer that samples: a latent depends on its image and its draws, but not on the batch.
         """
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return the part of `encode` without chance, float32 [B, moment_channels, H, W]: this is cached of an image.
+        """Return the deterministic part of `encode`, which can be cached: float32 [B, moment_channels, H, W].
 
-        On a CPU it is a function of the image alone, to the last bit, whatever the batch.
+        On a CPU, an image's moments are bit-identical in any batch.
         """
 
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
-        """Draw latents from moments: `encode(image, draws)` is `drawn(moments(image), draws)`."""
+        """Draw latents from moments: `encode(image, draws)` equals `drawn(moments(image), draws)`."""
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         """Decode latents to uint8 images."""
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Decode latents to float32 images before they are rounded: about [-1, 1]."""
+        """Decode latents to float32 images, before rounding: about [-1, 1]."""
 
     def diffusers_form(self) -> DiffusersForm | None:
-        """Return the network and its normalisation; None where no autoencoder of diffusers has these latents."""
+        """Return the network and its normalisation for diffusers; None if diffusers has no such autoencoder."""
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return what is wrong with latents of these means and deviations, and the remedy; None for nothing."""
+        """Return what is wrong with latents of these means and standard deviations, and the fix; None if nothing is."""
 
 
 class Objective(Protocol):
@@ -299,20 +304,20 @@ class Objective(Protocol):
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
     @property
     def noise_scale(self) -> float:
-        """Deviation of the noise."""
+        """Return the standard deviation of the noise."""
 
     def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
     def x_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of x and the loss, at each t.
 
-        Where x is not predicted itself, x is x_t - t v. v is the velocity that the loss compares, clamped or not.
+        If the network does not predict x, x is x_t - t v, where v is the velocity in the loss, clamped or not.
         """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of the noise and the loss, at each t.
 
-        Where the noise is not predicted itself, it is x_t + (1 - t) v, with the same v.
+        If the network does not predict the noise, the noise is x_t + (1 - t) v, with the same v.
         """
 
 
@@ -333,7 +338,7 @@ class MainLoss(Protocol):
     """Main loss: a function of the difference between the objective's `velocity` and `target`."""
 
     def __call__(self, velocity_BCHW: Tensor, target_BCHW: Tensor, t_B: Tensor) -> Tensor:
-        """Return the loss of each sample, not weighted."""
+        """Return the unweighted loss of each sample."""
 
 
 class Weighting(Protocol):
@@ -343,36 +348,45 @@ class Weighting(Protocol):
 
 
 class AverageUpdate(Protocol):
-    """One update of the weight averages, which an optimizer can do along with the weights.
+    """One update of the weight averages, which an optimizer can do together with the weights.
 
-    Each average moves by its share of the way to its weight: average + share x (weight - average).
+    Each average moves towards its weight by its share: average + share x (weight - average).
     """
 
     shares: Sequence[Tensor]
-    """A scalar for each of a weight's averages, 0 where the step is skipped."""
+    """A scalar for each of a weight's averages; 0 if the step is skipped."""
 
     def take(self, weight: Tensor) -> list[Tensor]:
-        """Return the averages of a weight, in the order of `shares`; the caller moves them. Empty: it has none."""
+        """Return the averages of a weight, in the order of `shares`; the caller moves them.
+
+        Empty if the weight has none.
+        """
 
     def finish(self) -> None:
-        """Move the averages that nobody took."""
+        """Move the averages that were not taken."""
 
 
 class WeightAverage(Protocol):
-    """Average, in fp32, of the weights that it was built with; the optimizer updates those in place."""
+    """An fp32 average of the weights that it was built with, which the optimizer updates in place."""
 
     def begin(self, skipped: Tensor) -> AverageUpdate:
-        """Count an update, unless `skipped` is 1, and return it: it is done after the weights have moved."""
+        """Count an update, unless `skipped` is 1, and return it.
+
+        The update must be done after the weights have moved.
+        """
 
     def update(self, skipped: Tensor) -> None:
-        """Average the weights in, unless `skipped` (a scalar on their device) is 1. The host does not wait."""
+        """Move the average towards the weights, unless `skipped` (a scalar on their device) is 1.
+
+        The host does not wait.
+        """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its whole state: a checkpoint saves these tensors and restores them in place."""
+        """Return the average's whole state. A checkpoint saves these tensors and restores them in place."""
 
 
 class Router(Protocol):
-    """Choice of the tokens that go through each block. One with parameters is an `nn.Module` too."""
+    """Choice of the tokens that go through each block. A router with parameters is also an `nn.Module`."""
 
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
         """Return the route of a training step."""
@@ -381,49 +395,61 @@ class Router(Protocol):
         """Return the route of all tokens through all blocks, for sampling and validation."""
 
     def sparse(self, kept_BK: Tensor) -> Route:
-        """Return the route on which only these tokens see the routed blocks: the weak branch of some guidances."""
+        """Return the route on which only these tokens see the routed blocks, for guidance with a weak branch."""
 
 
 class LossTerm:
-    """A term beside the objective; its weight and schedule are the plan's. One with parameters is an `nn.Module` too.
+    """A loss in addition to the objective. The plan sets its weight and schedule.
 
-    The order: built; `ready` before the first step that needs it; `prepare` before the first step; at each step
-    `expect` for the next batches, `look`, then `loss`; and `release` when its weight stays zero.
+    A term with parameters is also an `nn.Module`.
+
+    Calls come in this order: construction; `ready` before the first step that needs the term; `prepare` before the
+    first step; at each step `expect` for the next batches, `look`, then `loss`; and `release` when its weight stays
+    zero.
     """
 
     taps: frozenset[int] = frozenset()
-    """Blocks (counted from 0) whose output tokens it wants."""
+    """Blocks (counted from 0) whose output tokens the term needs."""
     attention_taps: frozenset[int] = frozenset()
-    """Blocks (counted from 0) whose attention among image tokens it wants."""
+    """Blocks (counted from 0) whose attention between image tokens the term needs."""
     needs_images: bool = True
-    """Whether `look` or `loss` want the clean images. Without, `look` is not called: fetching images takes time."""
+    """Whether `look` or `loss` need the clean images.
+
+    If not, `look` is not called, since fetching images takes time.
+    """
 
     needs_average: bool = False
-    """Whether it calls `LossInputs.averaged`."""
+    """Whether the term calls `LossInputs.averaged`."""
     caches: bool = False
-    """Whether it caches what `look` returns of an image: then `filled_together`, `prepare` and `expect` are called."""
+    """Whether the term caches the output of `look` per image.
+
+    If so, `filled_together`, `prepare` and `expect` are called.
+    """
 
     def ready(self) -> str | None:
-        """Load what only a running loss needs, such as a teacher, and return its identity.
+        """Load what the term needs only while its weight is not zero, such as a teacher, and return its identity.
 
-        A run is resumed with the same identity, or not at all.
+        A run only resumes with the same identity.
         """
 
     def filled_together(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the images that are computed together, and of which some are among these. Each image is alone here."""
+        """Return the groups of images that are computed together and contain these images.
+
+        By default each image is alone.
+        """
         return [[id_] for id_ in ids]
 
     def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
-        """Compute and cache what `look` returns of these images, whole blocks, which have this height and width.
+        """Compute and cache the output of `look` for these images, in whole blocks; all have this height and width.
 
-        `images` returns some of them on the device. Every rank is given all: those that share a cache share the work.
+        `images` returns images by id on the device. Every rank gets all ids; ranks that share a cache share the work.
         """
 
     def expect(self, ids: Sequence[int], shape: tuple[int, int]) -> None:
-        """Begin to read what `look` will return of a batch of images of this height and width."""
+        """Prefetch the output of `look` for a batch of images of this height and width."""
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
-        """Return what it needs of the clean images, without gradient; its time is reported as the teacher's."""
+        """Return what the term needs from the clean images, without gradient. The time counts as the teacher's."""
 
     def loss(self, view: LossInputs) -> Tensor:
         """Return the loss of each sample."""
@@ -435,17 +461,17 @@ class LossTerm:
 
 @dataclass(frozen=True)
 class JointGroup:
-    """Parameters that a joint training optimizes in a group of their own, with AdamW."""
+    """Parameters that joint training optimizes as a separate group, with AdamW."""
 
     name: str
-    """Name in `optimizer.json`."""
+    """Name of the group in `optimizer.json`."""
     prefix: str
-    """Prefix of the names of its parameters."""
+    """Prefix of the parameters' names."""
     lr: float
 
 
 class JointBatch(Protocol):
-    """A micro-batch as a joint training sees it."""
+    """A micro-batch as input of joint training."""
 
     @property
     def image_BCHW(self) -> Tensor | None: ...  # noqa: N802
@@ -457,135 +483,144 @@ class JointBatch(Protocol):
     def step(self) -> int: ...
     @property
     def seen(self) -> Mapping[str, Tensor | None]:
-        """Results of `look` by the name of the loss term."""
+        """Return the outputs of `look` by the name of the loss term."""
 
 
 class JointHost(Protocol):
-    """The run that a joint training belongs to."""
+    """The run to which joint training belongs."""
 
     @property
     def world(self) -> World: ...
     def compute(self) -> AbstractContextManager[None]:
-        """Run matrix products in the type of the denoiser."""
+        """Run matrix products in the denoiser's dtype."""
 
     def tap(self, x_BCHW: Tensor, batch: JointBatch, taps: frozenset[int]) -> Tapped:
-        """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
+        """Run the denoiser up to the last tapped block, with the times and noise of the batch."""
 
 
 class JointStep(Protocol):
-    """The part of a joint training in one step."""
+    """One step of joint training."""
 
     def latents(self, batch: JointBatch, last: bool) -> Tensor:
-        """Add the gradients of a micro-batch, and return the latents that the denoiser trains on."""
+        """Add the gradients of a micro-batch, and return the latents to train the denoiser on."""
 
     def clip(self, grad_norm: Tensor) -> Tensor:
-        """Clip its own gradients; return the given norm of all others, or NaN where the step must be skipped."""
+        """Clip the joint training's own gradients.
+
+        Return the given norm of all others, or NaN if the step must be skipped.
+        """
 
     def finish(self, skipped: Tensor) -> dict[str, Tensor]:
         """Return the numbers to log. A skipped step leaves no trace."""
 
 
 class JointTraining(Protocol):
-    """Trains the tokenizer with the denoiser, by losses of its own and in a backward pass of its own.
+    """Training of the tokenizer together with the denoiser, with separate losses and a separate backward pass.
 
-    The order: built with the modules; `begin` once they are on the device; `attach` once they are laid out over the
-    ranks; `ready` before the first step.
+    Calls come in this order: construction with the modules; `begin` once they are on the device; `attach` once they are
+    sharded or replicated; `ready` before the first step.
     """
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """The modules that it trains, by their names in a checkpoint."""
+        """Return the trained modules, by their names in a checkpoint."""
 
     @property
     def groups(self) -> Sequence[JointGroup]: ...
     @property
     def clipped_apart(self) -> Sequence[nn.Parameter]:
-        """Parameters whose gradients it clips itself."""
+        """Return the parameters whose gradients joint training clips itself."""
 
     def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
-        """Measure what it needs of the first of the run's `images` images, which have the first stage's size.
+        """Measure statistics on the first of the run's `images` images, which have the first stage's size.
 
-        `alike` is the number of them, in order, that are sure to have one shape; None where all have it.
+        `alike` is the number of consecutive images that surely share one shape; None if all images do.
         """
 
     def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:
-        """Take the loss terms, by name, and the parameters that its own backward pass must not reach."""
+        """Set the loss terms, by name, and the parameters that joint training's backward pass must not reach."""
 
     def ready(self) -> dict[str, str | None]:
-        """Load what only training needs, and return its identities."""
+        """Load what only training needs, and return the identities of what was loaded."""
 
     def begin_step(self, host: JointHost, clock: Clock, loss_scale: float, accumulate: int) -> JointStep: ...
 
 
 TrackerStatus = Literal["finished", "stopped", "failed"]
 VerdictRow = Mapping[str, str | float | None]
-"""A comparison of a study in plain words and numbers. All rows have the same keys."""
+"""A comparison of a study as words and numbers. All rows have the same keys."""
 
 
 class Tracker(Protocol):
-    """Mirrors a run or a study elsewhere. Its files stay what reports read. Any method may raise: the run goes on."""
+    """Mirror of a run or a study in another service. Reports still read the run's own files.
+
+    Methods may raise: the run goes on.
+    """
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def log_images(self, step: int, files: Mapping[str, Path]) -> None:
         """Log image files by name."""
 
     def log_verdicts(self, rows: Sequence[VerdictRow]) -> None:
-        """Log the verdicts of a study, at least one."""
+        """Log the verdicts of a study, at least one row."""
 
     def close(self, status: TrackerStatus) -> None:
-        """Send what is left. The same run may be opened again."""
+        """Send what is left. The same run may be opened again later."""
 
 
 VelocityFn = Callable[[Tensor, float], Tensor]
-"""(x_t_BCHW, t) -> velocity, all samples at the same t."""
+"""Function (x_t_BCHW, t) -> velocity, with the same t for all samples."""
 
 
 class Sampler(Protocol):
-    """Integrates the velocity from noise (t = 1) to data (t = 0)."""
+    """Integrator of the velocity from noise (t = 1) to data (t = 0)."""
 
     def __call__(
         self, velocity: VelocityFn, noise: Tensor, times: Sequence[float], draws: Draws, on_step: Callable[[], None]
     ) -> Tensor:
         """Return the data at the last of the descending `times`, from the noise at the first.
 
-        It calls `on_step` after each of them. Random numbers come from `draws`: an image depends neither on its batch
-        nor on torch's generator. The state is fp32; its first dimension is the samples', and the others can have any
-        shape: with a class token, rows of numbers.
+        `on_step` is called after each step. Random numbers come from `draws`, so an image depends neither on its batch
+        nor on torch's generator. The state is fp32. The state's first dimension is the samples; the other dimensions
+        can have any shape, such as flat rows for latents with a class token.
         """
 
 
 class Encoder(Protocol):
-    """A frozen image encoder. Its preprocessing is a part of every metric that is taken on it."""
+    """A frozen image encoder. The encoder's preprocessing is part of every metric computed with it."""
 
     def __hash__(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property
     def definition(self) -> str:
-        """The network, its output, and exactly how an image is brought to its input, in words."""
+        """Describe the network, its output, and the exact preprocessing of an image."""
 
     @property
     def identity(self) -> str:
-        """SHA-256 over the weights and the preprocessing: features of two identities must never be compared."""
+        """Return the SHA-256 over weights and preprocessing. Features of two identities must never be compared."""
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
-        """Bring uint8 images of one size to the network's float32 input, on the network's device."""
+        """Convert uint8 images of one size to the network's float32 input, on the network's device."""
 
     def encode(self, input_BCHW: Tensor) -> Tensor:
-        """Encode prepared images to float32 features, one row for each, on the network's device."""
+        """Encode prepared images to float32 features, one row per image, on the network's device."""
 
 
 class TextImageEncoder(Encoder, Protocol):
-    """An encoder that puts texts into the same space as images."""
+    """An encoder that maps texts and images to one space."""
 
     @property
     def text_identity(self) -> str:
-        """SHA-256 over the tokenizer, which `identity` leaves out: with it, it decides the features of texts."""
+        """Return the SHA-256 over the tokenizer.
+
+        The features of texts depend on this and on `identity`, which does not cover the tokenizer.
+        """
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor: ...
 
 
 Direction = Literal["lower", "higher"]
 Range = tuple[float | None, float | None]
-"""The smallest and the largest value that a metric can have; None where there is no bound."""
+"""The smallest and the largest possible value of a metric; None for no bound."""
 ANY_VALUE: Range = (None, None)

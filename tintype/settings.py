@@ -1,7 +1,7 @@
 """Base classes of settings, and the plain settings of a Plan: frozen, strict classes, one per seam.
 
-A setting that can be exchanged for another kind of the same thing is a `Part`: it carries a `kind` and builds the
-object that does the work. Parts live beside that object, in the room of their seam.
+A setting with several exchangeable kinds is a `Part`: it has a `kind` and builds the object that does the work. Parts
+are defined beside that object, in the room of their seam.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings together. The first problem is the error of pydantic."""
+        """Yield problems of combinations of settings. pydantic reports the first problem as its error."""
         yield from ()
 
     @model_validator(mode="after")
@@ -59,7 +59,10 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class NamesFile:
-    """Marks a setting that names a file or folder to read, unless it is a word. `tintype.config.paths` finds it."""
+    """Mark of a setting that names a file or folder to read, unless `is_word` is true.
+
+    `tintype.config.paths` finds it.
+    """
 
     is_word: Callable[[str], bool] = lambda text: False
 
@@ -69,9 +72,9 @@ PathText = Annotated[str, NamesFile()]
 
 @dataclass(frozen=True)
 class Since:
-    """Marks a setting that joined later. A plan stored before it did what `then` says, and keeps its hash.
+    """Mark of a setting that was added later. A plan stored before it gets the value `then`, and keeps its hash.
 
-    `then` is plain data, or a function of the plain data of the settings that the field belongs to.
+    `then` is plain data, or a function of the plain data of the section that the setting belongs to.
     """
 
     then: object
@@ -82,13 +85,16 @@ class Since:
 
 @cache
 def joined_later(settings: type[Settings]) -> dict[str, Since]:
-    """Return the marks of the settings that joined later, by name."""
+    """Return the marks of settings that were added later, by name."""
     fields = settings.model_fields.items()
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
 
 
 class Housekeeping:
-    """Marks a setting that cannot change what is learnt: it is left out of the plan's hash and of an arm's diff."""
+    """Mark of a setting that cannot change what a run learns.
+
+    Such a setting is left out of the plan's hash and of an arm's diff.
+    """
 
 
 @cache
@@ -98,18 +104,18 @@ def is_housekeeping(settings: type[Settings], name: str) -> bool:
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Marks a mapping that holds some settings of one of these classes."""
+    """Mark of a mapping that may hold any settings of these classes."""
 
     classes: tuple[type[Settings], ...]
 
 
 ExportForm = Literal["PRXPipeline", "PRXPixelPipeline", "safetensors"]
-"""A pipeline of diffusers, or one file with the denoiser alone."""
+"""Form of an export: a pipeline of diffusers, or a file with the denoiser alone."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a run cannot be exported in a form, and the option of `tintype train` that avoids it, where there is one."""
+    """Why a run cannot be exported in a form, and the option of `tintype train` that avoids this, if any."""
 
     reason: str
     option: str = ""
@@ -117,14 +123,14 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Files on this machine that settings name by their folder."""
+    """Files on this machine in a folder that a setting names."""
 
     setting: str
     """The setting that names the folder."""
     files: Mapping[str, Path]
-    """By their place in the folder."""
+    """Files by their relative path in the folder."""
     records: frozenset[str] = frozenset()
-    """JSON of tintype's own among them, which may name paths."""
+    """JSON files of tintype among `files`. These files may contain paths."""
 
 
 class Part(Settings):
@@ -138,28 +144,28 @@ class Part(Settings):
         return str(cls.model_fields["kind"].default)
 
     def describe(self) -> str | None:
-        """Return the part in words of its own, for cards and reports; None where its settings say it."""
+        """Describe the part in its own words, for cards and reports; None if its settings are description enough."""
         return None
 
     def in_hash(self) -> Plain:
-        """Return what of it names a run."""
+        """Return the part's contribution to the plan's hash."""
         return plain(self)
 
     def obstacles(self, form: ExportForm) -> Iterable[Obstacle]:
-        """Return why a run with this part cannot be exported in this form."""
+        """Return the reasons why a run with this part cannot be exported in this form."""
         return ()
 
     def local_files(self) -> LocalFiles | None:
-        """Return the weights of others that lie on this machine; an export copies them."""
+        """Return the external weights that the part reads from this machine; an export copies them."""
         return None
 
     def portable(self) -> dict[str, Any]:
-        """Return the settings without what names a path of this machine."""
+        """Return the settings without paths of this machine."""
         return plain(self)
 
 
 class OpenKinds(tuple[type[K], ...]):
-    """The built-in kinds of a part, to which plugins can add others in their group."""
+    """The built-in kinds of a part. Plugins can add kinds to the same group."""
 
     group: str
 
@@ -171,10 +177,10 @@ class OpenKinds(tuple[type[K], ...]):
 
 @dataclass(frozen=True)
 class OneOf:
-    """Marks a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
+    """Mark of a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
 
-    Settings without a `kind` are of the `usual` one. With `by_keys` they are of the one that has all their keys.
-    Plugins can add to `OpenKinds`.
+    Settings without a `kind` have the kind `usual`. With `by_keys` they have the kind whose settings include all their
+    keys. Plugins can add to `OpenKinds`.
     """
 
     built_in: tuple[type[Settings], ...]
@@ -183,17 +189,17 @@ class OneOf:
 
     @property
     def group(self) -> str | None:
-        """The group in which plugins add parts; None where they cannot."""
+        """Return the group in which plugins add parts; None if plugins cannot."""
         return self.built_in.group if isinstance(self.built_in, OpenKinds) else None
 
     @property
     def parts(self) -> tuple[type[Settings], ...]:
-        """Every part, those of plugins last."""
+        """Return all parts, parts of plugins last."""
         return (*self.built_in, *(one.part for one in added(self.group).values())) if self.group else self.built_in
 
     @property
     def kinds(self) -> dict[str, type[Settings]]:
-        """Built-in parts by kind; one without a `kind` is the usual one."""
+        """Return the built-in parts by kind. A part without a `kind` has the usual kind."""
         return {
             str(part.model_fields["kind"].default) if "kind" in part.model_fields else str(self.usual): part
             for part in self.built_in
@@ -209,7 +215,7 @@ class OneOf:
         return handler.generate_schema(Annotated[reduce(or_, tagged), Discriminator(self._tag_of)])
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe the parts of the plugins that are loaded now in place of the choice that validates them."""
+        """Return a JSON schema that lists the parts of loaded plugins, in place of the choice that validates them."""
         return handler(schema if self.group is None else self._with_plugins(schema))
 
     def _with_plugins(self, schema: Any) -> Any:
@@ -241,11 +247,11 @@ class OneOf:
 
 
 OF_PLUGIN = "plugin"
-"""The tag of parts of plugins in the paths of pydantic's errors."""
+"""Tag of plugins' parts in the paths of pydantic's errors."""
 
 
 class PlanView(Protocol):
-    """The plan as its parts see it. Rooms above add what their parts may ask too."""
+    """The parts of a plan that its parts can read. Higher rooms add properties for their own parts."""
 
     @property
     def model(self) -> ModelSettings: ...
@@ -264,36 +270,36 @@ class PlanView(Protocol):
 
 
 def kind_alone(value: object) -> object:
-    """Return `{kind: scenes}` for `scenes`, and anything else as it is."""
+    """Return `{kind: scenes}` for `scenes`, and any other value unchanged."""
     return {"kind": value} if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
 class SourceUse:
-    """One source of the training images, and how much of it was read."""
+    """A source of training images, and how much of it was read."""
 
     data: DataPart
     images: int | None
-    """Images read, repeats included; None for a source that is scored against and never read."""
+    """Number of images read, with repeats; None for a source that is only scored against."""
     share: str = ""
-    """Share of the batches in words, where there are several sources."""
+    """Share of the batches in words; empty for a single source."""
 
 
 class DataPart(Part):
     """Source of images and captions. `data/sources.py` opens it."""
 
     count_key: ClassVar[str]
-    """The setting that says how many images training has."""
+    """Name of the setting with the number of training images."""
     said_by_identity: ClassVar[frozenset[str]] = frozenset()
-    """Settings that decide no training image, or nothing that the source's identity does not say."""
+    """Settings already covered by the source's content hash, or without effect on training images."""
     has_sources: ClassVar[bool] = False
-    """Whether it is made of other data, which a diff against data that is not shows as a line each."""
+    """Whether the data is made of other data. A diff against data without sources shows each as one line."""
 
     size_px: int = Field(32, ge=16, le=LARGEST_PX, description="Width and height of the images")
 
     @property
     def words(self) -> str:
-        """All of it on one line, without the size and what later settings leave as it was."""
+        """Describe the data on one line, without the image size and newer settings that keep older behaviour."""
         own = plain(self)
         usual = {key: mark.value(own) for key, mark in joined_later(type(self)).items()}
         chosen = {key: value for key, value in own.items() if value not in (None, [], usual.get(key))}
@@ -301,99 +307,99 @@ class DataPart(Part):
         return f"{self.kind} ({', '.join(shown)})"
 
     def in_diff(self) -> Plain:
-        """Return the settings as a diff shows them where only one side `has_sources`."""
+        """Return the settings for a diff in which only one side `has_sources`."""
         return {"kind": self.words, "size_px": self.size_px}
 
     @property
     def resident_bytes(self) -> int:
-        """The most bytes of images that training keeps on a GPU."""
+        """Return the largest number of bytes of images that training keeps on a GPU."""
         return 0
 
     @property
     def of_scenes(self) -> bool:
-        """Whether the scene encoder can read the images: without, there is no scene accuracy."""
+        """Return whether the scene encoder can read the images. If not, there is no scene accuracy."""
         return False
 
     @property
     def scored(self) -> DataPart:
-        """The data whose held-out images a run is scored against."""
+        """Return the data whose held-out images a run is scored against."""
         return self
 
     @property
     def memorisable(self) -> DataPart:
-        """The data whose training images `memorised` looks for copies of, with unseen images of the same kind."""
+        """Return the data in which `memorised` searches for copies, with unseen images of the same kind."""
         return self
 
     @property
     def scored_name(self) -> str:
-        """Name of the scored data in a run's record of identities."""
+        """Return the name of the scored data in a run's record of identities."""
         return "data"
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """The heights and widths, in pixels, that training images have."""
+        """Return the heights and widths of training images, in pixels."""
         return ((self.size_px, self.size_px),)
 
     @property
     def squared(self) -> DataPart:
-        """Return the same images, all of them square."""
+        """Return the same images as squares."""
         return self
 
     def at_size(self, size_px: int) -> DataPart:
-        """Return the same images, by the same ids, in another size."""
+        """Return the same images, with the same ids, in another size."""
         return self.model_copy(update={"size_px": size_px})
 
     def held_out(self, count: int, shaped: bool = False) -> DataPart:
-        """Return the settings of held-out images, of which `count` are needed: squares, or `shaped` as in training."""
+        """Return the settings of at least `count` held-out images: squares, or `shaped` as in training."""
         raise NotImplementedError
 
     def content(self) -> Plain:
-        """Return what decides the images and their ids, without their location, which a source's identity covers."""
+        """Return the settings that decide images and ids, except the location, which a source's identity covers."""
         return {key: value for key, value in plain(self).items() if key not in self.said_by_identity}
 
     def at_most(self, count: int) -> dict[str, int]:
-        """Return the settings, by key, with which training has at most `count` images."""
+        """Return settings by key that limit training to `count` images."""
         return {self.count_key: min(count, plain(self)[self.count_key] or count)}
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError where the plan cannot have this data."""
+        """Raise ValueError if the plan cannot have this data."""
 
     @property
     def at_hand(self) -> bool:
-        """Whether the images are on this machine: a report can be made without."""
+        """Return whether the images are on this machine. A report can be made without them."""
         return True
 
     def describe(self) -> str:
-        """Return what a model was trained on, as a part of a sentence."""
+        """Describe the training data of a model, as a part of a sentence."""
         return f"images of the kind {self.kind}"
 
     def describe_held_out(self) -> str:
-        """Return what a run is scored against, as a part of a sentence."""
+        """Describe the images that a run is scored against, as a part of a sentence."""
         return "held-out images"
 
     def intended_use(self) -> str:
-        """Return what a model that has seen nothing else is for, in sentences."""
+        """Return sentences on the intended use of a model that was trained only on this data."""
         return (
             "Images like those it was trained on, from prompts like their captions. Nothing in the record says that "
             "it is fit for more."
         )
 
     def limits(self) -> list[str]:
-        """Return what a model cannot do because of this data, one limit each."""
+        """Return the limits of a model trained on this data, one sentence each."""
         return [
             "What the training images show, whom they leave out, and who holds rights in them is not in the record; "
             "the model has the biases of its data."
         ]
 
     def count_images(self, identity: str | None) -> int | None:
-        """Return the number of training images; None where the data is not on this machine, or has changed.
+        """Return the number of training images; None if the data is not on this machine, or has changed.
 
-        `identity` is that of the data that a run has read.
+        `identity` is the identity of the data that a run has read.
         """
         return int(getattr(self, self.count_key))
 
     def uses(self, steps: int, train: TrainSettings) -> dict[str, SourceUse]:
-        """Return the sources after so many steps, by name; the only source has none."""
+        """Return the sources used after `steps` steps, by name; a single source has no name."""
         return {"": SourceUse(self, train.images_before(steps))}
 
 
@@ -443,12 +449,12 @@ class ModelSettings(Settings):
 
     @property
     def hidden(self) -> int:
-        """Inner width of a block's MLP."""
+        """Return the inner width of a block's MLP."""
         return int(self.width * self.mlp_ratio)
 
     @property
     def variants(self) -> dict[str, object]:
-        """Settings in which the blocks are not PRX's, by name."""
+        """Return the settings in which the blocks differ from PRX's, by name."""
         usual = {"gate": "gelu", "qk_norm": True, "shared_adaln": False, "registers": 0, "value_residual": False}
         usual |= {"class_token": 0}
         return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
@@ -461,20 +467,20 @@ class ModelSettings(Settings):
 
 
 ShiftBy = Literal["none", "sqrt", "flux", "dimension"]
-"""How the shift of times follows the number of tokens, or of the numbers in them."""
+"""How the shift of times depends on the number of tokens, or on the numbers in the tokens."""
 _BASE_NUMBERS = 4096
-"""Numbers of an image's latents at which `dimension` shifts nothing."""
+"""Numbers of an image's latents at which `dimension` does not shift."""
 _BASE_TOKENS, _MOST_TOKENS = 256, 4096
-"""Numbers of tokens at which FLUX states its mu: 256 px and 1024 px in its latents."""
+"""Numbers of tokens for which FLUX defines its mu: 256 px and 1024 px in its latents."""
 _BASE_MU, _MOST_MU = 0.5, 1.15
 
 
 def shift_factor(by: ShiftBy, tokens: int, token_numbers: int | None = None) -> float:
-    """Return the factor of the shift for this many tokens of `token_numbers` numbers each.
+    """Return the shift factor for this many tokens of `token_numbers` numbers each.
 
-    sqrt: the root of the tokens, 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23). flux: exp(mu), and FLUX's mu
-    is a line through 0.5 at 256 tokens and 1.15 at 4096. dimension: the root of all numbers, 1 at 4096 (arXiv
-    2510.11690, sqrt(m / n)).
+    sqrt: the root of the number of tokens, scaled to 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23). flux:
+    exp(mu), where FLUX's mu is linear, with 0.5 at 256 tokens and 1.15 at 4096. dimension: the root of all numbers,
+    scaled to 1 at 4096 (arXiv 2510.11690, sqrt(m / n)).
     """
     if by == "none":
         return 1.0
@@ -489,7 +495,7 @@ def shift_factor(by: ShiftBy, tokens: int, token_numbers: int | None = None) -> 
 
 
 class SamplingSettings(Settings):
-    """Sampling from the trained model, as far as it belongs to the model and not to an evaluation."""
+    """Settings of sampling that belong to the model and not to an evaluation."""
 
     shift: float = Field(
         1.0,
@@ -510,12 +516,12 @@ class SamplingSettings(Settings):
     )
 
     def shift_at(self, tokens: int, token_numbers: int) -> float:
-        """Return the shift of the grid for images of this many tokens of so many numbers each."""
+        """Return the shift of the sampling grid for images of this many tokens with so many numbers each."""
         return self.shift * shift_factor(self.shift_by, tokens, token_numbers)
 
 
 class StageSettings(Settings):
-    """Steps that train on smaller images than those of `data.size_px`."""
+    """A stage of training on images smaller than `data.size_px`."""
 
     size_px: int = Field(
         ge=16,
@@ -529,7 +535,7 @@ class StageSettings(Settings):
 
 
 SKIP_WINDOW_STEPS = 100
-"""`train.most_skipped` is also the largest share of skipped steps among this many in a row."""
+"""Number of consecutive steps in which the share of skipped steps must not exceed `train.most_skipped`."""
 
 
 class SpikeSettings(Settings):
@@ -573,16 +579,16 @@ class TrainSettings(Settings):
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Images per update of each stage, the last one's at the end."""
+        """Return the images per update of each stage; the last stage's number comes last."""
         return (*(stage.batch or self.batch for stage in self.stages), self.batch)
 
     @property
     def alike(self) -> int:
-        """Images in order that have one shape where the data has several: whole micro-batches of every stage."""
+        """Return how many consecutive images share one of several shapes: whole micro-batches of every stage."""
         return math.lcm(*(batch // self.accumulate for batch in self.batches))
 
     def batch_at(self, step: int) -> int:
-        """Return the images of a step, counted from 0."""
+        """Return the number of images in a step, counted from 0."""
         return next((stage.batch or self.batch for stage in self.stages if step < stage.until), self.batch)
 
     def images_before(self, step: int) -> int:
@@ -594,7 +600,7 @@ class TrainSettings(Settings):
         return images + max(0, step - first) * self.batch
 
     def step_at(self, image: int) -> int:
-        """Return the step that the image at this position of the order belongs to."""
+        """Return the step of the image at this position of the order."""
         first = 0
         for stage, batch in zip(self.stages, self.batches, strict=False):
             if image < (stage.until - first) * batch:
@@ -605,7 +611,7 @@ class TrainSettings(Settings):
 
     @property
     def warmup_warning(self) -> str | None:
-        """Warn where the warm-up does not end before the training does."""
+        """Return a warning if the warm-up does not end before the training, else None."""
         if self.warmup_steps <= self.steps:
             return None
         return (
@@ -628,10 +634,10 @@ class TrainSettings(Settings):
 
 
 class IslandSettings(Settings):
-    """Operations of the denoiser whose precision is chosen one by one. The defaults are what happens by itself.
+    """Operations of the denoiser whose precision can be set one by one. The defaults change nothing.
 
-    In the position `bf16` every operand and result is rounded to bf16, whatever `compute` is: under `compute: fp32`
-    such an island is the only thing that is.
+    In the position `bf16` every operand and result of an operation is rounded to bf16, whatever `compute` is. Under
+    `compute: fp32` such an island is the only operation in bf16.
     """
 
     norms: Literal["fp32", "bf16"] = Field("fp32", description="LayerNorm and RMSNorm: statistics and scaling")
@@ -652,9 +658,11 @@ class IslandSettings(Settings):
 
 
 class PrecisionSettings(Settings):
-    """`storage` is the type of the trained weights and their moments, `compute` that of the matrix products.
+    """Precision of a run.
 
-    Losses with weights of their own and weight averages are fp32 always.
+    `storage` is the dtype of the trained weights and their moments, `compute` that of matrix products.
+
+    Losses with weights of their own and weight averages are always fp32.
     """
 
     storage: Literal["fp32", "bf16"] = Field("fp32", description="The type of the trained weights and their moments")
@@ -676,7 +684,7 @@ class PrecisionSettings(Settings):
     )
 
     def check(self, model: ModelSettings) -> None:
-        """Raise ValueError where the model has sizes that cannot be multiplied in FP8."""
+        """Raise ValueError if a size of the model does not allow FP8 products."""
         for layer, setting, size in (
             ("img_qkv_proj", "model.width", model.width),
             ("gate_proj", "model.width × model.mlp_ratio", model.hidden),
@@ -720,7 +728,7 @@ class DistributionSettings(Settings):
 
 
 class WatchdogSettings(Settings):
-    """Limits after which the ranks that `torchrun` starts are ended because one of them is stuck."""
+    """Limits after which all ranks that `torchrun` started are ended because one rank is stuck."""
 
     multiple: float = Field(20.0, ge=1, description="A step may take this many times the usual (median) step")
     floor_minutes: float | None = Field(
@@ -732,12 +740,15 @@ class WatchdogSettings(Settings):
 
 
 ProtocolName = Literal["mini", "pocket", "prx", "prx-speedrun"]
-"""The packaged protocols. They are listed here since a plan opens no file."""
+"""Names of the packaged protocols. The names are listed here because a plan opens no file."""
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 class RunSettings(Settings):
-    """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
+    """Housekeeping settings.
+
+    Housekeeping cannot change what a run learns, so the plan's hash and an arm's diff leave them out.
+    """
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     threads: int = Field(
@@ -809,5 +820,5 @@ class RunSettings(Settings):
 
 
 def plain(settings: Settings) -> Plain:
-    """Return plain dictionaries, lists and scalars, every default written out."""
+    """Return plain dictionaries, lists and scalars, with every default written out."""
     return settings.model_dump(mode="json")

@@ -1,7 +1,7 @@
 """Options inside messages, as data: the command line shows `--arm muon`, Python shows `arm="muon"`.
 
-`option("arm", "muon")` returns text that carries the name and the value between marks. It fits into any f-string.
-`rendered` replaces the marks with the words of one language. No other code reads or writes a mark.
+`option("arm", "muon")` returns text with the name and the value between marks, which fits into any f-string. `rendered`
+replaces the marks by the wording of one language. No other code reads or writes a mark.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Language: TypeAlias = Literal["command", "python"]
 _OPEN, _VALUE, _CLOSE, _AGAIN = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Noncharacters: Unicode reserves them for use inside a program, so text from outside does not have them."""
+"""Noncharacters: Unicode reserves them for use inside a program, so foreign text does not contain them."""
 MARKS = frozenset((_OPEN, _VALUE, _CLOSE, _AGAIN))
 _AGAIN_WORDS: dict[Language, str] = {"command": "run the same command", "python": "make the same call"}
 _ARGUMENTS = {"arm-seed": "seed", "plugin": "plugins", "set": "settings", "technique": "techniques"}
-"""Arguments of functions with another name than the option. All others have the same one, as `ema_length`."""
+"""Function arguments whose name differs from the option's.
+
+All other arguments are named as the option, as `ema_length`.
+"""
 _POSITIONAL = frozenset(("plugin", "set", "technique"))
-"""Options whose values a function takes by position: Python shows the value alone."""
+"""Options that a function takes by position. Python shows their value alone."""
 _SAFE = frozenset("@%+=:,./-_…")
-"""Characters beside letters and digits that no shell reads as more than text."""
+"""Characters, besides letters and digits, without a special meaning in any shell."""
 _IN_DOUBLE_QUOTES = frozenset('"$`\\!')
-"""Characters that a shell reads within double quotes."""
+"""Characters with a special meaning within a shell's double quotes."""
 
 
 class Option(NamedTuple):
-    """An option that a message names. `value` is None if the message names the option alone."""
+    """An option in a message. `value` is None if the message names the option without a value."""
 
     name: str
     value: str | None
@@ -56,7 +59,7 @@ def again() -> str:
 
 
 def rendered(text: str, language: Language = "command") -> str:
-    """Return a message in the words of a language, without marks."""
+    """Return a message in the wording of a language, without marks."""
     first, *others = text.replace(_AGAIN, _AGAIN_WORDS[language]).split(_OPEN)
     shown = [first]
     for other in others:
@@ -86,14 +89,14 @@ def _shown(one: Option, language: Language) -> str:
 
 
 def _in_shell(value: str) -> str:
-    """Return the value in double quotes where a shell needs quotes, or in single ones if it would read it even so."""
+    """Return the value quoted for a shell if necessary: in double quotes, or in single quotes as a last resort."""
     if value and all(letter.isalnum() or letter in _SAFE for letter in value):
         return value
     return shlex.quote(value) if _IN_DOUBLE_QUOTES & set(value) else f'"{value}"'
 
 
 def _in_python(value: str) -> str:
-    """Return a number as it is, and anything else as a string."""
+    """Return a number unchanged, and any other value as a string literal."""
     try:
         is_number = math.isfinite(float(value))
     except ValueError:
