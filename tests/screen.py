@@ -23,7 +23,9 @@ from tintype.terminal.lines import progress_console
 
 COLUMNS, ROWS = 100, 24
 _CODE = re.compile(r"\x1b\[(\??)([0-9;]*)([a-zA-Z])")
-_ENDS_S = 5.0
+_END = "\x04the end"
+"""Written last: a busy machine passes on what was written to a pseudo-terminal only after a while."""
+_ENDS_S = 60.0
 
 
 class Screen:
@@ -88,24 +90,24 @@ class Terminal:
         self._mine, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.stream = os.fdopen(theirs, "w")
-        self._ended = threading.Event()
         self._received = b""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def close(self) -> None:
         """Draw the rest of what was written."""
+        self.stream.write(_END)
         self.stream.flush()
-        self._ended.set()
         self._reader.join(_ENDS_S)
         self.stream.close()
         os.close(self._mine)
-        self.screen.feed(self._received.decode())
+        text, end, _ = self._received.decode().partition(_END)
+        assert end, "the terminal did not pass on all that was written"
+        self.screen.feed(text)
 
     def _read(self) -> None:
-        while select.select([self._mine], [], [], 0.02)[0] or not self._ended.is_set():
-            if select.select([self._mine], [], [], 0)[0]:
-                self._received += os.read(self._mine, 1 << 16)
+        while _END.encode() not in self._received and select.select([self._mine], [], [], _ENDS_S)[0]:
+            self._received += os.read(self._mine, 1 << 16)
 
 
 @contextmanager
