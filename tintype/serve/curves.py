@@ -80,9 +80,12 @@ class Curves:
             self.problems.pop(run.hash, None)
 
     def names(self) -> list[str]:
-        """Return the names of all curves, the usual ones first."""
+        """Return the names of all curves, the usual ones first; no loss that is the same numbers as the objective's."""
         with self._lock:
-            found = dict.fromkeys(name for log in self.metrics.values() for name in log.series)
+            logs = list(self.metrics.values())
+            found = dict.fromkeys(name for log in logs for name in log.series)
+            if "flow" in found and not any(log.has_terms for log in logs):
+                found.pop("loss", None)
         return [*(name for name in FIRST if name in found), *sorted(set(found) - set(FIRST))]
 
     def band(self, arm: str, name: str) -> Band:

@@ -22,7 +22,7 @@ from tintype.page.forest import verdict_class
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.runtime.files import finite
-from tintype.serve.curves import Curves
+from tintype.serve.curves import FIRST, Curves
 from tintype.study import numbers
 from tintype.study.notes import notes_of
 from tintype.study.picked import LEAD, read_picked
@@ -41,6 +41,8 @@ Fragments = dict[str, str]
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _MOST_ROWS = 60
 _MOST_EVENTS = 60
+_MOST_LETTERS = 2000
+"""Letters of an event's details: a path or an error fits."""
 _WORDS: dict[RunState, str] = {
     "done": "done",
     "running": "running",
@@ -116,9 +118,9 @@ def stored_fragments(
     found = study_fragments(path, colours, results=results, folder=folder, curves=curves, kept=kept)
     runs = [(arm, run) for arm in results.arms for run in arm.runs]
     counts = {state: sum(run.state == state for _, run in runs) for state in get_args(EndState)}
-    hours = sum(run.train_s + run.evaluate_s for _, run in runs) / 3600
+    spent_s = sum(run.train_s + run.evaluate_s for _, run in runs)
     lost = [(arm.label, run) for arm, run in runs if run.state != "done"]
-    values = {"results": results, "total": len(runs), "counts": counts, "hours": hours, "lost": lost[:_MOST_ROWS]}
+    values = {"results": results, "total": len(runs), "counts": counts, "spent_s": spent_s, "lost": lost[:_MOST_ROWS]}
     found["queue"] = _rendered("stored", colours=colours, machines=_machines(results), **values)
     if results.picked:
         picked = [(one, address) for one in results.picked if (address := _image_at(path, one.image, folder, kept))]
@@ -162,8 +164,10 @@ def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragme
     steps, step = plan.train.steps, int(log.last.get("step", 0))
     facts = {"step": step, "steps": steps, "seconds": log.seconds, "diverged": diverged}
     rate = (log.seconds / step) if step and log.seconds else 0.0
+    shown = [name for name in curves.names() if name in FIRST and name in log.last]
+    last = {findings.curve_label(name): log.last[name] for name in shown}
     return {
-        "queue": _rendered("run", facts=facts, left_s=rate * (steps - step), last=log.last, path=path),
+        "queue": _rendered("run", facts=facts, left_s=rate * (steps - step), last=last, path=path),
         "events": _rendered("events", events=_events(curves), colours=dict.fromkeys(curves.versions, "arm-0")),
     }
 
@@ -206,14 +210,21 @@ def _events(curves: Curves) -> list[dict[str, str]]:
             "seed": str(run.seed),
             "kind": str(event.get("event", "")),
             "step": _plain(event.get("step", "")),
-            "details": ", ".join(
-                f"{key} {_plain(value)}"
-                for key, value in event.items()
-                if key not in ("event", "step", "time", "line", "checksum")
-            )[:400],
+            "details": _shortened(
+                ", ".join(
+                    f"{key} {_plain(value)}"
+                    for key, value in event.items()
+                    if key not in ("event", "step", "time", "line", "checksum")
+                )
+            ),
         }
         for _, run, event in found[:_MOST_EVENTS]
     ]
+
+
+def _shortened(text: str) -> str:
+    """Truncate a text that would fill the page; an ellipsis says so."""
+    return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + " …"
 
 
 def _plain(value: object) -> str:

@@ -65,7 +65,7 @@ listeners.problem = (words) => {
 
 // ---- curves --------------------------------------------------------------------------------------------------------
 
-const chart = { chosen: null, names: [], colours: {}, bands: {}, events: [], hidden: new Set(), axis: 0, uncounted: {}, logx: false,
+const chart = { chosen: null, names: [], labels: {}, colours: {}, bands: {}, events: [], hidden: new Set(), axis: 0, uncounted: {}, logx: false,
   logy: false, smooth: 0, showEvents: true };
 const FLOPS = 5; // the place of a point's operations, counted on the server
 const AXES = { 0: { each: "step", all: "steps" }, 1: { each: "second", all: "seconds" }, [FLOPS]: { each: "FLOP", all: "FLOPs" } };
@@ -74,6 +74,7 @@ const SIZE = { width: 520, height: 270, left: 52, right: 12, top: 12, bottom: 34
 listeners.curves = (news) => {
   chart.colours = news.colours ?? chart.colours;
   chart.events = news.events ?? chart.events;
+  chart.labels = news.labels ?? chart.labels;
   chart.uncounted = news.uncounted ?? {};
   for (const [name, arms] of Object.entries(news.bands)) {
     chart.bands[name] = { ...chart.bands[name], ...arms };
@@ -87,6 +88,8 @@ listeners.curves = (news) => {
   drawCharts();
 };
 
+const label = (name) => chart.labels[name] ?? name;
+
 function listMetrics() {
   const place = byId("metrics");
   place.querySelectorAll("label").forEach((one) => one.remove());
@@ -98,7 +101,7 @@ function listMetrics() {
       connect();
       drawCharts();
     });
-    place.append(make("label", {}, box, " " + name.replaceAll("_", " ")));
+    place.append(make("label", {}, box, " " + label(name)));
   }
 }
 
@@ -196,7 +199,7 @@ function drawCharts() {
 function newFigure(name) {
   const svg = draw("svg", { class: "chart", viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", tabindex: "0" });
   const values = make("p", { class: "values", "aria-live": "polite" });
-  const figure = make("figure", { class: "drawn" }, make("figcaption", {}, name.replaceAll("_", " ")), svg, values);
+  const figure = make("figure", { class: "drawn" }, make("figcaption", {}, label(name)), svg, values);
   figure.dataset.name = name;
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
@@ -220,7 +223,7 @@ function fill(figure, name) {
   const svg = figure.querySelector("svg");
   const title = draw("title");
   const last = lines.map(([arm, band]) => `${arm} ${shownNumber(band.at(-1)[2])}`).join(", ");
-  title.textContent = `${name.replaceAll("_", " ")} over ${AXES[chart.axis].all}; newest: ${last || "none"}`;
+  title.textContent = `${label(name)} over ${AXES[chart.axis].all}; newest: ${last || "none"}`;
   figure.lines = lines;
   if (!lines.length) { svg.replaceChildren(title); return; }
   const points = lines.flatMap(([, band]) => band);
@@ -257,13 +260,19 @@ function fill(figure, name) {
     const at = (index) => band.map((p) => `${x(p[chart.axis]).toFixed(1)},${y(p[index]).toFixed(1)}`);
     parts.push(draw("g", { class: chart.colours[arm] ?? "arm-0" },
       draw("polygon", { class: "band", points: [...at(4), ...at(3).reverse()].join(" ") }),
-      draw("polyline", { class: "curve", points: at(2).join(" ") })));
+      draw("polyline", { class: "curve", points: at(2).join(" ") }),
+      ...(band.length === 1 ? [single(x(band[0][chart.axis]), ...[2, 3, 4].map((index) => y(band[0][index])))] : [])));
   }
   const cursor = draw("line", { class: "cursor", y1: SIZE.top, y2: SIZE.height - SIZE.bottom, x1: 0, x2: 0, visibility: "hidden" });
   parts.push(cursor);
   svg.replaceChildren(...parts);
   figure.cursor = cursor;
   point(figure, figure.at ?? null);
+}
+
+// A line of one point would not be seen: a dot at the mean, with a bar from the lowest seed to the highest.
+function single(x, mean, low, high) {
+  return draw("g", { class: "single" }, draw("line", { x1: x, x2: x, y1: low, y2: high }), draw("circle", { class: "mean", cx: x, cy: mean, r: 4 }));
 }
 
 function words(x, y, content, anchor) {

@@ -32,6 +32,7 @@ from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.names import RunNames
 from tintype.serve.playground import LIMITS, Playground, Request
 from tintype.study.picked import keep_image
+from tintype.study.report.findings import curve_label
 from tintype.train.record import RunRecord, is_run
 from tintype.wording import option
 
@@ -525,7 +526,8 @@ def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[t
             for name, arm in stale:
                 arms[name, arm] = versions[arm]
                 bands.setdefault(name, {})[arm] = curves.band(arm, name)
-            content = {"names": names, "shown": shown, "bands": bands, "events": curves.event_steps()}
+            labels = {name: curve_label(name) for name in names}
+            content = {"names": names, "labels": labels, "shown": shown, "bands": bands, "events": curves.event_steps()}
             content["uncounted"] = {arm: words for arm, words in curves.flops.missing.items() if words}
             news.append(("curves", content | {"colours": {arm: live.colours.get(arm, "arm-0") for arm in versions}}))
         yield from news or [("", None)]

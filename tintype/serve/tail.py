@@ -87,6 +87,8 @@ class MetricsLog:
         self.last: dict[str, float] = {}
         """The numbers of the newest line."""
         self.seconds = 0.0
+        self.has_terms = False
+        """Whether a line has a loss that differs from the objective's: the plan has further terms."""
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
@@ -150,6 +152,7 @@ class MetricsLog:
             return
         self.seconds += numbers["seconds"] * weight
         self._line, self.last = number, numbers
+        self.has_terms |= numbers.get("loss") != numbers.get("flow")
         for name, value in curve_numbers(numbers).items():
             self.series.setdefault(name, Series()).add(numbers["step"], self.seconds, value, weight)
 

@@ -67,6 +67,8 @@ class ScoreRow:
     """A metric by one protocol; None for a run that was not scored by it."""
 
     metric: str
+    label: str
+    """The metric as reports write it."""
     protocol: str
     """Its hash, and the size of the images where that is a stage's. Values of two are never in one row."""
     images: int
@@ -217,7 +219,9 @@ def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
         there = [result for result in results if result is not None]
         meanings = definitions(there[0].protocol)
         for metric in dict.fromkeys(name for result in there for name in result.metrics if name != SPEED):
-            in_latents = metric in meanings and meanings[metric].metric.in_latents
+            meaning = meanings.get(metric)
+            label = meaning.label if meaning else metric
+            in_latents = meaning is not None and meaning.metric.in_latents
             for together in _spaces(runs) if in_latents else [list(runs)]:
                 scores = [
                     Score(result.metrics[metric], result.errors.get(metric), result.step, result.weights)
@@ -226,7 +230,7 @@ def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
                     for run, result in zip(runs, results, strict=True)
                 ]
                 if any(scores):
-                    rows.append(ScoreRow(metric, protocol, there[0].protocol.count, scores))
+                    rows.append(ScoreRow(metric, label, protocol, there[0].protocol.count, scores))
     return rows
 
 

@@ -42,7 +42,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         task.folder.mkdir(parents=True)
         for step in range(1, 40):
             line = {"step": step, "flow": 1 / step, "grad_norm": 0.1 * task.plan.seed + 1, "seconds": 0.5}
-            append_line(task.folder / "metrics.jsonl", line)
+            append_line(task.folder / "metrics.jsonl", line | {"loss": 1 / step})
+        append_line(task.folder / "metrics.jsonl", {"step": 40, "validation_loss": 0.5, "seconds": 0.0})
         append_line(task.folder / "events.jsonl", {"event": "loss_spike", "step": 7, "time": 1.0})
     with written_runs(Drawer()):
         changes = ["seeds=[0,1]", "control_seeds=[]", "primary=[validation_loss]", "score_at=[0.5]"]
@@ -97,7 +98,10 @@ def test_index_lists_studies_and_runs(page: Any) -> None:
 def test_curves_are_drawn_followed_and_read(page: Any, root: Path) -> None:
     page.goto("/study/begun")
     page.wait_for_selector("#charts svg .curve", state="attached")
-    assert page.locator("#charts figure").count() == 2 and page.locator("#charts .event").count() > 0
+    names = ["Loss of the objective", "Validation loss", "Grad norm"]  # no loss: it is the objective's
+    assert page.locator("#charts figcaption").all_inner_texts() == names and page.locator("#charts .event").count() > 0
+    assert page.locator("#charts figure").nth(1).locator("circle").count() == 3, "one point is a dot"
+    assert page.locator("#charts figure").first.locator("circle").count() == 0
     assert page.locator("#connection").inner_text() == "live: this page follows the files"
     chart = page.locator("#charts svg").first
     before = chart.locator("polyline").first.get_attribute("points")
@@ -112,7 +116,10 @@ def test_curves_are_drawn_followed_and_read(page: Any, root: Path) -> None:
     assert chart.locator(".curve").count() == 2
     task = tasks_of(stored_study(root / "begun"), root / "begun")[1]
     width = page.viewport_size["width"]
-    append_line(task.folder / "metrics.jsonl", {"step": 41 + width, "flow": 5000.0 + width, "seconds": 0.5})
+    append_line(
+        task.folder / "metrics.jsonl",
+        {"step": 41 + width, "flow": 5000.0 + width, "loss": 5000.0 + width, "seconds": 0.5},
+    )
     page.locator("[name=axis]").select_option("0")
     chart.focus()
     page.keyboard.press("Escape")  # from here on, the newest values are shown

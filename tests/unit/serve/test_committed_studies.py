@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 import pytest
+from markupsafe import escape
 
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import draw_previews, example
@@ -121,6 +123,20 @@ def test_a_running_study_links_the_runs_that_are_there(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         pages = walk(client, "/study/study")
     assert [address for address in pages if "/run/" in address] == [f"/run/study/runs/{first.plan.hash}"]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: str(folder.name))
+def test_verdicts_are_written_as_the_report_writes_them(folder: Path) -> None:
+    """With the rows' words, numbers that can be read, and metrics by their labels."""
+    live, results = LiveStudy(folder, "x"), read_results_file(folder / "results.json")
+    live.step()
+    shown = live.fragments["verdicts"]
+    rows = [row for row in results.rows() if row.kind == "arm" and row.comparison]
+    assert all(str(escape(row.words)) in shown and row.change in shown for row in rows)
+    assert all(str(escape(note.text)) in shown for note in results.notes() if note.warns and note.kind != "lost_run")
+    text = re.sub(r"<[^>]*>", " ", "".join(live.fragments.values()))
+    assert not re.search(r"\d,\d{3},\d{3},\d{3}", text)
+    assert not any(re.search(rf"\b{metric.name}\b", text) for metric in results.metrics if "_" in metric.name)
 
 
 def test_events_of_a_stored_study_are_shown() -> None:

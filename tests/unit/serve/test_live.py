@@ -63,6 +63,7 @@ def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
     assert not live.problem and files_of(tmp_path) == before
     assert "v-incomplete" in live.fragments["verdicts"] and "v-better" not in live.fragments["verdicts"]
     assert "<b>4</b> done" in live.fragments["queue"] and "<b>5</b> waiting" in live.fragments["queue"]
+    assert "0 s of worker time spent" in live.fragments["queue"] and "hours" not in live.fragments["queue"]
     with written_runs(Writer(effects={"x-prediction": -6.0})):
         run_study(pocket(), tmp_path, 1)
     version = live.version
@@ -183,6 +184,18 @@ def test_bands_are_the_mean_and_the_range_over_seeds(tmp_path: Path) -> None:
     assert curves.band("arm", "nothing") == [] and curves.names() == ["flow"]
 
 
+def test_a_loss_without_further_terms_is_no_curve_of_its_own(tmp_path: Path) -> None:
+    """Flow and loss are then the same numbers; a term that begins later makes two curves of them."""
+    run = RunPlace("arm", 0, "hash", tmp_path, 12)
+    log, curves = tmp_path / "metrics.jsonl", Curves([run])
+    append_line(log, {"step": 1, "flow": 0.5, "loss": 0.5, "seconds": 1.0})
+    curves.read()
+    assert curves.names() == ["flow"]
+    append_line(log, {"step": 2, "flow": 0.5, "loss": 0.7, "seconds": 1.0})
+    curves.read()
+    assert curves.names() == ["flow", "loss"]
+
+
 def test_curves_have_the_operations_that_plan_cost_counts(tmp_path: Path) -> None:
     """An arm that costs more a step lies further to the right; nothing is counted before a reader asks."""
     study = pocket("seeds=[0]", "arms=[{techniques: [x-prediction], set: [model.depth=3]}]")
@@ -233,6 +246,7 @@ def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     assert [name for name, _ in sent] == ["fragments", "curves"]
     curves = sent[1][1]
     assert isinstance(curves, dict) and set(curves["bands"]["flow"]) == {"baseline", "short-captions", "x-prediction"}
+    assert curves["labels"] == {"flow": "loss of the objective"}, "as in the report"
     assert json.dumps(sent, allow_nan=False)
     append_line(folders[0] / "metrics.jsonl", {"step": 2, "flow": 2.0, "seconds": 1.0})
     read(live)
@@ -343,6 +357,7 @@ def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:
     live = LiveRun(tmp_path / "run", "run")
     live.step()
     assert "Step <b>2</b> of 2" in live.fragments["queue"] and not live.problem
+    assert "<dt>loss of the objective</dt>" in live.fragments["queue"] and "_" not in live.fragments["queue"]
     with serving(tmp_path) as client:
         page = client.get("/run/run")
         assert page.status == 200 and "train:" in page.text

@@ -82,6 +82,14 @@ _MEANINGS = {
 }
 
 
+_CURVE_LABELS = {
+    "flow": "loss of the objective",
+    "loss": "loss with all its terms",
+    "lr": "learning rate",
+    "images_per_s": "images/s",
+}
+
+
 def verdict_key(results: StudyResults) -> str:
     """Return the signs of the verdicts that the study has, with their meaning."""
     given = {one.verdict for of in results.compared for one in of.comparisons.values()}
@@ -462,6 +470,11 @@ def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, flo
             if math.isfinite(value):
                 values.setdefault(part, []).append(value)
     return {part: fmean(of_seeds) for part, of_seeds in values.items()}
+
+
+def curve_label(name: str) -> str:
+    """Name a logged number for readers."""
+    return _CURVE_LABELS.get(name, name.replace("_", " "))
 
 
 def plain(value: object) -> str:
