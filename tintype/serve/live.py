@@ -61,6 +61,8 @@ class Live(ABC):
         self.curves = Curves([])
         self.fragments: Fragments = {}
         self.problem = ""
+        self.is_over = False
+        """Whether nothing is left to train of a study."""
         self.version = 0
         self.colours: dict[str, str] = {}
         """Class of the style sheet for each arm's label."""
@@ -202,6 +204,7 @@ class LiveStudy(Live):
         status = self._reader.read()
         if self._reader.study is not self._study:
             self._begin(self._reader.study, status)
+        self.is_over = status.is_over
         first = "queue" not in self.fragments
         self.fragments |= study_fragments(self.path, self.colours, status=status, folder=self.folder)
         if first:
@@ -285,6 +288,7 @@ class LiveStudy(Live):
         return self._scores[name]
 
     def _look_stored(self) -> bool:
+        self.is_over = True
         stamp = (self.folder / "results.json").stat().st_mtime_ns
         if stamp != self._stored_at:
             results, self._stored_at = read_results_file(self.folder / "results.json"), stamp

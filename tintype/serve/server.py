@@ -261,6 +261,7 @@ class Handler(BaseHTTPRequestHandler):
             path=live.path,
             fragments=dict(live.fragments),
             problem=live.problem,
+            is_over=live.is_over,
             has_report=report,
             stream=f"/events/{kind}/{quote(live.path)}",
             **{"above": None, **more},

@@ -90,6 +90,7 @@ def test_every_link_and_image_of_a_committed_study_has_an_answer(folder: Path) -
     assert f"<b>{sum(len(arm.runs) for arm in results.arms)}</b> done" in text
     shown = results.by_resolution()
     assert pages[address].images == sum(8 * (len(view.arms) + bool(view.resolution.real_previews)) for view in shown)
+    assert text.index('id="s-verdicts"') < text.index('id="s-queue"'), "a finished study begins with what it found"
     assert 'role="alert" hidden' in text and "Images appear when" not in text
 
 
@@ -121,7 +122,8 @@ def test_a_running_study_links_the_runs_that_are_there(tmp_path: Path) -> None:
     first.folder.mkdir(parents=True)
     write_sealed(first.folder / "plan.yaml", first.plan.to_yaml())
     with serving(tmp_path) as client:
-        pages = walk(client, "/study/study")
+        pages, text = walk(client, "/study/study"), client.get("/study/study").text
+    assert text.index('id="s-queue"') < text.index('id="s-verdicts"')
     assert [address for address in pages if "/run/" in address] == [f"/run/study/runs/{first.plan.hash}"]
 
 
