@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,6 @@ class FoundStudy:
     """Relative to the served folder; empty for the folder itself."""
     name: str
     question: str
-    runs: str
-    """How many runs have begun; of a study that is kept without its runs, how many its results have."""
     has_report: bool
 
 
@@ -90,31 +86,12 @@ def describe(folder: Path, path: str) -> FoundStudy:
             name, question = str(content.get("name", name)), str(content.get("question", ""))
     except (UserError, OSError, UnicodeDecodeError):
         question = "its study.yaml cannot be read"
-    return FoundStudy(path, name, question, _runs_words(folder), (folder / "report.html").is_file())
+    return FoundStudy(path, name, question, (folder / "report.html").is_file())
 
 
 def is_stored(folder: Path) -> bool:
     """Return whether a study has its results and no longer its runs, as the ones that are committed."""
     return not (folder / "runs").is_dir() and (folder / "results.json").is_file()
-
-
-def _runs_words(folder: Path) -> str:
-    results = folder / "results.json"
-    if is_stored(folder):
-        done, total = _counted(results, results.stat().st_mtime_ns)
-        return f"{done} of {total} runs done"
-    begun = len(os.listdir(folder / "runs")) if (folder / "runs").is_dir() else 0  # noqa: PTH208 (names, no paths)
-    return f"{begun} run{'s' if begun != 1 else ''} begun"
-
-
-@functools.lru_cache(maxsize=_MOST_FOLDERS)
-def _counted(results: Path, stamp: int) -> tuple[int, int]:
-    """Return how many runs of a results.json are done, and how many it has. Only the study's own page checks it."""
-    try:
-        states = [run["state"] for arm in json.loads(results.read_bytes())["arms"] for run in arm["runs"]]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return 0, 0
-    return states.count("done"), len(states)
 
 
 def runs_of(folder: Path) -> list[Path]:

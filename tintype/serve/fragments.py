@@ -123,7 +123,7 @@ def stored_fragments(
     values = {"results": results, "total": len(runs), "counts": counts, "spent_s": spent_s, "lost": lost[:_MOST_ROWS]}
     found["queue"] = _rendered("stored", colours=colours, machines=_machines(results), **values)
     if results.picked:
-        picked = [(one, address) for one in results.picked if (address := _image_at(path, one.image, folder, kept))]
+        picked = [(one, address) for one in results.picked if (address := image_at(path, one.image, folder, kept))]
         found["picked"] = _rendered("picked", picked=picked, PICKED_LEAD=LEAD)
     return found
 
@@ -294,7 +294,7 @@ def _grid(path: str, view: HtmlView, study: Study | None) -> Grid:
         real = [{max(steps, default=0): name} for name in shown.real_previews[:count]]
         arms.append(("real images", "arm-control", "held out"))
         real += [{}] * (count - len(real))
-        addresses = [{step: _image_at(path, name, view.folder, view.kept) for step, name in of.items()} for of in real]
+        addresses = [{step: image_at(path, name, view.folder, view.kept) for step, name in of.items()} for of in real]
         columns.append([Cell({step: address for step, address in of.items() if address}) for of in addresses])
     rows = [list(row) for row in zip(*columns, strict=True)]
     return Grid(shown.name, shown.prompts, arms, rows, sorted(steps))
@@ -316,7 +316,7 @@ def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int
         ends += [(one.step, one.previews, one.wrong) for one in run.along[:-1] if one.previews]
     for step, names, words_of in ends:
         for index, name in enumerate(names[:count]):
-            if address := _image_at(path, name, folder, view.kept):
+            if address := image_at(path, name, folder, view.kept):
                 found[index][step] = address
         for index, words in enumerate(words_of[:count]):
             wrong[index][step] = words
@@ -341,7 +341,7 @@ def _misread(result: Path) -> list[list[WrongWords]]:
         return []
 
 
-def _image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
+def image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
     """Return the address of a study's image: of its file, or of the copy in the report; empty where it has neither."""
     if (folder / name).is_file():
         return _address(path, name)

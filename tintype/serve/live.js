@@ -11,6 +11,7 @@ function draw(name, attributes = {}, ...children) {
 
 // ---- the event stream ----------------------------------------------------------------------------------------------
 
+const FOCUSED = "a[href], button, select, input, [tabindex='0']";
 let stream = null;
 const listeners = {};
 
@@ -41,8 +42,13 @@ listeners.fragments = (parts) => {
     const open = [...place.querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...place.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
     const kept = [...place.querySelectorAll("select, input")].map((one) => one.value);
-    const focus = [...place.querySelectorAll("button, select, input, [tabindex='0']")].indexOf(document.activeElement);
+    const focus = [...place.querySelectorAll(FOCUSED)].indexOf(document.activeElement);
+    const images = new Map([...place.querySelectorAll("img")].map((one) => [one.outerHTML, one]));
     place.innerHTML = html; // rendered and escaped by the server; the content policy lets no script run in it
+    for (const one of place.querySelectorAll("img")) { // one that is still there is not loaded again
+      const before = images.get(one.outerHTML);
+      if (before && images.delete(one.outerHTML)) one.replaceWith(before);
+    }
     place.querySelectorAll("details").forEach((one, index) => { one.open = open[index] ?? one.open; });
     place.querySelectorAll(".scroll").forEach((one, index) => {
       if (scrolled[index]) [one.scrollLeft, one.scrollTop] = scrolled[index];
@@ -50,7 +56,7 @@ listeners.fragments = (parts) => {
     const inputs = [...place.querySelectorAll("select, input")];
     if (inputs.length === kept.length) inputs.forEach((one, index) => { one.value = kept[index]; });
     place.querySelectorAll(".grid-of-images").forEach(showStep);
-    if (focus >= 0) [...place.querySelectorAll("button, select, input, [tabindex='0']")][focus]?.focus();
+    if (focus >= 0) [...place.querySelectorAll(FOCUSED)][focus]?.focus();
   }
   const unread = document.querySelector("#charts > .quiet"); // curves come after the parts, if there are any
   if (unread && !chart.names.length) unread.textContent = "No curve was logged yet.";

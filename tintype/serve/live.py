@@ -39,7 +39,7 @@ from tintype.train.record import RunRecord
 
 EVERY_S = 1.0
 """Time between two looks at the files."""
-_REST = 10.0
+REST = 10.0
 """After a comparison of all runs, the next one waits for so many times as long as it took."""
 _SHORT_S = 0.02
 """Pause between two looks while there is more to read: readers are answered in between."""
@@ -261,7 +261,7 @@ class LiveStudy(Live):
         self.fragments |= study_fragments(
             self.path, self.colours, results=self._results, folder=self.folder, study=study, refused=self._compared
         )
-        self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+        self._rested_s = time.monotonic() + REST * (time.monotonic() - began_s)
         with self.changed:
             self.version += 1
             self.changed.notify_all()
@@ -369,7 +369,7 @@ class LiveCompare(Live):
         began_s, self._seen = time.monotonic(), seen
         found = side_by_side(runs)
         self.fragments |= compare_fragments(found, [path for path, _, _ in self.runs], self.colours)
-        self._rested_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+        self._rested_s = time.monotonic() + REST * (time.monotonic() - began_s)
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:

@@ -30,6 +30,7 @@ from tintype.serve.guard import CONTENT_POLICY, HEADERS, REPORT_POLICY, Guard, R
 from tintype.serve.links import Links
 from tintype.serve.live import Live, LiveCompare, LiveRun, LiveStudy
 from tintype.serve.names import RunNames
+from tintype.serve.overview import LiveIndex
 from tintype.serve.playground import LIMITS, Playground, Request
 from tintype.study.picked import keep_image
 from tintype.study.report.findings import curve_label
@@ -89,12 +90,13 @@ class LiveServer(ThreadingHTTPServer):
         self.picking = threading.Lock()
         """Held while an image is kept for a report."""
         self.names, self.links = RunNames(), Links(self.root)
+        self.index = LiveIndex(self.root, self.links)
 
     def server_close(self) -> None:
         """Listen no more, and read no more for pages."""
         super().server_close()
         with self._lock:
-            for live in self._lives.values():
+            for live in (self.index, *self._lives.values()):
                 live.rest()
 
     @property
@@ -226,10 +228,10 @@ class Handler(BaseHTTPRequestHandler):
     # pages
 
     def _index(self, rest: str) -> None:
-        studies, runs = find(self.server.root)
-        self._send_page(
-            "index.html.j2", title="Runs and studies", folder=str(self.server.root), studies=studies, runs=runs
-        )
+        live, title = self.server.index, "Runs and studies"
+        live.ask(_FIRST_PAINT_S)
+        shown = {"fragments": dict(live.fragments), "problem": live.problem, "stream": "/events/index"}
+        self._send_page("index.html.j2", title=title, folder=str(self.server.root), **shown)
 
     def _study(self, rest: str) -> None:
         folder = self._folder(rest, is_study)
@@ -343,9 +345,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _kept_image(self, rest: str) -> None:
         """Answer an image that only the report of a study has."""
-        live = self.server.live(LiveStudy, self._folder(rest, is_study))
-        live.ask(_WHOLE_S)
+        folder = self._folder(rest, is_study)
         name = dict(parse_qsl(urlsplit(self.path).query)).get("image", "")
+        overview = self.server.index.studies.get(self.server.relative(folder))
+        if overview is not None and name in overview.kept:  # which needs no reading of all the others
+            self._send_image(overview.kept[name], name)
+            return
+        live = self.server.live(LiveStudy, folder)
+        live.ask(_WHOLE_S)
         if not isinstance(live, LiveStudy) or name not in live.kept:
             raise _NOT_FOUND
         self._send_image(live.kept[name], name)
@@ -413,7 +420,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _events(self, rest: str) -> None:
         kind, _, path = rest.partition("/")
-        if kind == "play":
+        if kind == "index":
+            self._follow(self.server.index)
+        elif kind == "play":
             self._begin_stream(self._follow_playground(path))
         elif kind == "compare" and len(chosen := self._chosen()) > 1:
             self._follow(self._compared(chosen))

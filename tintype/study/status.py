@@ -134,6 +134,11 @@ class StatusReader:
         """Return the study as it was at the last reading."""
         return self._study
 
+    @property
+    def changed_s(self) -> float:
+        """Return when a run last changed at the last reading, as a time of the clock; 0 where none has begun."""
+        return max((stamp for known in self._known.values() for stamp in known.files), default=0) / 1e9
+
     def read(self) -> StudyStatus:
         """Return how far the study is now."""
         if (stamp := stamps([self.out / "study.yaml"])) != self._read_at:

@@ -123,6 +123,6 @@ def test_pages_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with serving(tmp_path) as client:
         assert "--arm muon is gone; choose another --out" in (page := client.get("/run/run").text)
         monkeypatch.setattr(server_module, "find", fail)
-        answer = client.get("/")
+        answer = client.get("/playground")
     assert answer.status == 400 and "--arm muon is gone; choose another --out" in answer.text
     assert not marks_in(page, answer.text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urldefrag, urljoin
@@ -14,11 +16,13 @@ from markupsafe import escape
 from tests.live_server import Client, serving
 from tests.unit.study.example_results import draw_previews, example
 from tintype.runtime.files import write_sealed
-from tintype.serve import server
+from tintype.serve import overview, server
+from tintype.serve.links import Links
 from tintype.serve.live import LiveStudy
+from tintype.serve.overview import LiveIndex
 from tintype.study.lab import prepare_study
 from tintype.study.report import write_report
-from tintype.study.results import read_results_file
+from tintype.study.results import StudyResults, read_results_file
 from tintype.study.runner import tasks_of
 from tintype.study.study import load_study
 
@@ -68,13 +72,55 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_page_has_every_committed_study() -> None:
     with serving(STUDIES) as client:
+        live = client.server.index
+        while live.step():
+            pass
         index = client.get("/").text
-    links = Addresses("/", index).found
-    for folder in COMMITTED:
-        runs = sum(len(arm.runs) for arm in read_results_file(folder / "results.json").arms)
-        assert f"{folder.name} · {runs} of {runs} runs done" in index
-        assert {f"/study/{folder.name}", f"/report/{folder.name}"} <= links
-    assert "begun" not in index and len(COMMITTED) >= 17
+        addresses = Addresses("/", index)
+        images = [one for one in addresses.found if one.startswith(("/kept/", "/image/"))]
+        assert images and all(client.get(one).status == 200 for one in images)
+        assert not client.server._lives, "no study was read whole for its image"
+    cards = index.split('<li class="card')[1:]
+    assert len(cards) == addresses.images == len(COMMITTED) >= 17
+    for folder, card in zip(COMMITTED, cards, strict=True):
+        results = read_results_file(folder / "results.json")
+        runs = sum(len(arm.runs) for arm in results.arms)
+        assert f"<b>{runs}</b> of {runs} runs done" in card
+        verdicts = {row.verdict for row in results.rows(primary=True) if row.kind == "arm"}
+        assert all(f"</span> {verdict}</span>" in card for verdict in verdicts & {"better", "worse"})
+        assert {f"/study/{folder.name}", f"/report/{folder.name}"} <= addresses.found
+
+
+def test_the_first_page_reads_what_has_changed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in COMMITTED[:2]:
+        shutil.copytree(folder, tmp_path / folder.name)
+    read = list[str]()
+
+    def noted(file: Path) -> StudyResults:
+        read.append(file.parent.name)
+        return read_results_file(file)
+
+    monkeypatch.setattr(overview, "read_results_file", noted)
+    live = LiveIndex(tmp_path, Links(tmp_path))
+    for _ in range(5):
+        live.step()
+    names = [folder.name for folder in COMMITTED[:2]]
+    assert read == names and live.version == 1
+    os.utime(tmp_path / names[1] / "results.json")
+    shutil.rmtree(tmp_path / names[0])
+    live._rested_s = 0.0
+    live.step()
+    assert read == [*names, names[1]] and live.fragments["index"].count("<h3>") == 1
+
+
+def test_a_study_with_a_link_that_leads_out_is_not_read_for_the_first_page(tmp_path: Path) -> None:
+    shutil.copytree(COMMITTED[0], tmp_path / "served" / "study")
+    (tmp_path / "served" / "study" / "runs").symlink_to(tmp_path)
+    live = LiveIndex(tmp_path / "served", Links(tmp_path / "served"))
+    live.step()
+    assert "leads out" in live.fragments["index"] and "runs done" not in live.fragments["index"]
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: str(folder.name))

@@ -22,9 +22,12 @@ from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
 from tintype.serve import names as names_module
+from tintype.serve import overview as overview_module
 from tintype.serve import server as server_module
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
+from tintype.serve.links import Links
 from tintype.serve.live import LiveRun, LiveStudy
+from tintype.serve.overview import LiveIndex, ago
 from tintype.serve.server import follow
 from tintype.study.compare import collect
 from tintype.study.folder import stored_study
@@ -361,4 +364,35 @@ def test_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         page = client.get("/run/run")
         assert page.status == 200 and "train:" in page.text
+        client.server.index.step()
         assert 'href="/run/run"' in client.get("/").text
+
+
+def test_the_first_page_shows_how_far_a_running_study_is(tmp_path: Path) -> None:
+    """Its progress, the time left, when it was last active, and an image of the first run that is scored."""
+    with written_runs(Drawer(effects={"x-prediction": -6.0}, stop_after=4)):
+        run_study(pocket(), tmp_path / "begun", 1)
+    for made in ("results.json", "report.html"):
+        (tmp_path / "begun" / made).unlink(missing_ok=True)
+    prepare_study(pocket(), tmp_path / "waiting")
+    live = LiveIndex(tmp_path, Links(tmp_path))
+    while live.step():
+        pass
+    begun, waiting = live.fragments["index"].split('<li class="card')[1:]
+    assert "<b>4</b> of 9 runs done, no worker is running" in begun and "active just now" in begun
+    assert 'src="/image/begun/runs/' in begun and "preview-0.png" in begun
+    assert "<b>0</b> of 9 runs done" in waiting and "not begun" in waiting and "<img" not in waiting
+    with written_runs(Drawer(effects={"x-prediction": -6.0})):
+        run_study(pocket(), tmp_path / "begun", 1)
+    live.step()
+    begun = live.fragments["index"].split('<li class="card')[1]
+    assert "<b>9</b> of 9 runs done</p>" in begun and "better</span> x-prediction" in begun
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "words"),
+    [(5, "just now"), (61, "1 min ago"), (7300, "2 h ago"), (3 * 86400, "3 days ago"), (30 * 86400, "on 16 December 2026")],
+)
+def test_times_are_told_by_how_long_ago_they_were(passed_s: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview_module.time, "time", lambda: 1.8e9)
+    assert ago(1.8e9 - passed_s).startswith(words)
