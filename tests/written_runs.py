@@ -111,7 +111,12 @@ class Drawer(Writer):
             early = result.parent
             early.mkdir(exist_ok=True)
             write_misread(result, ["two words"] * 2, [[Misread(0, 3, "not drawn")] * 5, []])
-            places += [early / f"preview-{index}.png" for index in range(2)]
+            drawn = [early / f"preview-{index}.png" for index in range(2)]
+            about = {"step": task.along.steps[0], "protocol": task.along.protocol}
+            about |= {"protocol_hash": task.along.protocol.hash}
+            about |= {"previews": tuple(str(place.relative_to(task.folder)) for place in drawn)}
+            write_result(result, read_result(file).model_copy(update=about))
+            places += drawn
         for place in places:
             place.parent.mkdir(exist_ok=True)
             Image.new("RGB", (4, 4)).save(place)

@@ -94,8 +94,8 @@ def is_stored(folder: Path) -> bool:
     return not (folder / "runs").is_dir() and (folder / "results.json").is_file()
 
 
-def runs_of(folder: Path) -> list[Path]:
-    """Return the runs of a study that have weights to sample from."""
+def runs_of(folder: Path, *, sampled: bool) -> list[Path]:
+    """Return the runs of a study; with `sampled` those that have weights to sample from."""
     runs = folder / "runs"
     found = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [run for run in found if is_run(run) and any(RunRecord(run).checkpoints.glob("*"))]
+    return [run for run in found if is_run(run) and (not sampled or any(RunRecord(run).checkpoints.glob("*")))]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -15,21 +13,20 @@ from urllib.parse import quote as url_quote
 
 from jinja2 import Template
 
-from tintype.errors import DamagedFileError
-from tintype.evaluation.results import WrongWords, read_misread, result_file
 from tintype.page import numerals
 from tintype.page.forest import verdict_class
 from tintype.page.template import template
 from tintype.plan import Plan
 from tintype.runtime.files import finite
 from tintype.serve.curves import FIRST, Curves
+from tintype.serve.images import address, image_at, shared_grids, study_grid
 from tintype.study import numbers
 from tintype.study.notes import notes_of
 from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
 from tintype.study.report.view import parts_of
-from tintype.study.results import Arm, EndState, StudyResults
+from tintype.study.results import EndState, StudyResults
 from tintype.study.rows import glyph
 from tintype.study.side_by_side import SideBySide
 from tintype.study.status import RunState, RunStatus, StudyStatus
@@ -101,7 +98,7 @@ def study_fragments(
         figures = [(view, view.time_figure) for view in views if view.time_figure is not None]
         parts = findings.time_parts(results)
         found["time"] = _rendered("time", figures=figures, parts=parts, part_colours=charts.PART_COLOURS, **values)
-        found["images"] = _rendered("images", grids=[_grid(path, view, study) for view in views], **values)
+        found["images"] = _rendered("images", grids=[study_grid(path, view, study) for view in views], **values)
     return found
 
 
@@ -123,7 +120,7 @@ def stored_fragments(
     values = {"results": results, "total": len(runs), "counts": counts, "spent_s": spent_s, "lost": lost[:_MOST_ROWS]}
     found["queue"] = _rendered("stored", colours=colours, machines=_machines(results), **values)
     if results.picked:
-        picked = [(one, address) for one in results.picked if (address := image_at(path, one.image, folder, kept))]
+        picked = [(one, place) for one in results.picked if (place := image_at(path, one.image, folder, kept))]
         found["picked"] = _rendered("picked", picked=picked, PICKED_LEAD=LEAD)
     return found
 
@@ -144,16 +141,20 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
         "training images/s": [numerals.significant(run.images_per_s) for run in runs],
         "training time": ["–" if run.training_s is None else numerals.duration(run.training_s) for run in runs],
     }
+    grids = shared_grids(runs, paths, colours)
     return {
         "differences": _rendered("differences", **values),
         "runs": _rendered("runs", facts=facts, **values),
         "scores": _rendered("scores", **values),
+        "images": _rendered(
+            "shared", grids=grids, several=False, findings=findings, numbers=numbers, link="", **values
+        ),
     }
 
 
 def picked_fragments(path: str, folder: Path) -> Fragments:
     """Render the images that were picked by hand; an empty part where there are none."""
-    picked = [(one, _address(path, one.image)) for one in read_picked(folder)]
+    picked = [(one, address(path, one.image)) for one in read_picked(folder)]
     return {"picked": _rendered("picked", picked=picked, PICKED_LEAD=LEAD)}
 
 
@@ -233,123 +234,6 @@ def _plain(value: object) -> str:
         return findings.plain(value)
     except RecursionError:
         return numerals.UNKNOWN
-
-
-@dataclass(frozen=True)
-class Cell:
-    """An image of the grid at each step that has one: the address by the step, the last one at the end."""
-
-    at: Mapping[int, str]
-    wrong: Mapping[int, list[WrongWords]] = field(default_factory=dict)
-    """Words of the prompt that it got wrong, by the step; no entry where they were not read."""
-
-    @property
-    def last(self) -> str:
-        return self.at[max(self.at)] if self.at else ""
-
-    @property
-    def last_wrong(self) -> list[WrongWords] | None:
-        """Return what the last image got wrong; None where it was not read."""
-        return self.wrong.get(max(self.at)) if self.at else None
-
-    @property
-    def wrong_json(self) -> str:
-        """Return (start, end, words) of the wrong words by step, for the page's script."""
-        return json.dumps({step: [(one.start, one.end, one.words) for one in of] for step, of in self.wrong.items()})
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Images of all arms at one resolution: same prompts, same noise."""
-
-    title: str
-    prompts: list[str]
-    arms: list[tuple[str, str, str]]
-    """(name, class of its colour, run) of each column."""
-    cells: list[list[Cell]]
-    """A row for each prompt, a cell for each arm."""
-    steps: list[int] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(cell.at for row in self.cells for cell in row)
-
-    @property
-    def is_read(self) -> bool:
-        """Return whether the words that images got wrong are known."""
-        return any(cell.wrong for row in self.cells for cell in row)
-
-
-def _grid(path: str, view: HtmlView, study: Study | None) -> Grid:
-    arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
-    shown, steps = view.results.resolution, set[int]()
-    count = len(shown.prompts)
-    for arm in view.everyone:
-        cells = _images(path, arm, view, study, count)
-        steps |= {step for cell in cells for step in cell.at}
-        run = arm.sampled_run
-        arms.append((arm.name, view.colours[arm.name], "no run yet" if run is None else f"seed {run.seed}"))
-        columns.append(cells)
-    if shown.real_previews:
-        real = [{max(steps, default=0): name} for name in shown.real_previews[:count]]
-        arms.append(("real images", "arm-control", "held out"))
-        real += [{}] * (count - len(real))
-        addresses = [{step: image_at(path, name, view.folder, view.kept) for step, name in of.items()} for of in real]
-        columns.append([Cell({step: address for step, address in of.items() if address}) for of in addresses])
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    return Grid(shown.name, shown.prompts, arms, rows, sorted(steps))
-
-
-def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int) -> list[Cell]:
-    """Return the samples of an arm's first run that has any, one cell for each prompt."""
-    folder = view.folder
-    found: list[dict[int, str]] = [{} for _ in range(count)]
-    wrong: list[dict[int, list[WrongWords]]] = [{} for _ in range(count)]
-    run = arm.sampled_run
-    if run is None:
-        return [Cell({}) for _ in found]
-    plans = {one.label: one.plans for one in study.arms}.get(arm.label, ()) if study else ()
-    plan = next((plan for plan in plans if plan.seed == run.seed), None)
-    last = plan.train.steps if plan else run.along[-1].step if run.along else 0
-    ends = [(last, run.previews, run.wrong)]
-    if plan is None:  # the runs are gone, and with them the files of earlier steps
-        ends += [(one.step, one.previews, one.wrong) for one in run.along[:-1] if one.previews]
-    for step, names, words_of in ends:
-        for index, name in enumerate(names[:count]):
-            if address := image_at(path, name, folder, view.kept):
-                found[index][step] = address
-        for index, words in enumerate(words_of[:count]):
-            wrong[index][step] = words
-    along = study.along(plan) if study and plan else None
-    if along is None:
-        return [Cell(at, words) for at, words in zip(found, wrong, strict=True)]
-    for step in along.steps:
-        result = result_file(folder / run.folder, along.protocol, step)
-        for index in range(count):
-            if (file := result.with_name(f"preview-{index}.png")).is_file():
-                found[index][step] = _address(path, file.relative_to(folder).as_posix())
-        for index, words in enumerate(_misread(result)[:count]):
-            wrong[index][step] = words
-    return [Cell(at, words) for at, words in zip(found, wrong, strict=True)]
-
-
-def _misread(result: Path) -> list[list[WrongWords]]:
-    """Return the words that the images of a stored result got wrong; none where their file is damaged."""
-    try:
-        return read_misread(result)
-    except DamagedFileError:
-        return []
-
-
-def image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
-    """Return the address of a study's image: of its file, or of the copy in the report; empty where it has neither."""
-    if (folder / name).is_file():
-        return _address(path, name)
-    return f"/kept/{url_quote(path)}?image={url_quote(name)}" if name in kept else ""
-
-
-def _address(path: str, name: str) -> str:
-    return "/image/" + url_quote(f"{path}/{name}".lstrip("/"))
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from pathlib import Path
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.results import result_file
 from tintype.serve.find import FoundRun, FoundStudy, find, is_stored
-from tintype.serve.fragments import image_at, page
+from tintype.serve.fragments import page
+from tintype.serve.images import image_at
 from tintype.serve.links import Links
 from tintype.serve.live import REST, UNREADABLE, Live
 from tintype.study.numbers import FOUND, baseline_of, ranked_arms

@@ -271,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _compare(self, rest: str) -> None:
         chosen = self._chosen()
-        values = {"title": "Compare", "runs": list(self._sampled_runs()), "chosen": chosen, "most": _MOST_COMPARED}
+        values = {"title": "Compare", "runs": list(self._runs()), "chosen": chosen, "most": _MOST_COMPARED}
         if len(chosen) < 2:
             self._send_page("compare.html.j2", fragments={}, problem="", **values)
             return
@@ -291,40 +291,40 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.compared([(path, self._run_words(folder, path), folder) for path, folder in folders])
 
     def _run_words(self, folder: Path, path: str) -> str:
-        """Return a run's name for readers: of a study's, the study, the arm and the seed."""
+        """Return a run's name for readers: of a study's, the study's path, the arm and the seed."""
         if (study := self._study_of(folder)) is None:
             return path or "the folder itself"
-        name = describe(study, "").name
-        return f"{name}: {self.server.names.of(study).get(folder.name, folder.name)}"
+        name = self.server.names.of(study).get(folder.name, folder.name)
+        return f"{self.server.relative(study) or describe(study, '').name}: {name}"
 
     def _playground(self, rest: str) -> None:
         given = dict(parse_qsl(urlsplit(self.path).query))
         values = {key: given.get(key, usual)[: LIMITS.prompt] for key, usual in _FORM.items()}
         client = secrets.token_hex(12)
-        runs = list(self._sampled_runs(pipelines=True))
+        runs = list(self._runs(sampled=True))
         stream = f"/events/play/{client}"
         shown = {"runs": runs, "values": values, "limits": LIMITS, "stream": stream, "samplers": list(SAMPLERS)}
         self._send_page("playground.html.j2", title="Playground", **shown)
 
-    def _sampled_runs(self, *, pipelines: bool = False) -> Iterator[dict[str, str]]:
-        """Yield path and words of the runs that can be sampled from, with `pipelines` also those of diffusers."""
+    def _runs(self, *, sampled: bool = False) -> Iterator[dict[str, str]]:
+        """Yield path and words of the runs; with `sampled` of what can be sampled from, also pipelines of diffusers."""
         studies, runs = find(self.server.root)
         left = _MOST_RUNS
         for run in runs:
-            if run.has_weights and (pipelines or not run.is_pipeline):
+            if run.has_weights if sampled else not run.is_pipeline:
                 words = run.path or "the folder itself"
                 yield {"path": run.path, "words": f"{words} (diffusers)" if run.is_pipeline else words}
         for study in studies:
             folder = self.server.root / study.path
-            there = {run.name: run for run in runs_of(folder)[:left]}
+            there = {run.name: run for run in runs_of(folder, sampled=sampled)[:left]}
             if there and not self.server.links.stay_inside(folder):
                 continue
             left -= len(there)
             names = self.server.names.of(folder) if there else {}
-            named = {name: f"{study.name}: {words}" for name, words in names.items()}
+            named = {name: f"{study.path or study.name}: {words}" for name, words in names.items()}
             order = list(named)
             for name in sorted(there, key=lambda one: order.index(one) if one in named else len(order)):
-                words = named.get(name, f"{study.name}: {name}")
+                words = named.get(name, f"{study.path or study.name}: {name}")
                 yield {"path": self.server.relative(there[name]), "words": words}
 
     def _report(self, rest: str) -> None:

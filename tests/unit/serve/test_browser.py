@@ -89,10 +89,61 @@ def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
-def test_index_lists_studies_and_runs(page: Any) -> None:
+def test_the_first_page_follows_studies_and_runs(page: Any, root: Path) -> None:
     page.goto("/")
-    assert page.locator(".card").count() == 4 and page.get_by_role("link", name="run", exact=True).count() == 1
+    page.get_by_role("link", name="run", exact=True).wait_for()
+    page.locator(".card .quiet", has_text="Reading").first.wait_for(state="detached")
+    assert page.locator(".card").count() == 4 and str(root) == page.locator(".kicker").inner_text()
+    begun, drawn = (page.locator(".card", has=page.locator(f"[href='/study/{name}']")) for name in ("begun", "drawn"))
+    assert "0 of 6 runs done, no worker is running" in begun.inner_text() and begun.locator("progress").count() == 1
+    assert "6 of 6 runs done" in drawn.inner_text() and drawn.locator(".chip").count() > 0
+    image = drawn.locator("img")
+    image.scroll_into_view_if_needed()
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    drawn.get_by_role("link").first.focus()
+    task = tasks_of(stored_study(root / "begun"), root / "begun")[0]
+    image.evaluate("image => { window.before = image }")
+    (task.folder / f"{page.viewport_size['width']}.txt").touch()
+    begun.get_by_text("active just now").wait_for(timeout=8000)
+    assert image.evaluate("image => image === window.before"), "an image that is still there is not loaded again"
     assert fits(page)
+
+
+LOOKS = ({"color_scheme": "light"}, {"color_scheme": "dark"}, {"media": "print", "color_scheme": "dark"})
+_CONTRAST = """() => {
+  const linear = (c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map((one) => linear(one / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (one) => {
+    const own = getComputedStyle(one).backgroundColor;
+    if (own !== "rgba(0, 0, 0, 0)") return own;
+    return one.parentElement ? behind(one.parentElement) : "rgb(255, 255, 255)";
+  };
+  const ratio = (one) => {
+    const [a, b] = [light(getComputedStyle(one).color), light(behind(one))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const texts = "h1, h2, h3, p, li, td, th, dt, dd, label, button, select, code, summary, .chip, .minor";
+  return [...document.querySelectorAll(texts)].filter((one) => one.offsetParent && !one.disabled && ratio(one) < 4.4)
+    .map((one) => `${ratio(one)} ${one.outerHTML.slice(0, 80)}`);
+}"""
+"""Elements whose text has too little contrast to be read (WCAG asks for 4.5; washes are rounded)."""
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=["light", "dark", "print"])
+def test_pages_can_be_read_and_fit(page: Any, root: Path, look: dict[str, str]) -> None:
+    runs = "&".join(
+        f"run=drawn/runs/{task.folder.name}" for task in tasks_of(stored_study(root / "drawn"), root / "drawn")[:2]
+    )
+    page.emulate_media(**look)
+    for address in ("/", "/study/begun", "/study/done", "/study/drawn", "/run/run", f"/compare?{runs}", "/playground"):
+        page.goto(address)
+        page.locator("#connection", has_text="this page follows" if "play" not in address else "connected").wait_for()
+        page.locator("[data-fragment] > .quiet", has_text="Reading").first.wait_for(state="detached")
+        assert fits(page) or (look.get("media") == "print" and page.viewport_size["width"] == 400), address
+        assert page.evaluate(_CONTRAST) == [], address
 
 
 def test_curves_are_drawn_followed_and_read(page: Any, root: Path) -> None:
@@ -153,6 +204,28 @@ def test_runs_are_compared_side_by_side(page: Any) -> None:
     assert page.locator(".play select").count() == 3, "a third one can be added"
     page.locator("[name=axis]").select_option(label="FLOPs")
     page.locator("#charts figure").first.locator(".curve").nth(1).wait_for(state="attached", timeout=20_000)
+    assert "No two of these runs have images" in page.locator("#images").inner_text()
+    page.get_by_role("link", name="The playground").click()
+    page.wait_for_url("**/playground?run=run&beside=second")
+    assert page.locator("[name=beside]").input_value() == "second"
+    assert fits(page)
+
+
+def test_images_of_compared_runs_have_a_slider_and_a_wipe(page: Any, root: Path) -> None:
+    first, second, *_ = tasks_of(stored_study(root / "drawn"), root / "drawn")
+    page.goto(f"/compare?run=drawn/runs/{first.folder.name}&run=drawn/runs/{second.folder.name}")
+    page.wait_for_selector("#images .image")
+    page.locator("#images .step").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#images output").inner_text() == "300"
+    page.get_by_role("button", name="Compare", exact=True).last.click()
+    left, right = (page.locator(f"#wipe-{end}").get_attribute("src") for end in "ab")
+    assert first.folder.name in left and second.folder.name in right and "000300" in left
+    assert page.locator("#wipe-a").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    page.locator("#wipe-at").focus()
+    page.keyboard.press("ArrowRight")
+    assert "51%" in page.locator("#wipe-b").evaluate("image => image.style.clipPath")
+    page.keyboard.press("Escape")
     assert fits(page)
 
 

@@ -18,6 +18,7 @@ from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example
 from tests.written_runs import Drawer, Writer, written_runs
 from tintype.cost.plan import cost_of_plan, estimated_speed
+from tintype.evaluation.results import read_result, result_file, write_result
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
@@ -26,7 +27,7 @@ from tintype.serve import overview as overview_module
 from tintype.serve import server as server_module
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.links import Links
-from tintype.serve.live import LiveRun, LiveStudy
+from tintype.serve.live import LiveCompare, LiveRun, LiveStudy
 from tintype.serve.overview import LiveIndex, ago
 from tintype.serve.server import follow
 from tintype.study.compare import collect
@@ -37,6 +38,7 @@ from tintype.study.results import Curve, Run, StudyResults
 from tintype.study.runner import tasks_of
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
+from tintype.train.record import RunRecord
 
 
 def pocket(*changes: str) -> Study:
@@ -235,6 +237,39 @@ def test_runs_side_by_side_show_what_compare_prints(tmp_path: Path) -> None:
         assert client.get("/compare?run=a&run=..").status == 404 and client.get("/events/compare?run=a").status == 404
 
 
+def test_runs_of_any_studies_show_images_of_the_same_prompts_and_noise(tmp_path: Path) -> None:
+    """At every step that one of them has; runs that were sampled in another way are not beside them."""
+    runs = dict[str, Path]()
+    for name, effects in (("one", {}), ("two", {"baseline": 2.0})):
+        with written_runs(Drawer(effects=effects)):
+            run_study(pocket(), tmp_path / name, 1)
+        runs[name] = tasks_of(stored_study(tmp_path / name), tmp_path / name)[0].folder
+    shutil.copytree(runs["one"], tmp_path / "loose")
+    for folder, step, seed in ((runs["one"], 300, 0), (runs["two"], 600, 9)):
+        (final,) = RunRecord(folder).result_files
+        result = read_result(final)
+        protocol = result.protocol.model_copy(update={"seed": seed})
+        file = result_file(folder, protocol, step)
+        shutil.copytree(final.parent, file.parent)
+        previews = tuple(f"{file.parent.relative_to(folder)}/preview-{index}.png" for index in range(2))
+        scored = {"protocol": protocol, "protocol_hash": protocol.hash, "step": step, "previews": previews}
+        write_result(file, result.model_copy(update=scored))
+    paths = [folder.relative_to(tmp_path).as_posix() for folder in runs.values()]
+    live = LiveCompare([(path, path, tmp_path / path) for path in [*paths, "loose"]])
+    live.step()
+    images = live.fragments["images"]
+    assert not live.problem and images.count('class="grid-of-images"') == 1 and 'data-steps="300,600"' in images
+    assert images.count('class="image"') == 2 * 3 and "A render of" in images and "drawn red, asked blue" in images
+    assert f"/image/{paths[1]}/evaluation/" in images and "/image/loose/evaluation/" in images
+    with serving(tmp_path) as client:
+        sources = set(re.findall(r"/image/[^&\"]+png", images))
+        assert len(sources) == 2 * 4 and all(client.get(one).status == 200 for one in sources)
+    shutil.rmtree(tmp_path / "loose" / "evaluation")
+    alone = LiveCompare([(path, path, tmp_path / path) for path in (paths[0], "loose")])
+    alone.step()
+    assert "tintype evaluate" in alone.fragments["images"] and "beside=loose" in alone.fragments["images"]
+
+
 def test_the_stream_sends_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     study = pocket("seeds=[0,1]")
     prepare_study(study, tmp_path)
@@ -300,14 +335,15 @@ def test_runs_of_many_studies_are_named_without_a_thread_for_each(
     monkeypatch.setattr(names_module, "stored_study", noted)
     with serving(tmp_path) as client:
         for target in ("/playground", "/compare"):
-            assert client.get(target).text.count("pocket: baseline, seed 0") >= 2
+            text = client.get(target).text
+            assert "s0: baseline, seed 0" in text and "s1: baseline, seed 0" in text, "both are studies of one name"
         assert read == ["s0", "s1"] and not client.server._lives
         (tmp_path / "s1" / "runs" / "another").mkdir()
         client.get("/playground")
         assert read == ["s0", "s1", "s1"]
         (tmp_path / "s0" / "study.yaml").write_text("name: [")
         page = client.get("/playground")
-        assert page.status == 200 and "pocket: baseline, seed 0" in page.text and task.folder.name in page.text
+        assert page.status == 200 and "s1: baseline, seed 0" in page.text and task.folder.name in page.text
 
 
 def test_pages_that_are_put_away_are_read_no_more_unless_somebody_waits(
@@ -391,7 +427,13 @@ def test_the_first_page_shows_how_far_a_running_study_is(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("passed_s", "words"),
-    [(5, "just now"), (61, "1 min ago"), (7300, "2 h ago"), (3 * 86400, "3 days ago"), (30 * 86400, "on 16 December 2026")],
+    [
+        (5, "just now"),
+        (61, "1 min ago"),
+        (7300, "2 h ago"),
+        (3 * 86400, "3 days ago"),
+        (30 * 86400, "on 16 December 2026"),
+    ],
 )
 def test_times_are_told_by_how_long_ago_they_were(passed_s: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview_module.time, "time", lambda: 1.8e9)
