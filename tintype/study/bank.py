@@ -130,11 +130,13 @@ class Served:
 
 def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
     """Return the stored runs that can stand beside the study's own `runs`. Own plans are not taken twice."""
+    if bank is None:
+        return Served({}, [])
     own = {plan.hash for arm in study.arms for plan in arm.plans}
     done = [run for some in runs.values() for run in some if run.state == "done"]
     networks, devices = identities(done), {_device(run) for run in done}
     found, left = dict[str, list[Run]](), list[str]()
-    for source in bank.sources if bank else ():
+    for source in bank.sources:
         if others := other_networks(networks, source.identities):
             left.append(f"all of {source.study}: {', '.join(others)} had other weights")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -23,7 +24,6 @@ from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
 from tintype.serve import live as live_module
 from tintype.serve import names as names_module
-from tintype.serve import overview as overview_module
 from tintype.serve import server as server_module
 from tintype.serve.curves import Curves, RunPlace, StoredCurves
 from tintype.serve.links import Links
@@ -76,6 +76,46 @@ def test_rows_are_incomplete_until_their_runs_are_done(tmp_path: Path) -> None:
     assert live.version > version
     assert "v-better" in live.fragments["verdicts"] and "v-incomplete" not in live.fragments["verdicts"]
     assert "<b>9</b> done" in live.fragments["queue"]
+
+
+def test_an_update_reads_only_the_files_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work follows what is new, not how many runs the study has."""
+    study = pocket(f"seeds={list(range(16))}")
+    prepare_study(study, tmp_path / "study")
+    tasks = tasks_of(study, tmp_path / "study")
+    assert len(tasks) == 48
+    for task in tasks[7:]:
+        task.folder.mkdir(parents=True)
+        append_line(task.folder / "metrics.jsonl", {"step": 1, "flow": 1.0, "seconds": 1.0})
+    for task in tasks[:6]:
+        Writer()._write(task, study.settings.evaluation)
+    live, index = LiveStudy(tmp_path / "study", "study"), LiveIndex(tmp_path, Links(tmp_path))
+    read(live)
+    index.step()
+    opened, usual = list[str](), io.open
+
+    def noted(file: object, *given: object, **more: object) -> object:
+        opened.append(str(file))
+        return usual(file, *given, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(io, "open", noted)
+    index._rested_s = float("inf")
+    for page in (live, index):
+        page.step()
+    assert opened == []
+    grown = [task.folder / "metrics.jsonl" for task in tasks[10:13]]
+    for log in grown:
+        append_line(log, {"step": 2, "flow": 0.5, "seconds": 1.0})
+    opened.clear()
+    live.step()
+    assert sorted(opened) == sorted(map(str, grown))
+    Writer()._write(tasks[6], study.settings.evaluation)
+    opened.clear()
+    read(live)
+    assert "<b>7</b> done" in live.fragments["queue"]
+    of_runs = [Path(file).relative_to(tmp_path / "study" / "runs") for file in opened if "/runs/" in file]
+    names = {place.parts[0] for place in of_runs}
+    assert names == {tasks[0].folder.name, tasks[6].folder.name}, "the new one, and one for the scores of real images"
 
 
 def test_the_page_is_kept_fresh_while_verdicts_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,5 +476,5 @@ def test_the_first_page_shows_how_far_a_running_study_is(tmp_path: Path) -> None
     ],
 )
 def test_times_are_told_by_how_long_ago_they_were(passed_s: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview_module.time, "time", lambda: 1.8e9)
+    monkeypatch.setattr(time, "time", lambda: 1.8e9)
     assert ago(1.8e9 - passed_s).startswith(words)
