@@ -21,7 +21,6 @@ from tintype.runtime.files import finite
 from tintype.serve.curves import FIRST, Curves
 from tintype.serve.images import address, image_at, shared_grids, study_grid
 from tintype.study import numbers
-from tintype.study.notes import notes_of
 from tintype.study.picked import LEAD, read_picked
 from tintype.study.report import charts, findings
 from tintype.study.report.html import HtmlView, arm_colours, paper_link
@@ -91,7 +90,7 @@ def study_fragments(
         by_name = arm_colours(results)
         views = [HtmlView(*parts, folder, kept, by_name) for parts in parts_of(results)]
         values: dict[str, Any] = {"results": results, "views": views, "colours": by_name, "findings": findings}
-        values |= {"numbers": numbers, "notes": notes_of(results)}
+        values |= {"numbers": numbers, "notes": results.notes(), "rows": results.rows()}
         values |= {"link": paper_link, "several": results.several}
         found["verdicts"] = _rendered("verdicts", **values)
         found["arms"] = _rendered("arms", **values)

@@ -22,6 +22,7 @@ from tintype.serve.live import LiveStudy
 from tintype.serve.overview import LiveIndex
 from tintype.study.lab import prepare_study
 from tintype.study.report import write_report
+from tintype.study.report.findings import SHOWN_BESIDE
 from tintype.study.results import StudyResults, read_results_file
 from tintype.study.runner import tasks_of
 from tintype.study.study import load_study
@@ -179,9 +180,11 @@ def test_verdicts_are_written_as_the_report_writes_them(folder: Path) -> None:
     live, results = LiveStudy(folder, "x"), read_results_file(folder / "results.json")
     live.step()
     shown = live.fragments["verdicts"]
-    rows = [row for row in results.rows() if row.kind == "arm" and row.comparison]
-    assert all(str(escape(row.words)) in shown and row.change in shown for row in rows)
-    assert all(str(escape(note.text)) in shown for note in results.notes() if note.warns and note.kind != "lost_run")
+    for row in results.rows():
+        if row.comparison and (row.kind != "control" or row.primary):
+            assert str(escape(row.words)) in shown and (row.kind == "trend" or row.change in shown)
+    notes = [note for note in results.notes() if note.kind not in (*SHOWN_BESIDE, "lost_run")]
+    assert notes and all(str(escape(note.text)) in shown for note in notes)
     text = re.sub(r"<[^>]*>", " ", "".join(live.fragments.values()))
     assert not re.search(r"\d,\d{3},\d{3},\d{3}", text)
     assert not any(re.search(rf"\b{metric.name}\b", text) for metric in results.metrics if "_" in metric.name)

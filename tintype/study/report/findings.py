@@ -87,6 +87,7 @@ _CURVE_LABELS = {
     "loss": "loss with all its terms",
     "lr": "learning rate",
     "images_per_s": "images/s",
+    "saving_s": "seconds of saving",
 }
 
 
