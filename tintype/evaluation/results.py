@@ -53,7 +53,7 @@ class WrongWords(_Record):
     end: int
     """Index after the last character."""
     words: str
-    """What is wrong, such as "drawn red, asked blue"."""
+    """The mistake, such as "drawn red, asked blue"."""
 
 
 class AverageInfo(_Record):

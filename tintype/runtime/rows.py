@@ -47,7 +47,7 @@ class Content:
     """[N, …]"""
     dtype: torch.dtype
     otherwise: str
-    """What a user without enough room can do instead."""
+    """Advice to a user without enough room."""
     stamp: bytes = b""
     """Identity of the rows, written to the header; its length is a multiple of 8 bytes."""
 

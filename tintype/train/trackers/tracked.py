@@ -42,7 +42,7 @@ class Tracked:
 
 
 class TrackerState:
-    """What one tracker has received of a run: the tracker's id for the run, the last step, and named records.
+    """Lines of a run that one tracker has received: the tracker's id for the run, the last step, and named records.
 
     A line is noted before it is sent. If a process is killed in between, the tracker misses a line but never gets one
     twice. A tracker that buffers its writes also loses the buffered lines.
