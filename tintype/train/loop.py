@@ -44,10 +44,7 @@ class Outcome:
 KeepAt = Collection[int]
 """Steps whose weights are kept for scoring (`train.load`). Keeping weights changes nothing else of the run."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Function that measures the model at each save, logged beside the loss.
-
-The probe's time does not count as training time.
-"""
+"""Function that measures the model at each save, logged beside the loss. Its time is not training time."""
 
 
 def train(
@@ -111,8 +108,7 @@ class RunTraining:
         self.clock = Clock(parts.device)
 
     def run(self, on_progress: Callable[[Progress], None], begin_step: Callable[[], None]) -> Outcome:
-        run, folder = self.parts.plan.run, self.folder
-        with Saver(run.save, folder.world, folder.fence) as self.saver:
+        with Saver(self.parts.plan.run.save, self.folder.world, self.folder.fence) as self.saver:
             run_steps(self, on_progress, begin_step)
         return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
 
