@@ -7,6 +7,8 @@ options: the command's `View` gives them, and shows the result. With `--json` th
 
 from __future__ import annotations
 
+import ast
+import builtins
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
@@ -179,8 +181,39 @@ def _option_of(name: str, many: bool) -> str:
 
 def _kind_of(one: inspect.Parameter, function: Any) -> Any:
     """Return the type of a parameter, whose annotation is text."""
-    text = one.annotation
-    return eval(text, dict(function.__globals__)) if isinstance(text, str) else text
+    return evaluated(one.annotation, function)
+
+
+def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = MappingProxyType({})) -> Any:
+    """Return the type of an annotation, which is text; forward references within it stay as they are.
+
+    `names` are known beside those of the function's module.
+    """
+    if not isinstance(annotation, str):
+        return annotation
+    return _evaluated(ast.parse(annotation, mode="eval").body, {**vars(builtins), **names, **function.__globals__})
+
+
+def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the type of names, attributes, unions and subscripts; nothing else is evaluated."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name):
+            return names[name]
+        case ast.Attribute(owner, name):
+            return getattr(_evaluated(owner, names), name)
+        case ast.Subscript(generic, inner):
+            return _evaluated(generic, names)[_evaluated(inner, names)]
+        case ast.BinOp(first, ast.BitOr(), second):
+            return _evaluated(first, names) | _evaluated(second, names)
+        case ast.Tuple(inner):
+            return tuple(_evaluated(one, names) for one in inner)
+        case ast.List(inner):
+            return [_evaluated(one, names) for one in inner]
+        case ast.Call(made, given, []):  # a bound, as Ge(1)
+            return _evaluated(made, names)(*(_evaluated(one, names) for one in given))
+    raise TypeError(f"no type is written as {ast.unparse(node)}")
 
 
 def _typed(kind: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
 
 import tintype
-from tintype.cli.derive import COMMANDS, Derived
+from tintype.cli.derive import COMMANDS, Derived, evaluated
 from tintype.config.strict import nearest
 from tintype.errors import UserError
 from tintype.terminal import documents
@@ -77,26 +77,13 @@ TYPES: dict[str, Callable[[], Any]] = {
 """Types of the documents; commands that are not among them write a `Usual` one."""
 
 
-class _PublicNames(Mapping[str, object]):
-    """The names of the library, for annotations that are not evaluated before."""
-
-    def __getitem__(self, name: str) -> object:
-        if name not in tintype.__all__:
-            raise KeyError(name)
-        return getattr(tintype, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(tintype.__all__)
-
-    def __len__(self) -> int:
-        return len(tintype.__all__)
-
-
 def _result_type(one: Derived) -> Any:
     """Return the type of a command's document: what its view makes of the result, or else the result itself."""
     own = one.view.document is not View.document
     function: Any = one.view.document if own else one.function
-    return eval(function.__annotations__["return"], dict(function.__globals__), _PublicNames())
+    returned = function.__annotations__["return"]
+    named = {name: getattr(tintype, name) for name in tintype.__all__ if name in returned}
+    return evaluated(returned, function, named)
 
 
 def document_type(command: str) -> TypeAdapter[Any]:
