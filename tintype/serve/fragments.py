@@ -165,7 +165,7 @@ def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragme
     facts = {"step": step, "steps": steps, "seconds": log.seconds, "diverged": diverged}
     rate = (log.seconds / step) if step and log.seconds else 0.0
     shown = [name for name in curves.names() if name in FIRST and name in log.last]
-    last = {findings.curve_label(name): log.last[name] for name in shown}
+    last = {findings.curve_label(name, shown): log.last[name] for name in shown}
     return {
         "queue": _rendered("run", facts=facts, left_s=rate * (steps - step), last=last, path=path),
         "events": _rendered("events", events=_events(curves), colours=dict.fromkeys(curves.versions, "arm-0")),

@@ -77,6 +77,8 @@ class LiveServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
+        self.names, self.links = RunNames(), Links(self.root)
+        self.index = LiveIndex(self.root, self.links)  # a port that is taken closes the server at once
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -89,8 +91,6 @@ class LiveServer(ThreadingHTTPServer):
         self.playground = Playground(device)
         self.picking = threading.Lock()
         """Held while an image is kept for a report."""
-        self.names, self.links = RunNames(), Links(self.root)
-        self.index = LiveIndex(self.root, self.links)
 
     def server_close(self) -> None:
         """Listen no more, and read no more for pages."""
@@ -536,7 +536,7 @@ def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[t
             for name, arm in stale:
                 arms[name, arm] = versions[arm]
                 bands.setdefault(name, {})[arm] = curves.band(arm, name)
-            labels = {name: curve_label(name) for name in names}
+            labels = {name: curve_label(name, names) for name in names}
             content = {"names": names, "labels": labels, "shown": shown, "bands": bands, "events": curves.event_steps()}
             content["uncounted"] = {arm: words for arm, words in curves.flops.missing.items() if words}
             news.append(("curves", content | {"colours": {arm: live.colours.get(arm, "arm-0") for arm in versions}}))

@@ -196,7 +196,7 @@ class HtmlView(View):
         for name in sorted(names, key=lambda name: name != "flow"):
             arms = self.results.arms
             traces = [self._series(arm, [run.curves[name] for run in arm.runs if name in run.curves]) for arm in arms]
-            label = findings.curve_label(name)
+            label = findings.curve_label(name, names)
             captions = {label: False, f"{label}, second half": True} if name == "flow" else {label: False}
             drawn = [(caption, charts.curves(label, traces, tail=tail)) for caption, tail in captions.items()]
             found += [(caption, figure) for caption, figure in drawn if figure is not None]
