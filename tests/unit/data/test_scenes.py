@@ -223,6 +223,40 @@ def test_objects_are_drawn_from_the_words_given() -> None:
     assert {(thing.size, thing.texture) for of in alone.values() for thing in of} == {("large", "plain")}
 
 
+def test_scenes_are_drawn_from_the_positions_backgrounds_and_lights_given() -> None:
+    words = {"position": ("centre", "top left", "bottom right"), "background": ("cream", "teal"), "light": ("above",)}
+    drawn = draw_batch(0, range(300), max_objects=2, words=words).to_scenes()
+    assert {thing.position for scene in drawn for thing in scene.objects} == set(words["position"])
+    assert {(scene.sky, scene.ground) for scene in drawn} == {("cream", "teal"), ("teal", "cream")}
+    assert {scene.light for scene in drawn} == {"above"}
+    alone = [scene.objects[0].position for scene in drawn if len(scene.objects) == 1]
+    assert all(0.2 < alone.count(position) / len(alone) < 0.47 for position in words["position"])
+
+
+def test_larger_objects_cover_more_and_are_not_cut() -> None:
+    scenes = [one_of(SceneObject("ball", "red", "large", "plain", "centre"))]
+    areas = {}
+    for scale in (1.0, 1.2):
+        image = render(scenes, 128, 0, [3], scale=scale)[0].int()
+        areas[scale] = int(((image[0] - image[1]) > 60).sum())  # red, on backgrounds that are not
+    assert areas[1.2] / areas[1.0] == pytest.approx(1.2**2, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"backdrop": {"background": ["cream"]}}, "sky and ground differ, so name two or more"),
+        ({"backdrop": {"light": ["left", "left"]}}, "light: .* each once"),
+        ({"positions": ["centre"], "max_objects": 2}, "0 corners for max_objects"),
+        ({"positions": ["middle"]}, "positions: .*name one or more of centre, top left"),
+        ({"object_scale": 1.1}, "would overlap"),
+    ],
+)
+def test_backdrops_positions_and_sizes_that_cannot_be_drawn_are_refused(data: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(ScenesSettings, Document("data", data))
+
+
 @pytest.mark.parametrize(
     ("objects", "message"),
     [

@@ -40,7 +40,9 @@ from tintype.settings import (
 )
 
 SIZE = "size_px"
-_LATER = frozenset({"evaluate_path", "evaluate_sha256", "evaluate_style", "fit"})
+_LATER = frozenset(
+    {"evaluate_path", "evaluate_sha256", "evaluate_style", "fit", "backdrop", "positions", "object_scale"}
+)
 """Settings of sources added after mixtures existed. Older settings are part of the hash at their defaults too."""
 _UNIT = 1 << 30
 """Shares are integer multiples of 1 / `_UNIT`. The sum of 2^33 images' shares fits into 64 bits."""

@@ -87,8 +87,9 @@ def render(
     seed: int,
     indices: Sequence[int] | Tensor,
     device: torch.device | str = "cpu",
+    scale: float = 1.0,
 ) -> Tensor:
-    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device."""
+    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device. Objects are larger by the factor `scale`."""
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
     index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
     if len(index_B) != len(batch):
@@ -98,7 +99,7 @@ def render(
     step = max(1, chunk_pixels // size_px**2)
     for start in range(0, len(batch), step):
         rows = slice(start, start + step)
-        image_BCHW[rows] = _render_chunk(batch[rows], size_px, seed, index_B[rows])
+        image_BCHW[rows] = _render_chunk(batch[rows], size_px, seed, index_B[rows], scale)
     return image_BCHW
 
 
@@ -146,7 +147,7 @@ def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
     return _table([(math.cos(angle), math.sin(angle)) for angle in angles], like)
 
 
-def _objects(batch: SceneBatch, seed: int, index_B: Tensor) -> _Objects:
+def _objects(batch: SceneBatch, seed: int, index_B: Tensor, scale: float) -> _Objects:
     scene_N, place_N = batch.present_BP.nonzero(as_tuple=True)
     at = (scene_N, place_N)
     places = (len(POSITIONS),)
@@ -163,7 +164,7 @@ def _objects(batch: SceneBatch, seed: int, index_B: Tensor) -> _Objects:
         rgb_NC=rgb_N2C[:, 0],
         ink_NC=rgb_N2C[:, 1],
         centre_N2=object_centres(seed, index_B)[at],
-        radius_N=_numbers("size", _RADIUS, batch.size_BP[at]) * (1.0 + _RADIUS_JITTER * radius_jitter_BP[at]),
+        radius_N=scale * _numbers("size", _RADIUS, batch.size_BP[at]) * (1.0 + _RADIUS_JITTER * radius_jitter_BP[at]),
         tilt_N2=_turns(tilts, index_B)[tilt_BP[at]],
         weave_N2=_turns(_TEXTURE_ANGLES, index_B)[weave_BP[at]],
         phase_N2=rng.uniform(seed, "render/phase", index_B, (len(POSITIONS), 2))[at],
@@ -269,9 +270,9 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
     return _smooth(0.5 - distance_NPP / (2.0 * softness_NPP)) * _pp(objects.look["shadow_depth"])
 
 
-def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
+def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: float) -> Tensor:
     """Add up the layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
-    patch_px = min(size_px, math.ceil(2 * _PATCH_HALF * size_px) + 1)
+    patch_px = min(size_px, math.ceil(2 * patch_half * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)
     column_N1P, row_NP1 = (corner_N2[:, :1] + step_P)[:, None, :], (corner_N2[:, 1:] + step_P)[:, :, None]
@@ -332,9 +333,9 @@ def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Ten
     return image_BCHW * level_BHW[:, None] * gain_BC[:, :, None, None] + grain_BHW[:, None]
 
 
-def _render_chunk(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor) -> Tensor:
+def _render_chunk(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, scale: float) -> Tensor:
     look = _look_of(batch.style_B)
-    layers_BCHW = _place_layers(_objects(batch, seed, index_B), len(batch), size_px)
+    layers_BCHW = _place_layers(_objects(batch, seed, index_B, scale), len(batch), size_px, _PATCH_HALF * scale)
     colour_BCHW, coverage_B1HW, shadow_B1HW = layers_BCHW[:, :3], layers_BCHW[:, 3:4], layers_BCHW[:, 4:]
     behind_BCHW = _backdrop(batch, size_px, seed, index_B, look) * (1.0 - shadow_B1HW.clamp(max=0.8))
     image_BCHW = behind_BCHW * (1.0 - coverage_B1HW.clamp(max=1.0)) + colour_BCHW

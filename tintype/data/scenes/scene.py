@@ -34,6 +34,8 @@ MAX_OBJECTS = len(POSITIONS) - 1  # the centre is taken only by an object that i
 OBJECT_VOCABULARY = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, "style": STYLES}
 VOCABULARY: dict[str, tuple[str, ...]] = {**OBJECT_VOCABULARY, **SCENE_VOCABULARY}
+DRAWN = {**OBJECT_VOCABULARY, "position": POSITIONS, "background": BACKGROUNDS, "light": LIGHTS}
+"""Words that scenes are drawn from; sky and ground are two different backgrounds."""
 
 
 def is_held_out(colour: str, shape: str) -> bool:
@@ -136,19 +138,22 @@ def draw_batch(
     style: Style | Literal["both"] | None = None,
     min_objects: int = 1,
     max_objects: int = MAX_OBJECTS,
-    words: Mapping[str, Sequence[str]] = OBJECT_VOCABULARY,
+    words: Mapping[str, Sequence[str]] = DRAWN,
 ) -> SceneBatch:
     """Draw the scenes of these indices, on the indices' device.
 
-    With the style `both`, scenes alternate between styles; with None, each scene draws its style. `words` has the
-    shapes, colours, sizes and textures from which objects are drawn.
+    With the style `both`, scenes alternate between styles; with None, each scene draws its style. `words` replaces
+    words of `DRAWN`.
     """
+    words = {**DRAWN, **words}
     index_B = torch.as_tensor(indices, dtype=torch.int64)
     count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
-    present_BP, object_BP = _draw_places(seed, index_B, count_B)
+    present_BP, object_BP = _draw_places(seed, index_B, count_B, words["position"])
     pair_BP = _draw_pairs(seed, index_B, split, words).gather(1, object_BP)
-    sky_B = rng.integers(seed, "scenes/sky", index_B, len(BACKGROUNDS))
-    ground_step_B = 1 + rng.integers(seed, "scenes/ground", index_B, len(BACKGROUNDS) - 1)
+    known_W, several = _indices(BACKGROUNDS, words["background"], index_B), len(words["background"])
+    sky_B = rng.integers(seed, "scenes/sky", index_B, several)
+    ground_step_B = 1 + rng.integers(seed, "scenes/ground", index_B, several - 1)
+    lights_W = _indices(LIGHTS, words["light"], index_B)
     style_B = rng.integers(seed, "scenes/style", index_B, len(STYLES))
     if style == "both":
         style_B = index_B % len(STYLES)
@@ -160,18 +165,26 @@ def draw_batch(
         colour_BP=pair_BP // len(SHAPES),
         size_BP=_draw_words(seed, "size", index_B, words),
         texture_BP=_draw_words(seed, "texture", index_B, words),
-        sky_B=sky_B,
-        ground_B=(sky_B + ground_step_B) % len(BACKGROUNDS),
-        light_B=rng.integers(seed, "scenes/light", index_B, len(LIGHTS)),
+        sky_B=known_W[sky_B],
+        ground_B=known_W[(sky_B + ground_step_B) % several],
+        light_B=lights_W[rng.integers(seed, "scenes/light", index_B, len(lights_W))],
         style_B=style_B,
     )
 
 
-def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
+def _indices(vocabulary: Sequence[str], words: Sequence[str], like: Tensor) -> Tensor:
+    """Return the indices of words in their vocabulary."""
+    return torch.tensor([vocabulary.index(word) for word in words], device=like.device)
+
+
+def _draw_places(seed: int, index_B: Tensor, count_B: Tensor, allowed: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return which positions have an object, and the number of the object at each."""
-    corners = len(POSITIONS) - 1
-    rank_BP = rng.bits(seed, "scenes/places", index_B, corners).argsort(dim=1).argsort(dim=1)
-    centre_B = (rng.integers(seed, "scenes/centre", index_B, len(POSITIONS)) == 0) & (count_B == 1)
+    centre, *corners = (position in allowed for position in POSITIONS)
+    key_BP = rng.bits(seed, "scenes/places", index_B, len(corners))
+    key_BP = key_BP.masked_fill(~torch.tensor(corners, device=index_B.device), torch.iinfo(key_BP.dtype).max)
+    rank_BP = key_BP.argsort(dim=1).argsort(dim=1)
+    alone_B = (count_B == 1) & centre
+    centre_B = alone_B & (rng.integers(seed, "scenes/centre", index_B, len(allowed)) == 0)
     object_BP = torch.cat([torch.zeros_like(rank_BP[:, :1]), rank_BP], dim=1)
     corner_BP = (rank_BP < count_B[:, None]) & ~centre_B[:, None]
     return torch.cat([centre_B[:, None], corner_BP], dim=1), object_BP
@@ -179,7 +192,7 @@ def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, T
 
 def _draw_words(seed: int, attribute: str, index_B: Tensor, words: Mapping[str, Sequence[str]]) -> Tensor:
     """Draw an attribute of the object at each position."""
-    known = torch.tensor([OBJECT_VOCABULARY[attribute].index(word) for word in words[attribute]], device=index_B.device)
+    known = _indices(OBJECT_VOCABULARY[attribute], words[attribute], index_B)
     return known[rng.integers(seed, f"scenes/{attribute}", index_B, len(known), (len(POSITIONS),))]
 
 

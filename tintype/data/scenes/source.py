@@ -13,7 +13,7 @@ from tintype import NUMERICS
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import HELD_OUT_PAIRS, OBJECT_VOCABULARY, Scene, draw_batch
+from tintype.data.scenes.scene import BACKGROUNDS, DRAWN, HELD_OUT_PAIRS, LIGHTS, POSITIONS, Scene, draw_batch
 from tintype.data.scenes.scene import Split as Rules
 from tintype.errors import UserError
 from tintype.runtime.cache import stamp_of
@@ -38,16 +38,14 @@ _Words = Annotated[tuple[str, ...], Field(strict=False)]
 class ObjectWords(Settings):
     """The words from which objects are drawn. A task with fewer words is learned sooner by a smaller model."""
 
-    shape: _Words = Field(OBJECT_VOCABULARY["shape"], description="Shapes of the objects")
-    colour: _Words = Field(OBJECT_VOCABULARY["colour"], description="Colours of the objects")
-    size: _Words = Field(OBJECT_VOCABULARY["size"], description="Sizes of the objects")
-    texture: _Words = Field(OBJECT_VOCABULARY["texture"], description="Textures of the objects")
+    shape: _Words = Field(DRAWN["shape"], description="Shapes of the objects")
+    colour: _Words = Field(DRAWN["colour"], description="Colours of the objects")
+    size: _Words = Field(DRAWN["size"], description="Sizes of the objects")
+    texture: _Words = Field(DRAWN["texture"], description="Textures of the objects")
 
     def problems(self) -> Iterator[str]:
-        for name, known in OBJECT_VOCABULARY.items():
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given) or not set(given) <= set(known):
-                yield f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once"
+        for name in type(self).model_fields:
+            yield from _unknown_words(name, getattr(self, name))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -57,6 +55,25 @@ class ObjectWords(Settings):
     @property
     def held_out_pairs(self) -> list[tuple[str, str]]:
         return [pair for pair in self.pairs if pair in HELD_OUT_PAIRS]
+
+
+class BackdropWords(Settings):
+    """The words from which backdrops are drawn."""
+
+    background: _Words = Field(BACKGROUNDS, description="Colours of sky and ground, two or more")
+    light: _Words = Field(LIGHTS, description="Sides that the light comes from")
+
+    def problems(self) -> Iterator[str]:
+        for name in type(self).model_fields:
+            yield from _unknown_words(name, getattr(self, name))
+        if len(self.background) == 1:
+            yield f"background: {list(self.background)}; sky and ground differ, so name two or more"
+
+
+def _unknown_words(name: str, given: Sequence[str]) -> Iterator[str]:
+    known = DRAWN[name.removesuffix("s")]
+    if not given or len(set(given)) < len(given) or not set(given) <= set(known):
+        yield f"{name}: {list(given)}; name one or more of {', '.join(known)}, each once"
 
 
 class ScenesSettings(DataPart):
@@ -77,6 +94,15 @@ class ScenesSettings(DataPart):
     objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = Field(
         ObjectWords(), description="The words that objects are drawn from"
     )
+    backdrop: Annotated[BackdropWords, Since(plain(BackdropWords()))] = Field(
+        BackdropWords(), description="The words that backdrops are drawn from"
+    )
+    positions: Annotated[_Words, Since(list(POSITIONS))] = Field(
+        POSITIONS, description="Positions of the objects; the centre is taken only by an object that is alone"
+    )
+    object_scale: Annotated[float, Since(1.0)] = Field(
+        1.0, ge=1, le=1.2, description="Factor of the objects' size; above 1 with one object, as more would overlap"
+    )
     evaluate_style: Annotated[Literal["render", "photo", "both"] | None, Since(None)] = Field(
         None, description="Style of the held-out scenes that a run is scored against; null: that of training"
     )
@@ -91,6 +117,15 @@ class ScenesSettings(DataPart):
             )
         if self.min_objects > self.max_objects:
             yield f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})"
+        yield from _unknown_words("positions", self.positions)
+        corners = len(set(self.positions) - {"centre"})
+        if self.max_objects > max(corners, 1):
+            yield f"positions has {corners} corners for max_objects ({self.max_objects}); name more, or lower it"
+        if self.object_scale > 1 and self.max_objects > 1:
+            yield (
+                f"object_scale ({self.object_scale:g}): objects beside each other would overlap; "
+                "set max_objects to 1, or object_scale to 1"
+            )
 
     @property
     def resident_bytes(self) -> int:
@@ -199,14 +234,15 @@ class SceneSource:
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]
-        return render(scenes, self._settings.size_px, self._settings.seed, self._indices(ids), self._device)
+        own = self._settings
+        return render(scenes, own.size_px, own.seed, self._indices(ids), self._device, own.object_scale)
 
     def _indices(self, ids: Sequence[int]) -> list[int]:
         return [_FIRST_INDEX[self._split] + id_ for id_ in ids]
 
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
         own, indices = self._settings, self._indices(ids)
-        words = {name: getattr(own.objects, name) for name in OBJECT_VOCABULARY}
+        words = {**dict(own.objects), **dict(own.backdrop), "position": own.positions}
         split: Rules = "eval" if self._split == "eval" else "train"
         drawn = draw_batch(own.seed, indices, split, own.style, own.min_objects, own.max_objects, words)
         return drawn.to_scenes()
