@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from tintype import recipes
 from tintype.config.paths import locate
 from tintype.config.strict import Document, marks_of, parse, read_yaml, settings_in, write_yaml
 from tintype.data.buckets import Shape, scaled_shape
@@ -33,6 +32,7 @@ from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.part import AverageSettings, OptimizerPart
 from tintype.plugins.record import naming_missing_plugin
+from tintype.recipes import packaged
 from tintype.runtime.files import Json, read_sealed
 from tintype.seams import TimeDensity
 from tintype.settings import (
@@ -336,10 +336,10 @@ def _ascend(numbers: Sequence[int]) -> bool:
 
 def read_plan(name: str, assignments: Sequence[str] = (), prefixes: Sequence[str] | None = None) -> Plan:
     """Return the plan of a recipe's name or file. Files that the plan names are searched beside the plan first."""
-    document = recipes.find("plans", name)
+    document = packaged.find("plans", name)
     if isinstance(document.data, dict) and document.data.keys() >= {"question", "arms"}:
         raise UserError(f"{name} is a study, not a plan", f"`tintype ablate {quote(name)} --out DIR` runs it")
-    if name not in recipes.names("plans"):
+    if name not in packaged.names("plans"):
         document.data = locate(document.data, [Plan], Path(name).parent)
     return plan_from_document(document, assignments, prefixes)
 

@@ -14,9 +14,9 @@ import pytest
 from tests.offline import NAMES, OFFLINE, baseline_for
 from tests.tiny import tiny_plan
 from tests.tiny_vae import write_tiny_vae
-from tintype import recipes
 from tintype.errors import UserError
 from tintype.plan import Plan, diff, plan_from_document, plan_from_folder, plan_from_yaml
+from tintype.recipes import packaged
 from tintype.runtime.files import write_sealed
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import Compression
@@ -46,9 +46,9 @@ def test_control_a_file_that_is_asked_for_is_noticed(tmp_path: Path) -> None:
             ask()
 
 
-@pytest.mark.parametrize("name", recipes.names("plans"))
+@pytest.mark.parametrize("name", packaged.names("plans"))
 def test_the_plan_of_a_recipe_opens_no_file(name: str) -> None:
-    document = recipes.find("plans", name)
+    document = packaged.find("plans", name)
     with no_file_is_opened():
         assert plan_from_document(document).hash
 

@@ -14,11 +14,11 @@ from tests.fault.promises import Promise
 from tests.offline import NAMES, refused_by_the_device, with_technique
 from tests.plan_fields import document, fields
 from tests.tiny import TINY, tiny_plan
-from tintype import recipes
 from tintype.config.strict import Document, parse
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.recipes import packaged
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import Settings, TrainSettings
 from tintype.study.settings import StudySettings
@@ -64,7 +64,7 @@ def test_control_without_the_refusal_a_misspelt_key_is_ignored(promise: Promise)
 
 
 @pytest.mark.promise(21)
-@pytest.mark.parametrize("name", recipes.names("studies"))
+@pytest.mark.parametrize("name", packaged.names("studies"))
 def test_every_arm_of_every_packaged_study_changes_something(promise: Promise, name: str) -> None:
     """Compare each arm of the packaged studies with its baseline."""
     for arm in load_study(name).arms:

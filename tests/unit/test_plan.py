@@ -10,7 +10,6 @@ from pydantic.fields import FieldInfo
 
 from tests.fault.promises import Promise
 from tests.tiny import GOLDEN_PLAN, tiny_plan
-from tintype import recipes
 from tintype.cli.shared import plan_of
 from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_in, write_yaml
 from tintype.data.mixture.settings import MixedSource
@@ -26,6 +25,7 @@ from tintype.plan import (
     short_diff,
     unhashed_diff,
 )
+from tintype.recipes import packaged
 from tintype.settings import Settings, plain
 from tintype.study.settings import ArmSettings, StudySettings
 from tintype.study.study import load_study, resolve
@@ -34,9 +34,9 @@ from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.wording import option, rendered
 
 
-@pytest.mark.parametrize("name", recipes.names("plans"))
+@pytest.mark.parametrize("name", packaged.names("plans"))
 def test_every_recipe_resolves_and_round_trips(name: str) -> None:
-    plan = plan_from_document(recipes.find("plans", name))
+    plan = plan_from_document(packaged.find("plans", name))
     assert plan_from_yaml(plan.to_yaml(), name) == plan
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
@@ -59,7 +59,7 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
 )
 def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
     """Runs are found by them. A setting that joins later is marked with `Since`."""
-    assert plan_from_document(recipes.find("plans", name)).hash == expected
+    assert plan_from_document(packaged.find("plans", name)).hash == expected
 
 
 def test_the_plan_of_the_golden_losses_keeps_its_hash() -> None:
@@ -196,7 +196,7 @@ def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
 )
 def test_errors_after_an_override_name_it_and_no_line_of_the_recipe(assignments: list[str], cause: str) -> None:
     with pytest.raises(UserError) as refused:
-        plan_from_document(recipes.find("plans", "pocket"), assignments)
+        plan_from_document(packaged.find("plans", "pocket"), assignments)
     assert str(refused.value).startswith(cause), refused.value
 
 
@@ -353,7 +353,7 @@ def test_a_diff_of_the_seed_and_the_housekeeping_has_what_the_other_leaves_out()
     assert every == {*diff(before, after), *unhashed_diff(before, after)}
 
 
-@pytest.mark.parametrize("name", recipes.names("studies"))
+@pytest.mark.parametrize("name", packaged.names("studies"))
 def test_no_arm_of_a_packaged_study_needs_more_than_a_few_lines(name: str) -> None:
     for arm in load_study(name).arms:
         assert len(arm.decisions) <= 5 and bool(arm.decisions) == bool(arm.changes)
@@ -374,13 +374,13 @@ def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(UserError, match="technique x-prediction:clampp=1: clampp: unknown key; did you mean 'clamp'"):
         apply_techniques(tiny_plan(), ["x-prediction:clampp=1"])
     with pytest.raises(UserError, match="unknown recipe 'poket'; did you mean 'pocket'"):
-        recipes.find("plans", "poket")
+        packaged.find("plans", "poket")
     with pytest.raises(UserError, match=r"cannot read missing.yaml"):
-        recipes.find("plans", "missing.yaml")
+        packaged.find("plans", "missing.yaml")
     with pytest.raises(UserError, match="'prx-rows' is a study and no recipe; `tintype ablate prx-rows --out DIR`"):
         read_plan("prx-rows")
     with pytest.raises(UserError, match="'prx-256' is a recipe and no study; `tintype train prx-256 --out DIR`"):
-        recipes.find("studies", "prx-256")
+        packaged.find("studies", "prx-256")
 
 
 def test_a_plan_is_frozen() -> None:
@@ -397,7 +397,7 @@ def test_the_schema_describes_what_is_accepted() -> None:
 
 
 def test_train_and_model_never_import_techniques() -> None:
-    package = Path(recipes.__file__).parents[1]
+    package = Path(packaged.__file__).parents[1]
     for room in ("train", "model", "flow", "data"):
         for file in (package / room).rglob("*.py"):
             assert "tintype.techniques" not in file.read_text(), file

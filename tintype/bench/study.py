@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tintype import recipes
 from tintype.config.strict import parse
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.recipes import packaged
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, environment
@@ -72,7 +72,7 @@ def study_to_measure(
 
     The baseline and its scoring are those of the study `name`; `recipe` is another plan to be scored so.
     """
-    settings = parse(StudySettings, recipes.find("studies", name or _STUDY)).located(Path(name or "").parent)
+    settings = parse(StudySettings, packaged.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET
     mixed = settings.arms if arms else ()
     changed = {

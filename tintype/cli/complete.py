@@ -30,9 +30,9 @@ def technique_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _packaged(kind: str, incomplete: str) -> list[tuple[str, str]]:
-    from tintype import recipes
+    from tintype.recipes import packaged
 
-    return _matching({name: recipes.describe(kind, name) for name in recipes.names(kind)}, incomplete)
+    return _matching({name: packaged.describe(kind, name) for name in packaged.names(kind)}, incomplete)
 
 
 def _matching(described: Mapping[str, str], incomplete: str) -> list[tuple[str, str]]:

@@ -11,13 +11,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from tintype import recipes
 from tintype.config.strict import parse
 from tintype.data.importers import FORMATS
 from tintype.data.importers.importer import Listed
 from tintype.data.store.attributes import read_attributes
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Split
+from tintype.recipes import packaged
 from tintype.settings import Settings
 
 _ALL = "all"
@@ -87,8 +87,8 @@ class Preset(Settings):
 
 def read_preset(name: str) -> Preset:
     """Return the built-in preset of that name, or the preset in the file at that path."""
-    return parse(Preset, recipes.find("data", name))
+    return parse(Preset, packaged.find("data", name))
 
 
 def preset_names() -> list[str]:
-    return recipes.names("data")
+    return packaged.names("data")

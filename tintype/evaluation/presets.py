@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tintype import recipes
 from tintype.config.strict import Document, nearest, parse
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
+from tintype.recipes import packaged
 from tintype.settings import Plain, plain
 
 PRESET = "preset"
@@ -52,7 +52,7 @@ def default_protocol(plan: Plan) -> Protocol:
     the data.
     """
     name = plan.run.protocol
-    return _GENERAL if name is None else _as_given(parse(Protocol, recipes.find("protocols", name)), set())
+    return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())
 
 
 def completed(given: Protocol, default: Protocol) -> Protocol:
@@ -77,8 +77,8 @@ def _as_given(protocol: Protocol, keys: set[str]) -> Protocol:
 
 
 def _preset(name: object, place: str) -> Plain:
-    known = recipes.names("protocols")
+    known = packaged.names("protocols")
     if name not in known:
         raise UserError(f"{place}: unknown preset '{name}' of an evaluation", nearest(str(name), known))
-    found: Plain = recipes.find("protocols", str(name)).data
+    found: Plain = packaged.find("protocols", str(name)).data
     return found

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.export.public import HUB_NAME
 from tintype.plan import Change, Plan, diff, read_plan, stored_plan
+from tintype.recipes import packaged
 from tintype.runtime.files import read_sealed
 from tintype.runtime.redact import LOCAL
 from tintype.settings import DataPart
@@ -252,4 +252,4 @@ def _named_baseline(name: str) -> Baseline:
         plan = RunRecord(Path(name)).plan
         return Baseline(f"the run {plan.hash}", plan)
     plan = read_plan(name)
-    return Baseline(f"the recipe {name}" if name in recipes.names("plans") else f"the plan {Path(name).stem}", plan)
+    return Baseline(f"the recipe {name}" if name in packaged.names("plans") else f"the plan {Path(name).stem}", plan)

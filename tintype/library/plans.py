@@ -23,14 +23,14 @@ def load_plan(recipe: AnyPath, *settings: str) -> Plan:
     Raises:
         UserError: there is no such recipe or file, or a setting is not valid.
     """
-    from tintype import recipes
     from tintype.config.strict import Document
     from tintype.plan import plan_from_document, plan_from_folder, read_plan
+    from tintype.recipes import packaged
     from tintype.settings import plain
 
     check_texts("load_plan", settings, '"train.steps=100"')
     name = str(recipe)
-    if name not in recipes.names("plans") and Path(name).is_dir():
+    if name not in packaged.names("plans") and Path(name).is_dir():
         return plan_from_document(Document(name, plain(plan_from_folder(Path(name)))), settings)
     return read_plan(name, settings)
 

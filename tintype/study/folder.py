@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tintype import recipes
 from tintype.config.paths import files_named_in
 from tintype.config.strict import Document, read_file, read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
@@ -26,6 +25,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.plan import parts_of, plan_from_document, stored_plan
 from tintype.plugins.record import FILE as PLUGINS
 from tintype.plugins.record import check_plugins, naming_missing_plugin, record_of
+from tintype.recipes import packaged
 from tintype.runtime.files import (
     check_sha256,
     read_checked,
@@ -258,7 +258,7 @@ def open_study(name: str, assignments: Sequence[str] = ()) -> Study:
     override keys of the study; of a stored one, `set` changes its baselines further.
     """
     folder = Path(name).parent if Path(name).name == STUDY else Path(name)
-    if name in recipes.names("studies") or not (folder / STUDY).is_file():
+    if name in packaged.names("studies") or not (folder / STUDY).is_file():
         return load_study(name, assignments)
     if not _is_stored(folder):
         return load_study(str(folder / STUDY), assignments)

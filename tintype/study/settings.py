@@ -12,7 +12,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from tintype import recipes
 from tintype.config.paths import locate, locate_assignments, locate_options
 from tintype.config.strict import KeyPath, nearest
 from tintype.errors import UserError
@@ -20,6 +19,7 @@ from tintype.evaluation.fit import Fitted, Problem, fit_protocol
 from tintype.evaluation.protocol import FEWEST, Protocol, definitions
 from tintype.metrics import validation
 from tintype.plan import Plan
+from tintype.recipes import packaged
 from tintype.settings import DataPart, NamesFile, Settings
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.factorial import combinations
@@ -157,7 +157,7 @@ class StudySettings(Settings):
     """A study as a file: a baseline, arms that each change something, seeds, and how they are scored and compared."""
 
     question: str = Field(description="The question in a sentence; it heads the report")
-    recipe: Annotated[str, NamesFile(lambda name: name in recipes.names("plans"))] = Field(
+    recipe: Annotated[str, NamesFile(lambda name: name in packaged.names("plans"))] = Field(
         description="The baseline: a named recipe or the path of a plan"
     )
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")

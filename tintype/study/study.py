@@ -14,7 +14,6 @@ from shlex import quote
 
 import torch
 
-from tintype import recipes
 from tintype.config.strict import Document, KeyPath, nearest, parse
 from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
@@ -24,6 +23,7 @@ from tintype.evaluation.presets import completed, default_protocol, expand_in
 from tintype.evaluation.protocol import Protocol
 from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
+from tintype.recipes import packaged
 from tintype.runtime.files import Json
 from tintype.settings import plain
 from tintype.study.factorial import FactorContrast, contrasts
@@ -190,7 +190,7 @@ def token_count(plan: Plan) -> int:
 
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     """Load a packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
-    return study_from_document(recipes.find("studies", name), Path(name).stem, assignments, Path(name).parent)
+    return study_from_document(packaged.find("studies", name), Path(name).stem, assignments, Path(name).parent)
 
 
 def study_from_document(

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tintype import recipes
 from tintype.model import Transformer
 from tintype.page import numerals
 from tintype.plan import Plan, read_plan
 from tintype.pretrained.published import PUBLISHED
+from tintype.recipes import packaged
 from tintype.study.study import load_study
 from tintype.terminal.lines import say
 from tintype.text.frozen import FrozenTextPart
@@ -21,11 +21,11 @@ from tintype.text.words import WordsSettings
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    plans = {name: read_plan(name) for name in recipes.names("plans")}
+    plans = {name: read_plan(name) for name in packaged.names("plans")}
     return [
         {
             "name": name,
-            "description": recipes.describe("plans", name),
+            "description": packaged.describe("plans", name),
             "device": _device(plan),
             "size_px": plan.data.size_px,
             "denoiser_parameters": _denoiser_parameters(plan),
@@ -37,11 +37,11 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 
 def study_rows() -> list[dict[str, Any]]:
-    studies = {name: load_study(name) for name in recipes.names("studies")}
+    studies = {name: load_study(name) for name in packaged.names("studies")}
     return [
         {
             "name": name,
-            "description": recipes.describe("studies", name),
+            "description": packaged.describe("studies", name),
             "question": study.settings.question,
             "device": _device(study.arms[0].plans[0]),
             "recipe": study.settings.recipe,

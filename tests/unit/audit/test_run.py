@@ -22,7 +22,7 @@ from tests.offline import NAMES, with_technique
 from tests.ranks import run_ranks
 from tests.slow import third
 from tests.tiny import TINY, tiny_plan
-from tintype import cli, recipes
+from tintype import cli
 from tintype.audit import run
 from tintype.audit.findings import find, rounding_of
 from tintype.audit.run import Audit, audit, audit_plan
@@ -34,6 +34,7 @@ from tintype.optim.adamw import AdamW, AdamWSettings
 from tintype.optim.ema import Ema
 from tintype.optim.storage import Storage
 from tintype.plan import Plan, plan_from_document
+from tintype.recipes import packaged
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE, local
@@ -486,7 +487,7 @@ MINI = (
 
 @pytest.mark.parametrize(("recipe", "smaller"), [("pocket", ("train.batch=8", "data.count=32")), ("mini", MINI)])
 def test_the_recipes_are_silent(recipe: str, smaller: tuple[str, ...]) -> None:
-    plan = plan_from_document(recipes.find("plans", recipe), smaller)
+    plan = plan_from_document(packaged.find("plans", recipe), smaller)
     found = audit_plan(plan, 4)
     assert found.findings == []
     assert any("model.compile" in remark for remark in found.remarks) == plan.model.compile

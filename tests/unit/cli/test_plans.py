@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.cli.test_help import ALL
-from tintype import recipes
 from tintype.cli import app, complete
 from tintype.cli.shared import console
+from tintype.recipes import packaged
 from tintype.techniques import TECHNIQUES
 
-LISTS = {"recipes": recipes.names("plans"), "studies": recipes.names("studies"), "techniques": list(TECHNIQUES)}
+LISTS = {"recipes": packaged.names("plans"), "studies": packaged.names("studies"), "techniques": list(TECHNIQUES)}
 
 
 @lru_cache
@@ -45,7 +45,7 @@ def test_lists_say_how_large_a_recipe_and_a_study_is() -> None:
 
 
 def beginning(letter: str) -> list[str]:
-    return [name for name in recipes.names("plans") if name.startswith(letter)]
+    return [name for name in packaged.names("plans") if name.startswith(letter)]
 
 
 def completed(words: str) -> list[str]:

@@ -21,7 +21,7 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.library.studies import load_study
 from tintype.losses.part import LossPart
 from tintype.plan import Plan, read_plan
-from tintype.recipes import names
+from tintype.recipes.packaged import names
 from tintype.runtime.clock import Clock
 from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.sampling.generate import SamplerSettings

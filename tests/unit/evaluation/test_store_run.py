@@ -17,7 +17,6 @@ from tests.shared import shared
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
 from tests.tiny_store import image_file, imported, parquet_of, tiny_store
-from tintype import recipes
 from tintype.cli import app
 from tintype.config.strict import parse, read_yaml
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
@@ -35,6 +34,7 @@ from tintype.evaluation.reference import ScoredData, data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.plan import Plan, plan_from_document
+from tintype.recipes import packaged
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.sampling.sample import sample_run
@@ -208,7 +208,7 @@ def test_pocket_trains_on_real_photographs(trained: Trained, tmp_path: Path) -> 
     about = imported(shared("data/photos.parquet"), tmp_path / "photos", options)
     assert about.counts["train"] > 100 and about.counts["eval"] > 12
     overrides = ["data.kind=store", f"data.path={tmp_path / 'photos'}", "data.size_px=32", "train.steps=4"]
-    plan = plan_from_document(recipes.find("plans", "pocket"), [*overrides, "train.batch=8", "run.device=cpu"])
+    plan = plan_from_document(packaged.find("plans", "pocket"), [*overrides, "train.batch=8", "run.device=cpu"])
     assert train(plan, tmp_path / "run", Interrupt()).finished
     result = evaluate(tmp_path / "run", trained.protocol())
     assert math.isfinite(result.metrics["fd_clip"]) and math.isfinite(result.metrics["validation_loss"])

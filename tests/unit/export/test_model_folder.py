@@ -20,7 +20,6 @@ from tests.tiny import tiny_plan
 from tests.tiny_export import latent_plan, write_run
 from tests.tiny_store import tiny_store
 from tests.tiny_tuning import tuned_plan
-from tintype import recipes
 from tintype.audit.run import audit_run
 from tintype.cli import app
 from tintype.errors import UserError
@@ -32,6 +31,7 @@ from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.push import collect
 from tintype.export.trained import ExportOptions
 from tintype.plan import Plan, diff, plan_from_document, plan_from_folder
+from tintype.recipes import packaged
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.sampling.sample import sample_run
@@ -212,6 +212,6 @@ def test_the_refusal_of_diffusers_names_every_way_out(run: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["pocket", "mini"])
 def test_each_recipe_has_a_twin_that_diffusers_opens(name: str) -> None:
-    plan, twin = (plan_from_document(recipes.find("plans", one)) for one in (name, f"{name}-diffusers"))
+    plan, twin = (plan_from_document(packaged.find("plans", one)) for one in (name, f"{name}-diffusers"))
     assert pipeline_for(twin) == PIXEL
     assert {key.partition(".")[0] for key in diff(plan, twin)} == {"text", "objective"}

@@ -12,7 +12,6 @@ import tintype
 from tests.studies import run_study
 from tests.tiny import tiny_plan
 from tests.tiny_store import tiny_store
-from tintype import recipes
 from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.fit import fit_protocol
@@ -20,6 +19,7 @@ from tintype.evaluation.presets import default_protocol, protocol_of
 from tintype.evaluation.protocol import Protocol
 from tintype.library.runs import protocol_for
 from tintype.plan import read_plan
+from tintype.recipes import packaged
 from tintype.settings import ProtocolName
 from tintype.study.results import read_results_file
 from tintype.study.study import load_study
@@ -41,11 +41,11 @@ def test_evaluate_repeats_the_numbers_of_the_pocket_study(tmp_path: Path) -> Non
         assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("name", recipes.names("plans"))
+@pytest.mark.parametrize("name", packaged.names("plans"))
 def test_a_recipe_has_the_protocol_of_its_study(name: str) -> None:
     """A packaged study of a recipe's own name is scored by the recipe's default."""
     default = default_protocol(read_plan(name))
-    if name in recipes.names("studies"):
+    if name in packaged.names("studies"):
         assert load_study(name).settings.evaluation.hash == default.hash
     assert default.hash != Protocol().hash, "a recipe names its protocol in run.protocol"
 
@@ -75,7 +75,7 @@ def test_on_a_store_the_default_is_fitted_to_the_data(tmp_path: Path) -> None:
 
 
 def test_an_unknown_protocol_is_refused_before_training() -> None:
-    assert list(get_args(ProtocolName)) == recipes.names("protocols")
+    assert list(get_args(ProtocolName)) == packaged.names("protocols")
     with pytest.raises(UserError, match=r"run\.protocol"):
         read_plan("pocket", ["run.protocol=pockt"])
     assert read_plan("pocket", ["run.protocol=null"]).hash == read_plan("pocket").hash

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.bounds import distance, muon_bound, rounding_bound
 from tests.tiny import tiny_plan
-from tintype import recipes
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.muon import COEFFICIENTS, MuonSettings, newton_schulz_flops, orthogonalise, polynomials
 from tintype.plan import plan_from_document
+from tintype.recipes import packaged
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.record import RunRecord
@@ -332,7 +332,7 @@ def test_the_operations_of_the_iteration_are_counted_from_the_shapes() -> None:
 
 def test_the_operations_of_prxs_blocks() -> None:
     """16 blocks of QKV, text KV, output, gate, up, down and modulation: 47.9 TFLOP, 41.4 of them products with X."""
-    plan = plan_from_document(recipes.find("plans", "prx-jit-1024"), ["model.compile=false"])
+    plan = plan_from_document(packaged.find("plans", "prx-jit-1024"), ["model.compile=false"])
     with torch.device("meta"):
         model = Transformer(plan.model, 3, 2304)
     named = {f"denoiser.{name}": parameter for name, parameter in model.named_parameters()}

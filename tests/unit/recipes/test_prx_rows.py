@@ -10,11 +10,11 @@ import pytest
 from tests.studies import run_study
 from tests.tiny_autoencoders import CHANNELS, STRIDE_PX, chosen
 from tests.tiny_text import MAX_TOKENS, write_text_encoder
-from tintype import recipes
 from tintype.errors import UserError
 from tintype.evaluation.presets import protocol_of
 from tintype.evaluation.protocol import definitions
 from tintype.plan import read_plan
+from tintype.recipes import packaged
 from tintype.study.study import ArmPlan, Study, load_study
 
 ROWS = {
@@ -59,7 +59,7 @@ def test_a_row_is_the_same_run_in_every_study_that_has_it(name: str) -> None:
 
 
 def test_every_study_has_a_twin_for_one_gpu() -> None:
-    of_prx = {name for name in recipes.names("studies") if name.startswith("prx-")}
+    of_prx = {name for name in packaged.names("studies") if name.startswith("prx-")}
     assert of_prx == {*STUDIES, *(f"{name}-mini" for name in STUDIES)}
     for name in STUDIES:
         whole, twin = load_study(name), load_study(f"{name}-mini")
@@ -106,7 +106,7 @@ def test_with_stores_the_rows_of_data_take_public_sets_by_their_names() -> None:
         "real-images": "pexels",
         "sft": "alchemist",
     }
-    assert {*paths.values(), "unsplash"} <= set(recipes.names("data"))
+    assert {*paths.values(), "unsplash"} <= set(packaged.names("data"))
     assert {arm.plans[0].data.scored.model_dump()["path"] for arm in study.arms} == {"unsplash"}
 
 
@@ -190,7 +190,7 @@ def smaller(text: str) -> str:
 
 def pocket(name: str, folder: Path) -> Study:
     """Return a study with all of its arms; only sizes, weights, and numbers of steps and images are others."""
-    document = recipes.find("studies", name).data
+    document = packaged.find("studies", name).data
     given = document["evaluation"]
     also = given.get("also", []) if isinstance(given, dict) else []
     for resolution in document.get("resolutions", []):

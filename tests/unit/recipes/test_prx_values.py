@@ -9,7 +9,6 @@ from importlib import resources
 
 import pytest
 
-from tintype import recipes
 from tintype.plan import Plan, read_plan, settings_by_key
 
 PRX: dict[str, object] = {
@@ -110,7 +109,7 @@ def test_a_field_has_prxs_value(key: str) -> None:
 def test_a_field_that_differs_stands_under_differs(key: str) -> None:
     ours, prxs = DIFFERS[key]
     assert fields(read_plan("prx-256"))[key] == ours != prxs
-    text = resources.files(recipes).joinpath("plans", "prx-256.yaml").read_text().partition("# Differs:")[2]
+    text = resources.files("tintype.recipes").joinpath("plans", "prx-256.yaml").read_text().partition("# Differs:")[2]
     names = [line.removeprefix("# - ").partition(":")[0] for line in text.splitlines() if line.startswith("# - ")]
     assert any(key == name or key.startswith(f"{name}.") for name in names), f"{key} is not under Differs:"
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from tests.tiny_dino import FOLDER, SIZE_PX, write_dino
-from tintype import recipes
 from tintype.data.captions import NULL_CAPTION
 from tintype.evaluation.presets import protocol_of
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.model import Transformer
 from tintype.plan import Plan, diff, plan_from_document
+from tintype.recipes import packaged
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws, TextTokens
@@ -35,7 +35,7 @@ SMALL = (
 
 
 def jit_1024(*assignments: str) -> Plan:
-    return plan_from_document(recipes.find("plans", "prx-jit-1024"), assignments)
+    return plan_from_document(packaged.find("plans", "prx-jit-1024"), assignments)
 
 
 def test_the_jit_recipe_is_prxs() -> None:
@@ -125,7 +125,7 @@ def test_its_samples_follow_the_shifted_grid_and_the_clamp() -> None:
 
 
 def named(name: str, *assignments: str) -> Plan:
-    return plan_from_document(recipes.find("plans", name), assignments)
+    return plan_from_document(packaged.find("plans", name), assignments)
 
 
 def denoiser_parameters(plan: Plan, text_dim: int = PRX_TEXT_DIM) -> int:
@@ -148,7 +148,7 @@ def test_prx_256_is_the_published_baseline() -> None:
 
 def test_the_shapes_in_the_comment_of_prx_256_are_prxs() -> None:
     prx = pytest.importorskip("diffusers.pipelines.prx.pipeline_prx")
-    text = resources.files(recipes).joinpath("plans", "prx-256.yaml").read_text()
+    text = resources.files("tintype.recipes").joinpath("plans", "prx-256.yaml").read_text()
     given = re.findall(r'--set "?(data\.[^ "]*)', text)
     plan = named("prx-256", *given)
     assert plan.data.model_dump()["fit"] == "resize" and plan.data.scored.model_dump()["path"] == "unsplash"
@@ -210,7 +210,7 @@ def test_the_speedrun_is_prxs_recipe_in_two_stages() -> None:
 
 
 def test_every_recipe_of_prx_is_scored_by_prxs_evaluation() -> None:
-    protocols = {name: named(name).run.protocol for name in recipes.names("plans") if name.startswith("prx")}
+    protocols = {name: named(name).run.protocol for name in packaged.names("plans") if name.startswith("prx")}
     assert protocols.pop("prx-speedrun") == "prx-speedrun" and set(protocols.values()) == {"prx"}
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
+from tintype.recipes import packaged
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
 from tintype.terminal.studies import show_arms
 
@@ -39,7 +39,7 @@ def test_arms_are_resolved_with_paired_seeds() -> None:
     assert len({plan.hash for arm in arms for plan in arm.plans}) == 8
 
 
-@pytest.mark.parametrize("name", recipes.names("studies"))
+@pytest.mark.parametrize("name", packaged.names("studies"))
 def test_every_packaged_study_resolves(name: str) -> None:
     assert len(load_study(name).arms) > 1
 
@@ -75,7 +75,7 @@ def test_a_study_with_a_fine_tune_says_before_it_runs_where_copies_are_not_measu
 
 
 def test_every_packaged_study_with_a_fine_tune_looks_for_copies() -> None:
-    studies = [load_study(name) for name in recipes.names("studies")]
+    studies = [load_study(name) for name in packaged.names("studies")]
     tuned = [one for one in studies if any(arm.plans[0].start is not None for arm in one.arms)]
     assert len(tuned) >= 5 and all(one.settings.evaluation.reads_training_images for one in tuned)
 
