@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from tintype.evaluation.results import EvaluationResult
     from tintype.judge.verdicts import Judgement
     from tintype.library.judge import estimate, judge
-    from tintype.library.plans import apply, load_plan
+    from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
+    from tintype.library.plans import (
+        PlanDiff,
+        PlanEstimate,
+        apply,
+        diff_plans,
+        load_plan,
+        plan_cost,
+        plan_schema,
+        show_plan,
+    )
     from tintype.library.plugins import load_plugins
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
@@ -33,7 +43,12 @@ __all__ = [
     "DivergedError",
     "EvaluationResult",
     "Judgement",
+    "ListedRecipe",
+    "ListedStudy",
+    "ListedTechnique",
     "Plan",
+    "PlanDiff",
+    "PlanEstimate",
     "Pooled",
     "Results",
     "Run",
@@ -43,6 +58,7 @@ __all__ = [
     "UserError",
     "apply",
     "compare",
+    "diff_plans",
     "ema",
     "estimate",
     "evaluate",
@@ -53,9 +69,15 @@ __all__ = [
     "load_run",
     "load_study",
     "make_study",
+    "plan_cost",
+    "plan_schema",
     "pool",
+    "recipes",
     "run_study",
     "sample",
+    "show_plan",
+    "studies",
+    "techniques",
     "train",
 ]
 _MODULES = {
@@ -63,7 +85,17 @@ _MODULES = {
     "evaluation.results": ("EvaluationResult",),
     "judge.verdicts": ("Judgement",),
     "library.judge": ("estimate", "judge"),
-    "library.plans": ("apply", "load_plan"),
+    "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
+    "library.plans": (
+        "PlanDiff",
+        "PlanEstimate",
+        "apply",
+        "diff_plans",
+        "load_plan",
+        "plan_cost",
+        "plan_schema",
+        "show_plan",
+    ),
     "library.plugins": ("load_plugins",),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),

@@ -1,8 +1,10 @@
 """Commands made of the library's functions: options from the signature, their help from the docstring.
 
 A positional parameter is an argument, a keyword is an option, and `*settings` is `--set`. A plan is given as a recipe
-with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. Callbacks and interrupts are no
-options: the command's `View` gives them, and shows the result. With `--json` the result is the document.
+with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. A function that has `arm` and
+`seed` itself takes a folder in place of a recipe too, and chooses a run of it. Callbacks, interrupts and the words of
+the command line (`argv`) are no options: the command's `View` gives them, and shows the result. With `--json` the
+result is the document.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from typer import Argument, Option
@@ -28,6 +30,9 @@ from tintype.errors import UserError
 from tintype.library import kinds
 from tintype.terminal.view import View
 
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
 _LIBRARY, _TERMINAL = "tintype.library", "tintype.terminal"
 _OWN_NAMES = {"license_": "license", "import_": "import", "from_": "from", "list_": "list", "all_": "all"}
 _NAMES = {"settings": "set", "techniques": "technique"}
@@ -36,6 +41,8 @@ _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "study": complete.study_names,
     "recipe": complete.recipe_names,
     "techniques": complete.technique_names,
+    "first": complete.recipe_names,
+    "second": complete.recipe_names,
 }
 """Parameters whose values a shell completes."""
 _Expanded: TypeAlias = dict[str, inspect.Parameter]
@@ -77,7 +84,7 @@ def command(app: App, name: str, function: str, view: str = "") -> None:
         positional, named = _given(signature, expanded, given)
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        shown = derived.view(console, bound.arguments, json_)
+        shown = derived.view(console, {**given, **bound.arguments}, json_)
         with shown.calls() as calls:
             result = called(*positional, **named, **calls)
         shown.finish(result)
@@ -115,14 +122,17 @@ class _Words:
 
 def _is_call(one: inspect.Parameter) -> bool:
     """Return whether a view gives this parameter, and not the user."""
-    return one.name.startswith("on_") or one.name in ("interrupt", "consent")
+    return one.name.startswith("on_") or one.name in ("interrupt", "consent", "argv")
 
 
 def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded:
     """Return the parameters of the command that stand for one of the function."""
     kind = _without_none(_kind_of(one, function))
+    if _chooses(function) and one.name in _CHOICE:
+        return _named(**{"arm_seed" if one.name == "seed" else one.name: _CHOICE[one.name]})
     if kind == kinds.AnyPlan:
-        return _named(recipe=options.Recipe, set_=(options.Set, []), technique=(options.Techniques, []))
+        recipe = options.AnyPlan if _chooses(function) else options.Recipe
+        return _named(recipe=recipe, set_=(options.Set, []), technique=(options.Techniques, []))
     if kind == kinds.AnyRun and one.kind is not inspect.Parameter.VAR_POSITIONAL:
         folder = options.RunFolder if one.default is inspect.Parameter.empty else (options.OptionalRunFolder, None)
         return _named(run=folder, arm=(options.Arm, None), arm_seed=(options.ArmSeed, None))
@@ -131,6 +141,14 @@ def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded
     if one.kind is inspect.Parameter.VAR_POSITIONAL:
         return _named(**{one.name: Annotated[list[_typed(kind)], Argument(help=words.of(one.name))]})  # type: ignore[misc]
     return {one.name: _parameter(one, _kind_of(one, function), words.of(one.name))}
+
+
+_CHOICE = {"arm": (options.Arm, None), "seed": (options.ArmSeed, None)}
+
+
+def _chooses(function: Any) -> bool:
+    """Return whether a function chooses a run by itself, in the folder of a study."""
+    return _CHOICE.keys() <= inspect.signature(function).parameters.keys()
 
 
 def _without_none(kind: Any) -> Any:
@@ -222,7 +240,7 @@ def _typed(kind: Any) -> Any:
         return _typed(get_args(kind)[0])
     if kind == kinds.AnyPath:
         return Path
-    if kind in (kinds.AnyStudy, kinds.AnyRun):
+    if kind in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
         return str
     if get_origin(kind) in (Union, UnionType):
         inner = [one for one in get_args(kind) if one is not NoneType]
@@ -231,7 +249,7 @@ def _typed(kind: Any) -> Any:
         if any(get_origin(one) in (Sequence, list) for one in inner):
             return list[str]
         chosen = Path if PathLike[str] in inner else str if str in inner else _typed(inner[0])
-        if whole in (kinds.AnyStudy, kinds.AnyRun):
+        if whole in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
             chosen = str
         return chosen | None if optional else chosen
     if isinstance(kind, type) or get_origin(kind) in (Literal, tuple):
@@ -265,9 +283,9 @@ def _given(
     for name, parameters in expanded.items():
         one = signature.parameters[name]
         values = [given[inner] for inner in parameters]
-        if "recipe" in parameters:
-            value: Any = plan_of(*values)
-        elif "arm_seed" in parameters:
+        if "technique" in parameters:
+            value: Any = (_plan_or_place if _CHOICE.keys() <= signature.parameters.keys() else plan_of)(*values)
+        elif {"run", "arm"} <= parameters.keys():
             value = _run(*values)
         else:
             value = values[0]
@@ -278,6 +296,15 @@ def _given(
         else:
             positional.append(value)
     return positional, named
+
+
+def _plan_or_place(place: str, assignments: list[str], techniques: list[str]) -> Plan | str:
+    """Return the plan of a recipe with changes; without any, what was given."""
+    if not assignments and not techniques:
+        return place
+    if Path(place).is_dir():
+        raise UserError(f"{place} has its plan; --set and --technique are for recipes and plan files", "leave them out")
+    return plan_of(place, assignments, techniques)
 
 
 def _run(folder: Path | None, arm: str | None, seed: int | None) -> Path | None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tintype.settings import Settings
 
 S = TypeVar("S", bound="Settings")
-_STUDY = "study.yaml"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
 _WRITTEN = ("out", "save_reference")
@@ -142,7 +141,7 @@ app = App(
 console = EncodedConsole(emoji=False)  # `a:b:` is not an emoji
 
 
-def group(name: str, help: str) -> typer.Typer:
+def group(name: str, help: str) -> App:
     """Return a new group of commands, `tintype NAME …`."""
     made = App(cls=Commands, no_args_is_help=True, help=help)
     made.path = f"{name} "
@@ -157,17 +156,6 @@ def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> 
     return apply_techniques(read_plan(recipe, assignments), technique_specs, assignments)
 
 
-def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Plan:
-    """Return the plan of a recipe, a plan file, a run's folder, or an arm of a study's folder."""
-    from tintype.plan import plan_from_folder
-
-    if is_study(Path(name)):
-        from tintype.study.lab import choose_run
-
-        return choose_run(Path(name), arm, seed).plan
-    return plan_from_folder(Path(name)) if Path(name).is_dir() else plan_of(name, [], [])
-
-
 def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
     """Return the folder of a run: this one, or that of an arm of the study in it."""
     from tintype.library.runs import load_run
@@ -176,10 +164,6 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
     if run.arm:
         say(progress_console, f"arm '{run.arm}', seed {run.plan.seed}: {run.path}")
     return run.path
-
-
-def is_study(folder: Path) -> bool:
-    return (folder / _STUDY).is_file()
 
 
 def load_plugins(files: list[Path]) -> None:

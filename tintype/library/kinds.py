@@ -17,6 +17,8 @@ AnyPlan: TypeAlias = Union["Plan", str, PathLike[str]]
 """A plan, or what `load_plan` takes."""
 AnyRun: TypeAlias = Union["Run", str, PathLike[str]]
 """A run, or the path of its folder."""
+AnySource: TypeAlias = Union["Plan", "Run", str, PathLike[str]]
+"""A plan or a run, what `load_plan` takes, or the folder of a study, in which `arm` chooses."""
 AnyStudy: TypeAlias = Union["Study", str, PathLike[str]]
 """A study, or what `load_study` takes."""
 

@@ -1,16 +1,41 @@
-"""Plans in Python: load one, and apply techniques to it."""
+"""Plans in Python: load one, apply techniques to it, show it, compare two."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, AnyPlan
+from tintype.library.kinds import AnyPath, AnyPlan, AnySource, Count, Seed
+from tintype.wording import option
 
 if TYPE_CHECKING:
+    from tintype.cost.memory import Peak
+    from tintype.cost.plan import PlanCost
     from tintype.plan import Plan
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """The settings in which two plans differ."""
+
+    changes: Mapping[str, tuple[Any, Any]]
+    """Value before and after, by dotted key."""
+
+
+@dataclass(frozen=True)
+class PlanEstimate:
+    """The cost of a run, counted before it is trained."""
+
+    cost: PlanCost
+    """Parameters, operations, speed and time."""
+    peak: Peak
+    """Bytes of memory, by part."""
+    gpu: str | None
+    """The kind of GPU that is estimated for; None where this machine's was measured."""
 
 
 def load_plan(recipe: AnyPath, *settings: str) -> Plan:
@@ -62,3 +87,146 @@ def check_texts(function: str, given: Sequence[object], example: str) -> None:
     for one in given:
         if not isinstance(one, str):
             raise UserError(f"{function}: {one!r} is of type {type(one).__name__}", f"give texts, each as {example}")
+
+
+def show_plan(plan: AnyPlan, *, arm: str | None = None, seed: Seed | None = None) -> Plan:
+    """Print a plan with every default resolved.
+
+    Args:
+        plan: a plan, or the name of a recipe, a plan file, the folder of a run, or that of a study with an arm.
+        arm: in the folder of a study: take the run of this arm.
+        seed: with an arm: take the run of this seed; by default the first of the arm.
+
+    Raises:
+        UserError: there is no such plan.
+    """
+    _refuse_arm_without_study([plan], arm, seed)
+    return any_plan(plan, arm, seed)
+
+
+def diff_plans(
+    first: AnySource,
+    second: AnySource | None = None,
+    *,
+    arm: str | None = None,
+    seed: Seed | None = None,
+    all_: bool = False,
+) -> PlanDiff:
+    """Compare two plans: recipes, plan files, runs, or arms of studies.
+
+    Args:
+        first: name of a recipe, path of a plan file, folder of a run, or folder of a study with an arm.
+        second: the second plan; without it, the arm of a study is compared with its baseline.
+        arm: in the folder of a study: take the run of this arm.
+        seed: with an arm: take the run of this seed; by default the first of the arm.
+        all_: show every setting, also defaults of parts that only one of the plans has.
+
+    Raises:
+        UserError: there is no such plan, or nothing to compare it with.
+    """
+    from tintype.plan import diff, short_diff, unhashed_diff
+
+    _refuse_arm_without_study([first, second], arm, seed)
+    if second is None and not is_study(first):
+        raise UserError(
+            f"there is nothing to compare {first} with",
+            f"give a second plan, or the folder of a study with {option('arm')}",
+        )
+    if second is None and arm is None:
+        raise UserError(
+            f"{first} has several arms", f"choose the one to compare with the baseline:\n{_arms_in(Path(str(first)))}"
+        )
+    if second is None:
+        _, at, resolution = (arm or "").rpartition(" @ ")
+        before = any_plan(first, f"baseline{at}{resolution}" if at else "baseline")
+    else:
+        before = any_plan(first, arm, seed)
+    after = any_plan(first if second is None else second, arm, seed)
+    return PlanDiff((diff if all_ else short_diff)(before, after) | unhashed_diff(before, after))
+
+
+def plan_cost(
+    plan: AnyPlan,
+    *,
+    gpus: Count = 1,
+    gpu: str | None = None,
+    arm: str | None = None,
+    seed: Seed | None = None,
+    on_measure: Callable[[], None] | None = None,
+) -> PlanEstimate:
+    """Count what a run of a plan costs: parameters, operations, memory, GPU-hours. Nothing is trained or written.
+
+    Args:
+        plan: a plan, or the name of a recipe, a plan file, the folder of a run, or that of a study with an arm.
+        gpus: GPUs that share each micro-batch.
+        gpu: kind of GPU to estimate for: h200, h100, b200, …; by default this machine's is measured, if any.
+        arm: in the folder of a study: take the run of this arm.
+        seed: with an arm: take the run of this seed; by default the first of the arm.
+        on_measure: called before the speed of this machine's GPU is measured.
+
+    Raises:
+        UserError: there is no such plan, its networks cannot be counted, or the kind of GPU is unknown.
+    """
+    from tintype.cost.memory import peak_of
+    from tintype.cost.plan import USUAL_GPU, cost_of_plan, estimated_speed, measured_speed
+    from tintype.evaluation.presets import default_protocol
+    from tintype.runtime.machine import choose_device
+
+    chosen = show_plan(plan, arm=arm, seed=seed)
+    device = choose_device(chosen.run.device)
+    kind: str | None = gpu or USUAL_GPU
+    cost = cost_of_plan(chosen, estimated_speed(gpu or USUAL_GPU), gpus)
+    if gpu is None and device.type == "cuda":
+        if on_measure is not None:
+            on_measure()
+        images = cost.micro_batch(cost.phases[0])  # it measures the first step
+        cost, kind = replace(cost, speed=measured_speed(chosen, device, images)), None
+    return PlanEstimate(cost, peak_of(chosen, default_protocol(chosen), gpus=gpus), kind)
+
+
+def plan_schema() -> dict[str, Any]:
+    """Print the JSON schema of plans, for completion in editors."""
+    from tintype.plan import Plan
+
+    return Plan.model_json_schema()
+
+
+def any_plan(plan: AnySource, arm: str | None = None, seed: int | None = None) -> Plan:
+    """Return a plan, or that of a recipe, a plan file, a run, or an arm in the folder of a study."""
+    from tintype.library.runs import Run
+
+    if isinstance(plan, Run):
+        return plan.plan
+    if is_study(plan):
+        from tintype.study.lab import choose_run
+
+        return choose_run(Path(str(plan)), arm, seed).plan
+    if isinstance(plan, str | PathLike) and Path(plan).is_dir():
+        from tintype.plan import plan_from_folder
+
+        return plan_from_folder(Path(plan))
+    return plan_of(plan)
+
+
+def is_study(plan: AnySource | None) -> bool:
+    """Return whether it is the folder of a study."""
+    from tintype.runtime.files import STUDY
+
+    return isinstance(plan, str | PathLike) and (Path(plan) / STUDY).is_file()
+
+
+def _arms_in(study: Path) -> str:
+    from tintype.study.folder import stored_study
+    from tintype.study.lab import list_arms
+
+    return list_arms([arm for arm in stored_study(study).arms if arm.role == "arm"])
+
+
+def _refuse_arm_without_study(plans: Sequence[AnySource | None], arm: str | None, seed: int | None) -> None:
+    if (arm is not None or seed is not None) and not any(map(is_study, plans)):
+        from tintype.plan import Plan
+
+        named = f"the plan {plans[0].hash}" if isinstance(plans[0], Plan) else plans[0]
+        raise UserError(
+            f"{option('arm')} and {option('arm-seed')} choose a run of a study; {named} is none", "leave them out"
+        )

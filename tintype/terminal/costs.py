@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +18,13 @@ from tintype.page import numerals
 from tintype.plan import Plan
 from tintype.runtime.pools import CONTEXT_BYTES
 from tintype.study.study import Study
+from tintype.terminal import documents
 from tintype.terminal.lines import say, say_note
+from tintype.terminal.progress import Progress
+from tintype.terminal.view import View
+
+if TYPE_CHECKING:
+    from tintype.library.plans import PlanEstimate
 
 _GIB = 2**30
 _ESTIMATED = ("copies", "activations")
@@ -26,7 +33,26 @@ _HOST_S = 0.005
 """Steps that are counted as shorter wait for the host, which has to start their kernels."""
 
 
-def as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
+class Estimate(View["PlanEstimate"]):
+    """The cost of a plan, by part; estimates are called so."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with ExitStack() as stack:
+            yield {
+                "on_measure": lambda: stack.enter_context(
+                    Progress("measuring", kept="nothing was measured; run the same command again")
+                )
+            }
+
+    def show(self, result: PlanEstimate) -> None:
+        show_plan_cost(result.cost, result.peak, self.console, result.gpu)
+
+    def document(self, result: PlanEstimate) -> documents.Cost:
+        return documents.Cost.model_validate(_as_json(result.cost, result.peak))
+
+
+def _as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
     """Return the cost as plain data; keys of estimates say so."""
     exact = {key: value for key, value in vars(cost.memory).items() if key not in _ESTIMATED}
     return {

@@ -154,14 +154,9 @@ class Judged(_Open):
     """Path of the report; None without `--out`."""
 
 
-class PlanShown(Usual):
+class PlanShown(_Open):
     hash: str
     plan: dict[str, Any]
-
-
-class PlanChanges(Usual):
-    changes: dict[str, list[Any]]
-    """Value before and after, by dotted key."""
 
 
 class Buckets(Usual):
@@ -179,31 +174,6 @@ class Pushed(Usual):
 
 class Address(_Open):
     url: str
-
-
-class Recipe(_Open):
-    name: str
-    description: str
-    size_px: int
-    steps: int
-    batch: int
-
-
-class StudyListed(_Open):
-    name: str
-    question: str
-    recipe: str
-    seeds: list[int]
-    arms: list[str]
-    runs: int
-
-
-class TechniqueListed(_Open):
-    name: str
-    seam: str
-    summary: str
-    paper: str | None
-    options: dict[str, Any]
 
 
 class EmaCurve(_Open):

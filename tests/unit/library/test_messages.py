@@ -87,7 +87,23 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),
     (tintype.load_results, lambda here: (here / "other",), {}, "give the folder of a study that was run"),
     (tintype.make_study, lambda here: ("q", "pocket", {"a": "muom"}, [0]), {}, "unknown technique 'muom'"),
+    (
+        tintype.show_plan,
+        lambda here: ("pocket",),
+        {"arm": "x"},
+        "^`arm` and `seed` choose a run of a study; pocket",
+    ),
+    (
+        tintype.show_plan,
+        lambda here: (here / "study",),
+        {},
+        'choose a run with `arm` and `seed`:\n  arm="baseline"',
+    ),
+    (tintype.diff_plans, lambda here: ("pocket",), {}, "^there is nothing to compare pocket with; give a second plan"),
+    (tintype.plan_cost, lambda here: ("pocket",), {"gpu": "h999"}, '^gpu="h999": unknown kind'),
 ]
+CANNOT_FAIL = {"plan_schema", "recipes", "studies", "techniques"}
+"""Functions without arguments."""
 
 
 def run_in(here: Path) -> Path:
@@ -97,7 +113,7 @@ def run_in(here: Path) -> Path:
 
 def test_a_mistake_is_made_with_every_function_of_the_library() -> None:
     public = {name for name in tintype.__all__ if inspect.isfunction(getattr(tintype, name))}
-    assert {function.__name__ for function, *_ in MISTAKES} == public
+    assert {function.__name__ for function, *_ in MISTAKES} == public - CANNOT_FAIL
 
 
 @pytest.mark.parametrize(("function", "given", "named", "words"), MISTAKES)

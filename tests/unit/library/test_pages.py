@@ -29,6 +29,7 @@ ORDER = [
     "compare",
     "judge",
     "load_plugins",
+    "commands",
 ]
 OPTIONAL = ("pandas", "polars")
 
@@ -71,7 +72,8 @@ def test_every_page_is_run_and_listed() -> None:
     assert {page.stem for page in PAGES.glob("*.md")} == set(ORDER)
     index = (PAGES / "index.md").read_text(encoding="utf-8")
     assert all(f"({page}.md)" in index for page in ORDER[1:])
-    assert all(f"`{name}`" in index for name in tintype.__all__)
+    listed = index + (PAGES / "commands.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in listed for name in tintype.__all__)
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
