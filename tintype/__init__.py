@@ -10,11 +10,15 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tintype.audit.run import Audit
+    from tintype.contract.run import Checked
     from tintype.errors import DivergedError, UserError
     from tintype.evaluation.results import EvaluationResult
+    from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
+    from tintype.library.measure import audit
     from tintype.library.plans import (
         PlanDiff,
         PlanEstimate,
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
         plan_schema,
         show_plan,
     )
-    from tintype.library.plugins import load_plugins
+    from tintype.library.plugins import check, load_plugins, new_technique
+    from tintype.library.publish import SyncUnit, sync
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
     from tintype.plan import Plan
@@ -40,12 +45,15 @@ NUMERICS = 1
 A worker with another number cannot join a study.
 """
 __all__ = [
+    "Audit",
+    "Checked",
     "DivergedError",
     "EvaluationResult",
     "Judgement",
     "ListedRecipe",
     "ListedStudy",
     "ListedTechnique",
+    "Mirrored",
     "Plan",
     "PlanDiff",
     "PlanEstimate",
@@ -55,8 +63,11 @@ __all__ = [
     "Sampled",
     "SideBySide",
     "Study",
+    "SyncUnit",
     "UserError",
     "apply",
+    "audit",
+    "check",
     "compare",
     "diff_plans",
     "ema",
@@ -69,6 +80,7 @@ __all__ = [
     "load_run",
     "load_study",
     "make_study",
+    "new_technique",
     "plan_cost",
     "plan_schema",
     "pool",
@@ -77,15 +89,20 @@ __all__ = [
     "sample",
     "show_plan",
     "studies",
+    "sync",
     "techniques",
     "train",
 ]
 _MODULES = {
+    "audit.run": ("Audit",),
+    "contract.run": ("Checked",),
     "errors": ("DivergedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
+    "export.mirror": ("Mirrored",),
     "judge.verdicts": ("Judgement",),
     "library.judge": ("estimate", "judge"),
     "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
+    "library.measure": ("audit",),
     "library.plans": (
         "PlanDiff",
         "PlanEstimate",
@@ -96,7 +113,8 @@ _MODULES = {
         "plan_schema",
         "show_plan",
     ),
-    "library.plugins": ("load_plugins",),
+    "library.plugins": ("check", "load_plugins", "new_technique"),
+    "library.publish": ("SyncUnit", "sync"),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),
     "plan": ("Plan",),

@@ -17,7 +17,15 @@ _OPEN, _VALUE, _CLOSE, _AGAIN = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 """Noncharacters: Unicode reserves them for use inside a program, so foreign text does not contain them."""
 MARKS = frozenset((_OPEN, _VALUE, _CLOSE, _AGAIN))
 _AGAIN_WORDS: dict[Language, str] = {"command": "run the same command", "python": "make the same call"}
-_ARGUMENTS = {"arm-seed": "seed", "plugin": "plugins", "set": "settings", "technique": "techniques"}
+_ARGUMENTS = {
+    "arm-seed": "seed",
+    "import": "import_",
+    "license": "license_",
+    "list": "list_",
+    "plugin": "plugins",
+    "set": "settings",
+    "technique": "techniques",
+}
 """Function arguments whose name differs from the option's.
 
 All other arguments are named as the option, as `ema_length`.

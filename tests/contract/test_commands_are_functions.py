@@ -26,10 +26,8 @@ from tintype.library import kinds
 OF_THE_COMMAND_LINE = {"schema": "it describes what commands write, which functions return with a type"}
 NOT_YET = {
     "ablate",
-    "audit",
     "bench",
     "card",
-    "check",
     "data export",
     "data import",
     "data inspect",
@@ -43,7 +41,6 @@ NOT_YET = {
     "import",
     "judge",
     "launch",
-    "new technique",
     "pool",
     "power",
     "propose",
@@ -52,7 +49,6 @@ NOT_YET = {
     "report",
     "serve",
     "status",
-    "sync",
     "tokenizer cache",
     "tokenizer report",
     "tokenizer save",
@@ -111,6 +107,8 @@ def _options_of(function: Any, one: inspect.Parameter) -> set[str]:
         return {"arm_seed"}
     kind = eval(str(one.annotation).removesuffix(" | None"), dict(function.__globals__))
     many = one.kind is inspect.Parameter.VAR_POSITIONAL
+    if kind == kinds.AnySource and one.name == "plan":
+        return PLAN
     return {one.name} if many else next((names for of, names in OPTIONS_OF.items() if of == kind), {one.name})
 
 

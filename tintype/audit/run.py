@@ -28,6 +28,8 @@ class Audit:
     findings: list[Finding]
     remarks: tuple[str, ...] = ()
     """How the steps differed from those of training."""
+    run: Path | None = None
+    """The folder of the run; None for a plan."""
 
     @property
     def exit_code(self) -> int:
@@ -60,9 +62,11 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
     return ranked(merged.values())
 
 
-def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
+def audit_plan(
+    plan: Plan, steps: int, device: str | None = None, on_step: Callable[[int], None] = lambda step: None
+) -> Audit:
     """Audit a plan from the weights that its training begins with."""
-    watched, remarks = _as_watched(plan)
+    watched, remarks = _as_watched(plan, device)
     parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
         state = begin(RunFolder(Path(nowhere), parts.world), parts, new_state(parts))
@@ -76,9 +80,7 @@ def audit_run(
     """Audit a run from its newest good checkpoint."""
     refuse_training(path)
     plan = plan_from_folder(path)
-    if device is not None:
-        plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
-    watched, remarks = _as_watched(plan)
+    watched, remarks = _as_watched(plan, device)
     parts = build_session(watched)
     state = new_state(parts)
     tensors, scalars = newest_good(path, state)
@@ -86,7 +88,7 @@ def audit_run(
         state.load(tensors, scalars)
     parts.ready(state.step)
     remarks = (f"from the checkpoint of step {state.step}", *remarks)
-    return replace(audit(parts, state, steps, on_step), remarks=remarks)
+    return replace(audit(parts, state, steps, on_step), remarks=remarks, run=path)
 
 
 def as_json(audit: Audit) -> dict[str, object]:
@@ -127,7 +129,7 @@ def _bad(bad: Bad) -> dict[str, int]:
     return {"non_finite": bad.non_finite, "saturated": bad.saturated}
 
 
-def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+def _as_watched(plan: Plan, device: str | None) -> tuple[Plan, tuple[str, ...]]:
     """The plan with nothing compiled, since hooks see no modules in a compiled graph, and at its full learning rate.
 
     In a warm-up of 1000 steps the first is a thousandth of what is to come, and at the end of a decay it is zero: the
@@ -140,4 +142,5 @@ def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
         remarks.append("model.compile is switched off: nothing can be seen inside a compiled block")
     model = plan.model.model_copy(update={"compile": False, "kernels": "plain"})
     train = plan.train.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
-    return Plan(**{**dict(plan), "model": model, "train": train}), tuple(remarks)
+    run = plan.run if device is None else plan.run.model_copy(update={"device": device})
+    return Plan(**{**dict(plan), "model": model, "train": train, "run": run}), tuple(remarks)

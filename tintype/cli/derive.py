@@ -130,8 +130,8 @@ def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded
     kind = _without_none(_kind_of(one, function))
     if _chooses(function) and one.name in _CHOICE:
         return _named(**{"arm_seed" if one.name == "seed" else one.name: _CHOICE[one.name]})
-    if kind == kinds.AnyPlan:
-        recipe = options.AnyPlan if _chooses(function) else options.Recipe
+    if kind == kinds.AnyPlan or (kind == kinds.AnySource and one.name == "plan"):
+        recipe = options.AnyPlan if kind == kinds.AnySource else options.Recipe
         return _named(recipe=recipe, set_=(options.Set, []), technique=(options.Techniques, []))
     if kind == kinds.AnyRun and one.kind is not inspect.Parameter.VAR_POSITIONAL:
         folder = options.RunFolder if one.default is inspect.Parameter.empty else (options.OptionalRunFolder, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from tintype.cli import complete, options
-from tintype.cli.shared import app, console, plan_of, print_json, run_of
+from tintype.cli.derive import command
+from tintype.cli.shared import app, console, plan_of, print_json
 from tintype.errors import UserError
 from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
@@ -158,41 +158,4 @@ def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
     return [int(number) for number in numbers]
 
 
-@app.command()
-def audit(
-    target: options.AnyPlan,
-    arm: options.Arm = None,
-    arm_seed: options.ArmSeed = None,
-    steps: Annotated[int, Option(min=1, help="Training steps to observe")] = 4,
-    set_: options.Set = [],  # noqa: B006
-    technique: options.Techniques = [],  # noqa: B006
-    device: options.Device = None,
-    json_: options.Json = False,
-) -> None:
-    """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost."""
-    from tintype.audit.run import as_json, audit_plan, audit_run
-    from tintype.terminal.measure import show_audit
-
-    of_run = Path(target).is_dir()
-    if not of_run and (arm is not None or arm_seed is not None):
-        raise UserError(f"--arm and --arm-seed choose a run of a study; {target} is no folder", "leave them out")
-    if of_run and (set_ or technique):
-        raise UserError(
-            f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files",
-            "leave them out",
-        )
-    run = run_of(Path(target), arm, arm_seed) if of_run else None
-    with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
-        on_step = partial(bars.show, "auditing", total=steps)
-        if run is not None:
-            found = audit_run(run, steps, device, on_step)
-        else:
-            chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
-            found = audit_plan(plan_of(target, chosen, technique), steps, on_step)
-        on_step(found.seen.steps)
-    if json_:
-        print_json(as_json(found))
-    else:
-        show_audit(found, f"precision of {run or target}", console)
-    if found.exit_code:
-        sys.exit(found.exit_code)
+command(app, "audit", "measure:audit", "measure:Findings")

@@ -51,6 +51,11 @@ class Checked:
     def passed(self) -> bool:
         return all(result.passed for result in self.results)
 
+    @property
+    def exit_code(self) -> int:
+        """1 where a part breaks its contract."""
+        return int(not self.passed)
+
 
 Report = Callable[[str, int, int], None]
 """Called with what is done now, how many checks and pairs are done, and how many there are."""

@@ -89,7 +89,7 @@ def check_texts(function: str, given: Sequence[object], example: str) -> None:
             raise UserError(f"{function}: {one!r} is of type {type(one).__name__}", f"give texts, each as {example}")
 
 
-def show_plan(plan: AnyPlan, *, arm: str | None = None, seed: Seed | None = None) -> Plan:
+def show_plan(plan: AnySource, *, arm: str | None = None, seed: Seed | None = None) -> Plan:
     """Print a plan with every default resolved.
 
     Args:
@@ -146,7 +146,7 @@ def diff_plans(
 
 
 def plan_cost(
-    plan: AnyPlan,
+    plan: AnySource,
     *,
     gpus: Count = 1,
     gpu: str | None = None,

@@ -172,6 +172,20 @@ class Pushed(Usual):
     commit: str | None = None
 
 
+class Written(_Open):
+    file: str
+
+
+class CheckedFile(_Open):
+    plugin: dict[str, str]
+    """Name and SHA-256 of the file."""
+    parts: dict[str, list[str]]
+    """Names of its parts, by kind."""
+    passed: bool
+    results: list[dict[str, Any]]
+    """Technique, check and outcome of each."""
+
+
 class Address(_Open):
     url: str
 
@@ -222,19 +236,6 @@ class StoreShown(_Open):
 
 class StoreInspected(_Open):
     problems: list[dict[str, Any]]
-
-
-class SyncUnit(_Open):
-    name: str
-    files: int
-    bytes: int
-
-
-class Synced(_Open):
-    copied: int
-    copied_bytes: int
-    there: int
-    damaged: dict[str, str]
 
 
 class TokenizerSaved(_Open):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import singledispatch
+from functools import partial, singledispatch
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from tintype.audit.findings import Finding
-from tintype.audit.run import Audit
+from tintype.audit.run import Audit, as_json
 from tintype.audit.seen import Bad, Group, Role, Seen
 from tintype.bench.data import DataSpeeds, ImportSpeed, Loading
 from tintype.bench.record import AnyResult, Change
@@ -23,10 +25,12 @@ from tintype.page.numerals import count, significant
 from tintype.runtime.interrupt import watch_signals
 from tintype.study.study import Study, check_study
 from tintype.study.supervisor import Jobs
+from tintype.terminal import documents
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress
 from tintype.terminal.studies import StudyDisplay
+from tintype.terminal.view import View
 
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 _STYLE = {"mistake": "red", "note": "yellow"}
@@ -169,19 +173,31 @@ def show_changes(changes: Sequence[Change], tolerance: float, console: Console) 
     return slower
 
 
-def show_audit(audit: Audit, title: str, console: Console) -> None:
-    """Show a row for each group, then the findings. In a command of several processes only rank 0 calls this."""
-    seen = audit.seen
-    console.print(_groups_table(seen, title))
-    steps = f"{seen.steps} step{'' if seen.steps == 1 else 's'}"
-    for line in (_LEGEND, "; ".join((steps, *audit.remarks))):
-        console.print(line, style="dim", highlight=False, markup=False)
-    if seen.error is not None:
-        console.print(f"the steps were ended by {seen.error_words}", style="yellow", highlight=False, markup=False)
-    if not audit.findings:
-        console.print("nothing found: no step, average or input loses precision", style="green", highlight=False)
-    for finding in audit.findings:
-        _show_finding(finding, console)
+class Findings(View[Audit]):
+    """A row for each group of tensors, then the findings."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
+            yield {"on_progress": partial(bars.show, "auditing", total=self.given["steps"])}
+
+    def show(self, result: Audit) -> None:
+        seen = result.seen
+        self.console.print(_groups_table(seen, f"precision of {result.run or self.given['recipe']}"))
+        steps = f"{seen.steps} step{'' if seen.steps == 1 else 's'}"
+        for line in (_LEGEND, "; ".join((steps, *result.remarks))):
+            self.console.print(line, style="dim", highlight=False, markup=False)
+        if seen.error is not None:
+            ended = f"the steps were ended by {seen.error_words}"
+            self.console.print(ended, style="yellow", highlight=False, markup=False)
+        if not result.findings:
+            nothing = "nothing found: no step, average or input loses precision"
+            self.console.print(nothing, style="green", highlight=False)
+        for finding in result.findings:
+            _show_finding(finding, self.console)
+
+    def document(self, result: Audit) -> documents.Audited:
+        return documents.Audited.model_validate(as_json(result))
 
 
 def _show_finding(finding: Finding, console: Console) -> None:

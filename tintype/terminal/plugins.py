@@ -1,47 +1,72 @@
-"""Lines that the commands for plugins print."""
+"""Results of the commands for plugins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tintype.contract.run import Checked, Result, parts_in_words
+from tintype.terminal import documents
 from tintype.terminal.lines import say
+from tintype.terminal.progress import Progress
+from tintype.terminal.view import View
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tintype.contract.run import Checked, Result
+
+class NextSteps(View[Path]):
+    """Commands to run next on a file that was written for a technique."""
+
+    def show(self, result: Path) -> None:
+        file, name = quote(str(result)), self.given["name"]
+        out = quote(f"runs/{name}")
+        say(self.console, f"written: {result}")
+        say(self.console, f"next: write your idea into its `loss`, then tintype check {file}")
+        say(self.console, f"then: tintype --plugin {file} train pocket --technique {quote(name)} --out {out}")
+
+    def document(self, result: Path) -> documents.Written:
+        return documents.Written(file=str(result))
 
 
-def next_steps(file: Path, name: str) -> list[str]:
-    """Return what to do with a file that was written for a technique."""
-    out = quote(f"runs/{name}")
-    return [
-        f"written: {file}",
-        f"next: write your idea into its `loss`, then tintype check {quote(str(file))}",
-        f"then: tintype --plugin {quote(str(file))} train pocket --technique {quote(name)} --out {out}",
-    ]
+class Checks(View[Checked]):
+    """A line for each check as it ends, then how many have passed."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        kept = "a check writes nothing; run the same command again"
+        with Progress(f"loading {self.given['file']}", unit="checks", kept=kept) as bars:
+            lines = bars.console_for_lines(self.console)
+            calls = {"on_progress": lambda doing, done, total: bars.show("checking", done, total, doing)}
+            yield calls if self.as_json else {**calls, "on_result": lambda result: _show_result(result, lines)}
+
+    def show(self, result: Checked) -> None:
+        say(self.console, f"{result.plugin.name}, sha256 {result.plugin.sha256}: {parts_in_words(result)}")
+        if result.results:
+            passed = sum(one.passed for one in result.results)
+            say(self.console, f"{passed} of {len(result.results)} checks passed")
+        else:
+            say(
+                self.console,
+                "it has no technique, sampler or guidance, and only these have a contract to check; it was loaded "
+                "without a mistake",
+            )
+
+    def document(self, result: Checked) -> documents.CheckedFile:
+        return documents.CheckedFile(
+            plugin={"name": result.plugin.name, "sha256": result.plugin.sha256},
+            parts=result.parts,
+            passed=result.passed,
+            results=[asdict(one) for one in result.results],
+        )
 
 
-def show_result(result: Result, console: Console) -> None:
+def _show_result(result: Result, console: Console) -> None:
     """Print one check on one line."""
     details = f" ({' '.join(result.details.split())})" if result.details else ""
     word, style = ("pass", None) if result.passed else ("FAIL", "red")
     say(console, f"{word}  {result.technique}: {result.check[0].lower()}{result.check[1:]}{details}", style)
-
-
-def show_checked(checked: Checked, console: Console) -> None:
-    """Print how many checks have passed, or what the file has where there was nothing to check."""
-    from tintype.contract.run import parts_in_words
-
-    passed = sum(result.passed for result in checked.results)
-    say(console, f"{checked.plugin.name}, sha256 {checked.plugin.sha256}: {parts_in_words(checked)}")
-    if checked.results:
-        say(console, f"{passed} of {len(checked.results)} checks passed")
-    else:
-        say(
-            console,
-            "it has no technique, sampler or guidance, and only these have a contract to check; it was loaded without "
-            "a mistake",
-        )

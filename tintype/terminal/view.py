@@ -30,7 +30,7 @@ class View(Generic[R]):
     def __init__(self, console: Console, given: Mapping[str, Any], as_json: bool) -> None:
         self.console, self.given = console, given
         self.lines = progress_console if as_json else console
-        self._as_json = as_json
+        self.as_json = as_json
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,7 @@ class View(Generic[R]):
 
     def finish(self, result: R) -> None:
         """Print the result, or write its document; end with its exit code if that is not 0."""
-        if not self._as_json:
+        if not self.as_json:
             self.show(result)
         elif not self.console.quiet:  # another rank prints it
             from pydantic import TypeAdapter  # slow to import

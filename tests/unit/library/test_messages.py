@@ -101,6 +101,11 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     ),
     (tintype.diff_plans, lambda here: ("pocket",), {}, "^there is nothing to compare pocket with; give a second plan"),
     (tintype.plan_cost, lambda here: ("pocket",), {"gpu": "h999"}, '^gpu="h999": unknown kind'),
+    (tintype.audit, lambda here: ("pocket",), {"arm": "x"}, "^`arm` and `seed` choose a run of a study; pocket is no"),
+    (tintype.audit, lambda here: (here / "other",), {}, "is not a run: it has no plan.yaml"),
+    (tintype.check, lambda here: (here / "idea.py",), {}, r'^"\S+idea.py": it adds nothing'),
+    (tintype.new_technique, lambda here: ("My Idea",), {}, "My Idea"),
+    (tintype.sync, lambda here: (str(here),), {}, "give a target to copy .* to, or `list_` and no target"),
 ]
 CANNOT_FAIL = {"plan_schema", "recipes", "studies", "techniques"}
 """Functions without arguments."""
