@@ -18,7 +18,7 @@ import tintype
 from tests.commands import COMMANDS as LISTED
 from tests.tiny import TINY
 from tintype.cli import app
-from tintype.cli.derive import COMMANDS
+from tintype.cli.derive import COMMANDS, evaluated
 from tintype.cli.schemas import document_type
 from tintype.cli.shared import command_names
 from tintype.library import kinds
@@ -105,7 +105,7 @@ def _options_of(function: Any, one: inspect.Parameter) -> set[str]:
         return SETTINGS
     if one.name == "seed" and "arm" in inspect.signature(function).parameters:
         return {"arm_seed"}
-    kind = eval(str(one.annotation).removesuffix(" | None"), dict(function.__globals__))
+    kind = evaluated(str(one.annotation).removesuffix(" | None"), function)
     many = one.kind is inspect.Parameter.VAR_POSITIONAL
     if kind == kinds.AnySource and one.name == "plan":
         return PLAN

@@ -17,7 +17,9 @@ from tintype.train.loop import Outcome
 
 ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "library"
-COMMANDS = (PAGES / "commands.md").read_text(encoding="utf-8")
+COMMANDS = PAGES / "commands.md"
+OF_COMMANDS = {name for row in re.findall(r"^\|.*", COMMANDS.read_text(), re.M) for name in re.findall(r"`(\w+)`", row)}
+"""Names in the tables of that page, whose arguments are described by the docstring."""
 FUNCTIONS = [name for name in tintype.__all__ if name.islower()]
 
 
@@ -57,13 +59,8 @@ def test_train_is_the_function_after_the_room_of_that_name_was_imported() -> Non
 def test_every_name_has_a_docstring_and_a_page(name: str) -> None:
     assert inspect.getdoc(getattr(tintype, name)), name
     lines = [line for page in PAGES.glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
-    described = [line for line in lines if re.match(rf"#+ .*`{name}\b", line)] or _rows(name)
-    assert described, f"no heading names `{name}`, and no row of the commands"
-
-
-def _rows(name: str) -> list[str]:
-    """Return the rows of a name in the table of commands."""
-    return [line for line in COMMANDS.splitlines() if re.match(rf"\| .*`{name}`", line)]
+    headings = [line for line in lines if re.match(rf"#+ .*`{name}\b", line)]
+    assert headings or name in OF_COMMANDS, f"no heading and no row of {COMMANDS.name} names `{name}`"
 
 
 def test_type_checkers_read_the_annotations() -> None:
@@ -80,16 +77,16 @@ def _functions() -> dict[str, FunctionType]:
 
 
 @pytest.mark.parametrize("name", _functions())
-def test_every_function_is_typed_and_its_arguments_are_described(name: str) -> None:
+def test_every_function_is_typed_and_its_page_names_its_arguments(name: str) -> None:
     function = _functions()[name]
     signature = inspect.signature(function)
     named = [one for one in signature.parameters.values() if one.name != "self"]
     assert signature.return_annotation is not inspect.Signature.empty
     assert all(one.annotation is not inspect.Parameter.empty for one in named)
-    docs, of_command = inspect.getdoc(function) or "", bool(_rows(name))
-    if "Args:" in docs or of_command:  # the help of a command shows them
+    docs = inspect.getdoc(function) or ""
+    if "Args:" in docs or name in OF_COMMANDS:
         assert not [one.name for one in named if f"{one.name}:" not in docs]
-    if of_command:
+    if name in OF_COMMANDS:
         return
     texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
     assert not [one.name for one in named if f"`{one.name}`" not in texts]
