@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tintype.audit.run import Audit
     from tintype.contract.run import Checked
+    from tintype.data.presets import DataPreset
     from tintype.errors import DivergedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
+    from tintype.library.data import Shapes, choose_shapes, data_presets
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
     from tintype.library.measure import audit
@@ -47,6 +49,7 @@ A worker with another number cannot join a study.
 __all__ = [
     "Audit",
     "Checked",
+    "DataPreset",
     "DivergedError",
     "EvaluationResult",
     "Judgement",
@@ -61,6 +64,7 @@ __all__ = [
     "Results",
     "Run",
     "Sampled",
+    "Shapes",
     "SideBySide",
     "Study",
     "SyncUnit",
@@ -68,7 +72,9 @@ __all__ = [
     "apply",
     "audit",
     "check",
+    "choose_shapes",
     "compare",
+    "data_presets",
     "diff_plans",
     "ema",
     "estimate",
@@ -96,10 +102,12 @@ __all__ = [
 _MODULES = {
     "audit.run": ("Audit",),
     "contract.run": ("Checked",),
+    "data.presets": ("DataPreset",),
     "errors": ("DivergedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "export.mirror": ("Mirrored",),
     "judge.verdicts": ("Judgement",),
+    "library.data": ("Shapes", "choose_shapes", "data_presets"),
     "library.judge": ("estimate", "judge"),
     "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
     "library.measure": ("audit",),

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from tintype.cli import complete, options
+from tintype.cli.derive import command
 from tintype.cli.shared import console, group, print_json
 from tintype.errors import UserError
-from tintype.terminal.answers import answer
 from tintype.terminal.lines import say
 
 data_app = group("data", "Import your own images into a store, and inspect it.")
@@ -100,22 +100,7 @@ def data_import(
     import_with_progress(source, out, chosen, console, known)
 
 
-@data_app.command("presets")
-def data_presets(
-    preset: Annotated[
-        str | None, Argument(help="Show all about this one", autocompletion=complete.preset_names)
-    ] = None,
-    json_: options.Json = False,
-) -> None:
-    """List public sets that `tintype data import --preset` knows: licence, records, and where to get them."""
-    from tintype.terminal.presets import preset_rows, show_preset, show_presets
-
-    if json_:
-        print_json(preset_rows(preset))
-    elif preset is None:
-        show_presets(console)
-    else:
-        show_preset(preset, console)
+command(data_app, "presets", "data:data_presets", "presets:Presets")
 
 
 @data_app.command("export")
@@ -205,21 +190,7 @@ def data_recaption(
     recaption_with_progress(store, task, captioner, console)
 
 
-@data_app.command("shapes")
-def data_shapes(
-    size: Annotated[int, Option(min=16, max=4096, help="data.size_px of the plan")] = 256,
-    unit: Annotated[int, Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
-    ratio: Annotated[float, Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
-) -> None:
-    """Print shapes of about equal area as the setting data.buckets, to train on images that are not square."""
-    from tintype.data.buckets import shapes
-
-    if size % unit:
-        raise UserError(f"--size {size} is no multiple of --unit {unit}")
-    made = shapes(size, unit, ratio)
-    answer(buckets=[list(shape) for shape in made])
-    found = ",".join(f"[{height},{width}]" for height, width in made)
-    say(console, f"data.buckets=[{found}]")
+command(data_app, "shapes", "data:choose_shapes", "data:ShapeSetting")
 
 
 @data_app.command("show")

@@ -85,9 +85,21 @@ class Preset(Settings):
         ]
 
 
+class DataPreset(Preset):
+    """A preset with its name."""
+
+    name: str = Field(description="name of the preset")
+
+
 def read_preset(name: str) -> Preset:
     """Return the built-in preset of that name, or the preset in the file at that path."""
     return parse(Preset, packaged.find("data", name))
+
+
+def named_presets(name: str | None = None) -> list[DataPreset]:
+    """Return all built-in presets, or the one of that name."""
+    names = preset_names() if name is None else [name]
+    return [DataPreset(name=one, **dict(read_preset(one))) for one in names]
 
 
 def preset_names() -> list[str]:

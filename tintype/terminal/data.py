@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -28,6 +29,17 @@ from tintype.runtime.files import write_text
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say, say_note
 from tintype.terminal.progress import Progress, stoppable
+from tintype.terminal.view import View
+
+if TYPE_CHECKING:
+    from tintype.library.data import Shapes
+
+
+class ShapeSetting(View["Shapes"]):
+    """The setting with the shapes."""
+
+    def show(self, result: Shapes) -> None:
+        say(self.console, result.setting)
 
 
 def import_with_progress(

@@ -159,10 +159,6 @@ class PlanShown(_Open):
     plan: dict[str, Any]
 
 
-class Buckets(Usual):
-    buckets: list[list[int]]
-
-
 class Folder(Usual):
     folder: str
 

@@ -83,6 +83,8 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     ),
     (tintype.compare, lambda here: (here / "other", here / "study"), {}, "is not a run|is a study"),
     (tintype.pool, lambda here: (here / "study", here / "study"), {}, "is given twice; give each study once"),
+    (tintype.data_presets, lambda here: ("coco",), {}, "^unknown preset 'coco'"),
+    (tintype.choose_shapes, lambda here: (), {"size": 65}, "^size=65 is no multiple of unit=16"),
     (tintype.load_study, lambda here: ("pocket", "seeds=[0,"), {}, r'^"seeds" is not valid YAML'),
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),
     (tintype.load_results, lambda here: (here / "other",), {}, "give the folder of a study that was run"),
