@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from tintype.audit.run import Audit
     from tintype.contract.run import Checked
     from tintype.data.presets import DataPreset
-    from tintype.errors import DivergedError, UserError
+    from tintype.data.store.layout import AboutStore
+    from tintype.data.store.show import StoreShown
+    from tintype.errors import DivergedError, StoppedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
-    from tintype.library.data import Shapes, choose_shapes, data_presets
+    from tintype.library.data import Shapes, choose_shapes, data_presets, show_store, upgrade_store
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
     from tintype.library.measure import audit
@@ -47,6 +49,7 @@ NUMERICS = 1
 A worker with another number cannot join a study.
 """
 __all__ = [
+    "AboutStore",
     "Audit",
     "Checked",
     "DataPreset",
@@ -66,6 +69,8 @@ __all__ = [
     "Sampled",
     "Shapes",
     "SideBySide",
+    "StoppedError",
+    "StoreShown",
     "Study",
     "SyncUnit",
     "UserError",
@@ -94,20 +99,24 @@ __all__ = [
     "run_study",
     "sample",
     "show_plan",
+    "show_store",
     "studies",
     "sync",
     "techniques",
     "train",
+    "upgrade_store",
 ]
 _MODULES = {
     "audit.run": ("Audit",),
     "contract.run": ("Checked",),
     "data.presets": ("DataPreset",),
-    "errors": ("DivergedError", "UserError"),
+    "data.store.layout": ("AboutStore",),
+    "data.store.show": ("StoreShown",),
+    "errors": ("DivergedError", "StoppedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "export.mirror": ("Mirrored",),
     "judge.verdicts": ("Judgement",),
-    "library.data": ("Shapes", "choose_shapes", "data_presets"),
+    "library.data": ("Shapes", "choose_shapes", "data_presets", "show_store", "upgrade_store"),
     "library.judge": ("estimate", "judge"),
     "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
     "library.measure": ("audit",),

@@ -61,6 +61,13 @@ class DivergedError(UserError):
     """
 
 
+class StoppedError(UserError):
+    """Raised if a signal ended work that has no result yet.
+
+    The problem says what is kept, and the fix how to resume.
+    """
+
+
 class DamagedFileError(UserError):
     """Raised if a file is damaged. The message names the file and the command that remakes it."""
 

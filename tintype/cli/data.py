@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -193,67 +192,8 @@ def data_recaption(
 command(data_app, "shapes", "data:choose_shapes", "data:ShapeSetting")
 
 
-@data_app.command("show")
-def data_show(
-    store: options.Store,
-    check: Annotated[bool, Option("--check", help="Read everything and compare it with its checksums")] = False,
-    where: options.Where = None,
-    skip: options.Skip = None,
-    json_: options.Json = False,
-) -> None:
-    """Show what a store holds; with --check verify it, with --where and --skip count the records that are left."""
-    from tintype.data.store.layout import SPLITS, open_store
-    from tintype.data.store.selection import select
-    from tintype.terminal.data import check_with_progress
-
-    opened = open_store(store)
-    selection = select(opened, where, skip, options="--")
-    left = {str(split): len(selection.rows(opened, split)) for split in SPLITS}
-    if check:
-        check_with_progress(opened)
-    filtered = where is not None or skip is not None
-    missing = opened.missing()
-    if json_:
-        print_json({**opened.about.model_dump(), "missing": missing, **({"left": left} if filtered else {})})
-        return
-    about = opened.about
-    lines = {
-        "identity": about.identity + (" (checked)" if check else ""),
-        "records": ", ".join(f"{count:,} {split}" for split, count in about.counts.items()),
-        "captions": ", ".join(about.captions),
-        **({"attributes": _attributes(about.attributes, missing)} if about.attributes else {}),
-        "set aside": f"{about.quarantined:,}",
-        "size": f"{sum(shard.bytes for shard in about.shards) / 1e6:,.1f} MB in {len(about.shards)} shards",
-        "imported from": about.made_from.get("source", "?"),
-        **{f"captions {column.name}": _made_by(column.made_by) for column in about.added},
-    }
-    if filtered:
-        lines["left"] = (
-            ", ".join(f"{count:,} {split}" for split, count in left.items())
-            + f" (--where leaves out {selection.by_where:,}, --skip {selection.by_skip:,})"
-        )
-    if selection.note:
-        lines["note"] = selection.note
-    for name, value in lines.items():
-        say(console, f"{name}: {value}")
-
-
-@data_app.command("upgrade")
-def data_upgrade(store: options.Store) -> None:
-    """Check a store of an earlier version, and add checksums of all its columns."""
-    from tintype.terminal.data import upgrade_with_progress
-
-    upgrade_with_progress(store, console)
-
-
-def _attributes(kinds: Mapping[str, str], missing: Mapping[str, int]) -> str:
-    lacking = {name: f", {count:,} missing" if count else "" for name, count in missing.items()}
-    return ", ".join(f"{name} ({kind}{lacking[name]})" for name, kind in kinds.items())
-
-
-def _made_by(made_by: Mapping[str, Any]) -> str:
-    model, empty = made_by.get("settings", {}).get("model", "?"), made_by.get("empty_captions", 0)
-    return f"added {made_by.get('date', '?')} by {model}; {empty:,} are empty"
+command(data_app, "show", "data:show_store", "data:StoreFacts")
+command(data_app, "upgrade", "data:upgrade_store", "data:Upgrade")
 
 
 @data_app.command("inspect")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
@@ -282,7 +282,6 @@ def train(
         UserError: the folder holds another run, or the plan's data or weights are not there.
         DivergedError: the loss or the weights are not finite, or far too large.
     """
-    from tintype.runtime.interrupt import watch_signals
     from tintype.train import loop
     from tintype.train.record import RunRecord
 
@@ -294,14 +293,22 @@ def train(
         first = now.step if first is None else first
         (on_progress or ignore)(now)
 
-    work = partial(loop.train, plan, path, on_progress=report, on_wait=on_wait or ignore)
-    if interrupt is not None:
-        outcome = work(interrupt)
-    else:
-        with watch_signals() as own:
-            outcome = work(own)
-        deliver(own.signal)
+    with watched(interrupt) as signalled:
+        outcome = loop.train(plan, path, signalled, on_progress=report, on_wait=on_wait or ignore)
     return Run(RunRecord(path, plan), outcome.step, trained=0 if first is None else outcome.step - first)
+
+
+@contextmanager
+def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
+    """Yield the caller's interrupt, or without one an interrupt that signals set. Such a signal is then delivered."""
+    if interrupt is not None:
+        yield interrupt
+        return
+    from tintype.runtime.interrupt import watch_signals
+
+    with watch_signals() as own:
+        yield own
+    deliver(own.signal)
 
 
 def deliver(number: int | None) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -14,14 +16,13 @@ from tintype.data.captions import ColumnSettings
 from tintype.data.presets import Preset
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
-from tintype.data.store.changes import upgrade_store
 from tintype.data.store.export import Form, export_store, quoted_import_options
 from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
 from tintype.data.store.inspect_html import to_html
 from tintype.data.store.inspect_result import Result
-from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
+from tintype.data.store.layout import QUARANTINE, AboutStore, Split, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.errors import as_user_error
 from tintype.evaluation.fit import held_out_note
@@ -29,9 +30,10 @@ from tintype.runtime.files import write_text
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say, say_note
 from tintype.terminal.progress import Progress, stoppable
-from tintype.terminal.view import View
+from tintype.terminal.view import R, View
 
 if TYPE_CHECKING:
+    from tintype.data.store.show import StoreShown
     from tintype.library.data import Shapes
 
 
@@ -118,7 +120,7 @@ def inspect_with_progress(
 ) -> Result:
     """Inspect a store and write its page, where `out` is given; return the numbers."""
     opened, began = open_store(store), time.monotonic()
-    selection = select(opened, where, skip, options="--")
+    selection = select(opened, where, skip, name="--where")
     with stoppable("looking") as (bars, interrupt):
         found = inspect_store(opened, selection, asked, lambda: interrupt.signal is not None, bars.count)
     if found is None:
@@ -138,17 +140,62 @@ def inspect_with_progress(
     return found.result
 
 
-def check_with_progress(store: Store) -> None:
-    """Read all of a store, and refuse it where it is not as it was written."""
-    with Progress("checking", kept="nothing was changed; run the same command again") as bars:
-        store.check(lambda done: bars.show(None, done, len(store)))
+class _Checking(View[R]):
+    """The progress of a command that reads all of a store."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with Progress("checking", kept="nothing was changed; run the same command again") as bars:
+            yield {"on_progress": bars.count}
 
 
-def upgrade_with_progress(store: Path, console: Console) -> None:
-    """Add checksums to a store of an earlier version, and show how far it is."""
-    with Progress("checking", kept="nothing was changed; run the same command again") as bars:
-        about = upgrade_store(store, bars.count)
-    say(console, f"{store}: all columns have checksums; sha256 {about.identity[:12]}")
+class StoreFacts(_Checking["StoreShown"]):
+    """What a store holds, line by line."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        if not self.given["check"]:
+            yield {}
+            return
+        with super().calls() as calls:
+            yield calls
+
+    def show(self, result: StoreShown) -> None:
+        lines = {
+            "identity": result.identity + (" (checked)" if result.checked else ""),
+            "records": ", ".join(f"{count:,} {split}" for split, count in result.counts.items()),
+            "captions": ", ".join(result.captions),
+            **({"attributes": _attributes(result.attributes, result.missing)} if result.attributes else {}),
+            "set aside": f"{result.quarantined:,}",
+            "size": f"{sum(shard.bytes for shard in result.shards) / 1e6:,.1f} MB in {len(result.shards)} shards",
+            "imported from": result.made_from.get("source", "?"),
+            **{f"captions {column.name}": _made_by(column.made_by) for column in result.added},
+        }
+        if result.left is not None:
+            left = ", ".join(f"{count:,} {split}" for split, count in result.left.items())
+            by_where, by_skip = result.left_out["where"], result.left_out["skip"]
+            lines["left"] = f"{left} (--where leaves out {by_where:,}, --skip {by_skip:,})"
+        if result.note:
+            lines["note"] = result.note
+        for name, value in lines.items():
+            say(self.console, f"{name}: {value}")
+
+
+def _attributes(kinds: Mapping[str, str], missing: Mapping[str, int]) -> str:
+    lacking = {name: f", {count:,} missing" if count else "" for name, count in missing.items()}
+    return ", ".join(f"{name} ({kind}{lacking[name]})" for name, kind in kinds.items())
+
+
+def _made_by(made_by: Mapping[str, Any]) -> str:
+    model, empty = made_by.get("settings", {}).get("model", "?"), made_by.get("empty_captions", 0)
+    return f"added {made_by.get('date', '?')} by {model}; {empty:,} are empty"
+
+
+class Upgrade(_Checking[AboutStore]):
+    """The identity of the upgraded store."""
+
+    def show(self, result: AboutStore) -> None:
+        say(self.console, f"{self.given['store']}: all columns have checksums; sha256 {result.identity[:12]}")
 
 
 def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> None:

@@ -223,13 +223,6 @@ class Scores(_Open):
     seconds: float
 
 
-class StoreShown(_Open):
-    identity: str
-    counts: dict[str, int]
-    captions: list[str]
-    missing: dict[str, int]
-
-
 class StoreInspected(_Open):
     problems: list[dict[str, Any]]
 

@@ -18,8 +18,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from tintype.errors import StoppedError
 from tintype.runtime.printable import visible
-from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work
+from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work, leave
 from tintype.terminal.lines import progress_console, start_live
 
 if TYPE_CHECKING:
@@ -254,8 +255,12 @@ def stoppable(doing: str, total: float | None = None, unit: str = "images") -> I
     """Show the progress of a loop that watches for signals itself, and saves what it has when one comes."""
     from tintype.runtime.interrupt import watch_signals  # torch, which is slow to import
 
-    with watch_signals() as interrupt, Progress(doing, total, unit, interrupt=interrupt) as bars:
-        yield bars, interrupt
+    with watch_signals() as interrupt:
+        try:
+            with Progress(doing, total, unit, interrupt=interrupt) as bars:
+                yield bars, interrupt
+        except StoppedError as stopped:
+            leave(interrupt.signal, str(stopped))
 
 
 class _DrawnBars(RichProgress):

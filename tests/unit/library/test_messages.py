@@ -12,6 +12,7 @@ import pytest
 
 import tintype
 from tests.tiny import tiny_plan
+from tests.tiny_store import tiny_store
 from tests.written_runs import Writer, written_runs
 from tintype.errors import DivergedError, UserError
 from tintype.library import for_python
@@ -85,6 +86,8 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.pool, lambda here: (here / "study", here / "study"), {}, "is given twice; give each study once"),
     (tintype.data_presets, lambda here: ("coco",), {}, "^unknown preset 'coco'"),
     (tintype.choose_shapes, lambda here: (), {"size": 65}, "^size=65 is no multiple of unit=16"),
+    (tintype.show_store, lambda here: (tiny_store(here, 4, "shown"),), {"where": "wdth > 3"}, "^`where`, character 1"),
+    (tintype.upgrade_store, lambda here: (here / "other",), {}, "has no store.json"),
     (tintype.load_study, lambda here: ("pocket", "seeds=[0,"), {}, r'^"seeds" is not valid YAML'),
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),
     (tintype.load_results, lambda here: (here / "other",), {}, "give the folder of a study that was run"),

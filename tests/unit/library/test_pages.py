@@ -28,8 +28,8 @@ ORDER = [
     "pool",
     "compare",
     "judge",
-    "load_plugins",
     "commands",
+    "load_plugins",
 ]
 OPTIONAL = ("pandas", "polars")
 

@@ -70,13 +70,13 @@ class Selection:
         return f"{count:,} {hashes} in the skip list and not in the store (for example {some}…); they leave nothing out"
 
 
-def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, options: str = "data.") -> Selection:
+def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, name: str = "data.where") -> Selection:
     """Select records by `where` and the skip list. The skip list's identity must begin with `pin`.
 
-    `options` precedes the names of the settings in messages.
+    `name` names `where` in messages.
     """
     kept = np.ones(len(store), dtype=np.bool_)
-    wanted = kept if where is None else kept_by(store, where, f"{options}where")
+    wanted = kept if where is None else kept_by(store, where, name)
     entries = SkipList() if skip is None else read_skip_list(skip)
     check_pin("data.skip_sha256", pin, f"the skip list {skip}", entries.identity, "give the right file")
     skipped, unknown = _skipped(store, entries)

@@ -32,7 +32,7 @@ from tintype.errors import UserError
 
 def inspected(store: Path, where: str | None = None, asked: Asked | None = None) -> Inspection:
     opened = open_store(store)
-    found = inspect_store(opened, select(opened, where, None, options="--"), asked or Asked())
+    found = inspect_store(opened, select(opened, where, None, name="--where"), asked or Asked())
     assert found is not None
     return found
 
