@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     from tintype.audit.run import Audit
     from tintype.contract.run import Checked
     from tintype.data.presets import DataPreset
+    from tintype.data.store.export import Exported
+    from tintype.data.store.inspect import Inspection
     from tintype.data.store.layout import AboutStore
     from tintype.data.store.show import StoreShown
     from tintype.errors import DivergedError, StoppedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
-    from tintype.library.data import Shapes, choose_shapes, data_presets, show_store, upgrade_store
+    from tintype.library.data import (
+        Shapes,
+        choose_shapes,
+        data_presets,
+        export_store,
+        inspect_store,
+        show_store,
+        upgrade_store,
+    )
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
     from tintype.library.measure import audit
@@ -55,6 +65,8 @@ __all__ = [
     "DataPreset",
     "DivergedError",
     "EvaluationResult",
+    "Exported",
+    "Inspection",
     "Judgement",
     "ListedRecipe",
     "ListedStudy",
@@ -84,6 +96,8 @@ __all__ = [
     "ema",
     "estimate",
     "evaluate",
+    "export_store",
+    "inspect_store",
     "judge",
     "load_plan",
     "load_plugins",
@@ -110,13 +124,23 @@ _MODULES = {
     "audit.run": ("Audit",),
     "contract.run": ("Checked",),
     "data.presets": ("DataPreset",),
+    "data.store.export": ("Exported",),
+    "data.store.inspect": ("Inspection",),
     "data.store.layout": ("AboutStore",),
     "data.store.show": ("StoreShown",),
     "errors": ("DivergedError", "StoppedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "export.mirror": ("Mirrored",),
     "judge.verdicts": ("Judgement",),
-    "library.data": ("Shapes", "choose_shapes", "data_presets", "show_store", "upgrade_store"),
+    "library.data": (
+        "Shapes",
+        "choose_shapes",
+        "data_presets",
+        "export_store",
+        "inspect_store",
+        "show_store",
+        "upgrade_store",
+    ),
     "library.judge": ("estimate", "judge"),
     "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
     "library.measure": ("audit",),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
 from tintype.cli import complete, options
 from tintype.cli.derive import command
-from tintype.cli.shared import console, group, print_json
+from tintype.cli.shared import console, group
 from tintype.errors import UserError
 from tintype.terminal.lines import say
 
@@ -102,17 +102,7 @@ def data_import(
 command(data_app, "presets", "data:data_presets", "presets:Presets")
 
 
-@data_app.command("export")
-def data_export(
-    store: options.Store,
-    to: Annotated[Literal["webdataset", "parquet"], Option("--to", help="Form of the files")],
-    out: Annotated[Path, Option("--out", help="Folder to write to")],
-    split: Annotated[options.Split, Option("--split", help="Export only this split; by default both")] = None,
-) -> None:
-    """Export the images, captions and attributes of a store as WebDataset tars or Parquet files."""
-    from tintype.terminal.data import export_with_progress
-
-    export_with_progress(store, to, out, split, console)
+command(data_app, "export", "data:export_store", "data:Export")
 
 
 @data_app.command("recaption")
@@ -194,40 +184,4 @@ command(data_app, "shapes", "data:choose_shapes", "data:ShapeSetting")
 
 command(data_app, "show", "data:show_store", "data:StoreFacts")
 command(data_app, "upgrade", "data:upgrade_store", "data:Upgrade")
-
-
-@data_app.command("inspect")
-def data_inspect(
-    store: options.Store,
-    out: Annotated[Path | None, Option("--out", help="HTML file to write [STORE-inspect.html in this folder]")] = None,
-    where: options.Where = None,
-    skip: options.Skip = None,
-    write_skip: Annotated[Path | None, Option(help="Write a skip list of duplicates, for data.skip")] = None,
-    distance: Annotated[
-        int, Option(min=0, max=11, help="Perceptual hashes of duplicates differ in at most this many of 64 bits")
-    ] = 4,
-    samples: Annotated[int, Option(min=1, max=500, help="Records to show")] = 24,
-    seed: Annotated[int, Option(min=0, help="Which records are shown")] = 0,
-    json_: options.Json = False,
-) -> None:
-    """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it."""
-    from tintype.data.store.inspect import Asked
-    from tintype.terminal.data import inspect_with_progress
-
-    if out is None and not json_:
-        out = Path(f"{store.resolve().name}-inspect.html")
-    if out is not None and out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out {out}: a page is written", "give it a name that ends in .html")
-    if write_skip is not None and (where is not None or skip is not None):
-        raise UserError("--write-skip looks at the whole store", "leave --where and --skip out")
-    if write_skip is not None and write_skip.exists():
-        raise UserError(f"--write-skip {write_skip}: this file is there already", "choose another, or remove it")
-    if write_skip is not None and write_skip.suffix.lower() == ".parquet":
-        raise UserError(
-            f"--write-skip {write_skip}: a text file is written", "give it another name, skip.txt for example"
-        )
-    result = inspect_with_progress(store, Asked(distance, samples, seed), where, skip, out, write_skip)
-    if json_:
-        print_json(result)
-    elif out is not None:
-        say(console, f"page: {out.resolve()}")
+command(data_app, "inspect", "data:inspect_store", "data:InspectedStore")

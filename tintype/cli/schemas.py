@@ -58,7 +58,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "import": _of(documents.Folder),
     "push": _of(documents.Pushed),
     "schema": _of(dict[str, Any]),
-    "data inspect": _of(documents.StoreInspected),
     "encoder train": _of(dict[str, Any]),
     "tokenizer save": _of(documents.TokenizerSaved),
     "tokenizer report": _of(documents.TokenizersCompared),

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, Count
-from tintype.library.runs import ignore
+from tintype.library.kinds import AnyPath, Count, Seed, Split
+from tintype.library.runs import ignore, watched
 from tintype.wording import option
 
 if TYPE_CHECKING:
     from tintype.data.presets import DataPreset
+    from tintype.data.store.export import Exported
+    from tintype.data.store.inspect import Inspection
     from tintype.data.store.layout import AboutStore
     from tintype.data.store.show import StoreShown
+    from tintype.runtime.interrupt import Interrupt
 
 OnCount: TypeAlias = Callable[[int, int], None]
 
@@ -94,6 +97,97 @@ def show_store(
     from tintype.data.store import show
 
     return show.show_store(Path(store), check, where, None if skip is None else Path(skip), on_progress or ignore)
+
+
+def inspect_store(
+    store: AnyPath,
+    out: AnyPath | None = None,
+    *,
+    where: str | None = None,
+    skip: AnyPath | None = None,
+    write_skip: AnyPath | None = None,
+    distance: Annotated[int, Ge(0), Le(11)] = 4,
+    samples: Annotated[int, Ge(1), Le(500)] = 24,
+    seed: Seed = 0,
+    on_progress: OnCount | None = None,
+    interrupt: Interrupt | None = None,
+) -> Inspection:
+    """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it.
+
+    Args:
+        store: folder of a store.
+        out: HTML file to write. Without one the command writes STORE-inspect.html in this folder, unless --json is
+            given.
+        where: only records that match, as in data.where: "width >= 256".
+        skip: file with the hashes of records to leave out, as in data.skip.
+        write_skip: write a skip list of duplicates, for data.skip.
+        distance: perceptual hashes of duplicates differ in at most this many of 64 bits.
+        samples: records to show.
+        seed: which records are shown.
+        on_progress: called with the number of images that were looked at and of all.
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: there is no store, the selection is not valid, or a file cannot be written.
+    """
+    from tintype.data.store import inspect
+    from tintype.data.store.inspect_html import write_page
+    from tintype.data.store.layout import open_store
+    from tintype.data.store.selection import select
+
+    page, skipped, listed = (None if path is None else Path(path) for path in (out, skip, write_skip))
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{option('out', page)}: a page is written", "give it a name that ends in .html")
+    if listed is not None:
+        given = option("write-skip", listed)
+        if where is not None or skip is not None:
+            left_out = f"leave {option('where')} and {option('skip')} out"
+            raise UserError(f"{option('write-skip')} looks at the whole store", left_out)
+        if listed.exists():
+            raise UserError(f"{given}: this file is there already", "choose another, or remove it")
+        if listed.suffix.lower() == ".parquet":
+            raise UserError(f"{given}: a text file is written", "give it another name, skip.txt for example")
+    opened = open_store(Path(store))
+    selection = select(opened, where, skipped, name=option("where"))
+    asked = inspect.Asked(distance, samples, seed)
+    with watched(interrupt) as signalled:
+        found = inspect.inspect_store(
+            opened, selection, asked, lambda: signalled.signal is not None, on_progress or ignore
+        )
+    if listed is not None:
+        inspect.write_skip_list(listed, opened, found.groups)
+    if page is not None:
+        write_page(page, found)
+    return found
+
+
+def export_store(
+    store: AnyPath,
+    out: AnyPath,
+    *,
+    to: Literal["webdataset", "parquet"],
+    split: Split | None = None,
+    on_progress: OnCount | None = None,
+    interrupt: Interrupt | None = None,
+) -> Exported:
+    """Export the images, captions and attributes of a store as WebDataset tars or Parquet files.
+
+    Args:
+        store: folder of a store.
+        out: folder to write to.
+        to: form of the files.
+        split: export only this split; by default both.
+        on_progress: called with the number of exported records and of all.
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: there is no store, it is damaged, or the folder holds something.
+    """
+    from tintype.data.store import export
+    from tintype.data.store.layout import open_store
+
+    with watched(interrupt) as signalled:
+        return export.export_store(open_store(Path(store)), to, Path(out), split, signalled, on_progress or ignore)
 
 
 def upgrade_store(store: AnyPath, *, on_progress: OnCount | None = None) -> AboutStore:

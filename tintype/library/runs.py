@@ -306,9 +306,11 @@ def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
         return
     from tintype.runtime.interrupt import watch_signals
 
-    with watch_signals() as own:
-        yield own
-    deliver(own.signal)
+    try:
+        with watch_signals() as own:
+            yield own
+    finally:
+        deliver(own.signal)
 
 
 def deliver(number: int | None) -> None:

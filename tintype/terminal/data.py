@@ -16,17 +16,15 @@ from tintype.data.captions import ColumnSettings
 from tintype.data.presets import Preset
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
-from tintype.data.store.export import Form, export_store, quoted_import_options
+from tintype.data.store.export import Exported, quoted_import_options
 from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
-from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
-from tintype.data.store.inspect_html import to_html
-from tintype.data.store.inspect_result import Result
-from tintype.data.store.layout import QUARANTINE, AboutStore, Split, open_store
-from tintype.data.store.selection import read_skip_list, select
-from tintype.errors import as_user_error
+from tintype.data.store.inspect import Inspection
+from tintype.data.store.inspect_html import write_page
+from tintype.data.store.layout import QUARANTINE, AboutStore, open_store
+from tintype.data.store.selection import read_skip_list
 from tintype.evaluation.fit import held_out_note
-from tintype.runtime.files import write_text
+from tintype.terminal import documents
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say, say_note
 from tintype.terminal.progress import Progress, stoppable
@@ -98,46 +96,54 @@ def next_commands(path: Path) -> str:
     return f"next: {inspect}, or tintype train pocket {options} --out {shlex.quote(f'runs/{path.name}')}"
 
 
-def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> None:
-    """Write a store's records in another form and show how far it is."""
-    opened = open_store(store)
-    with stoppable("exporting") as (bars, interrupt):
-        exported = export_store(opened, form, out, split, interrupt, bars.count)
-    if exported.stopped:
-        leave(interrupt.signal, "nothing was exported; run the same command again")
-    files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
-    command = f"tintype data import {shlex.quote(str(out))} {quoted_import_options(opened)} --out DIR"
-    say(console, f"{out}: {exported.rows:,} records in {files}; `{command}` brings them back")
+class Export(View[Exported]):
+    """The progress of an export, and the command that imports it again."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with stoppable("exporting") as (bars, interrupt):
+            yield {"on_progress": bars.count, "interrupt": interrupt}
+
+    def show(self, result: Exported) -> None:
+        out, files = self.given["out"], "1 file" if result.files == 1 else f"{result.files:,} files"
+        options = quoted_import_options(open_store(self.given["store"]))
+        command = f"tintype data import {shlex.quote(str(out))} {options} --out DIR"
+        say(self.console, f"{out}: {result.rows:,} records in {files}; `{command}` brings them back")
 
 
-def inspect_with_progress(
-    store: Path,
-    asked: Asked,
-    where: str | None,
-    skip: Path | None,
-    out: Path | None,
-    write_skip: Path | None,
-) -> Result:
-    """Inspect a store and write its page, where `out` is given; return the numbers."""
-    opened, began = open_store(store), time.monotonic()
-    selection = select(opened, where, skip, name="--where")
-    with stoppable("looking") as (bars, interrupt):
-        found = inspect_store(opened, selection, asked, lambda: interrupt.signal is not None, bars.count)
-    if found is None:
-        leave(interrupt.signal, "the images seen so far are kept; run the same command to resume")
-    if write_skip is not None:
-        count = write_skip_list(write_skip, opened, found.groups)
-        identity = read_skip_list(write_skip).identity
-        option = f"--set {shlex.quote(f'data.skip={write_skip}')}"
-        say(progress_console, f"{write_skip}: {count:,} entries; {option} (skip_sha256 {identity[:12]})")
-    if out is None:
-        return found.result
-    with as_user_error(OSError, f"cannot write {out}", "choose another --out"):
-        write_text(out, to_html(opened, found))
-    for problem in found.result["problems"]:
-        say(progress_console, problem["title"], "red" if problem["severity"] == "alarm" else "yellow")
-    say(progress_console, f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s")
-    return found.result
+class InspectedStore(View[Inspection]):
+    """The progress of an inspection, the problems that it found, and its page."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        self._began_s = time.monotonic()
+        with stoppable("looking") as (bars, interrupt):
+            yield {"on_progress": bars.count, "interrupt": interrupt}
+
+    def finish(self, result: Inspection) -> None:
+        if (skip := self.given["write_skip"]) is not None:
+            entries = read_skip_list(skip)
+            count, option = len(entries.whole) + len(entries.repeats), f"--set {shlex.quote(f'data.skip={skip}')}"
+            say(progress_console, f"{skip}: {count:,} entries; {option} (skip_sha256 {entries.identity[:12]})")
+        if (out := self.given["out"]) is not None:
+            self._say_problems(result, out)
+        super().finish(result)
+
+    def _say_problems(self, result: Inspection, out: Path) -> None:
+        for problem in result.result["problems"]:
+            say(progress_console, problem["title"], "red" if problem["severity"] == "alarm" else "yellow")
+        seconds = time.monotonic() - self._began_s
+        say(progress_console, f"{out}: {result.result['records']:,} records in {seconds:.1f} s")
+
+    def show(self, result: Inspection) -> None:
+        if (out := self.given["out"]) is None:
+            out = Path(f"{self.given['store'].resolve().name}-inspect.html")
+            write_page(out, result)
+            self._say_problems(result, out)
+        say(self.console, f"page: {out.resolve()}")
+
+    def document(self, result: Inspection) -> documents.StoreInspected:
+        return documents.StoreInspected.model_validate(result.result)
 
 
 class _Checking(View[R]):

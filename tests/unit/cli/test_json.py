@@ -138,7 +138,7 @@ def test_documents_of_lists_plans_and_stores(here: Path) -> None:
     assert "4 train" in document("data", "import", "images", "--out", "store")["text"]
     assert sum(document("data", "show", "store")["counts"].values()) == 4
     assert "problems" in document("data", "inspect", "store")
-    assert document("data", "export", "store", "--to", "parquet", "--out", "exported-store")["command"] == "data export"
+    assert document("data", "export", "store", "--to", "parquet", "--out", "exported-store")["rows"] == 4
     assert document("data", "upgrade", "store")["identity"]
     assert document("data", "recaption", "--show-prompt")["text"]
 

@@ -87,6 +87,8 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.data_presets, lambda here: ("coco",), {}, "^unknown preset 'coco'"),
     (tintype.choose_shapes, lambda here: (), {"size": 65}, "^size=65 is no multiple of unit=16"),
     (tintype.show_store, lambda here: (tiny_store(here, 4, "shown"),), {"where": "wdth > 3"}, "^`where`, character 1"),
+    (tintype.inspect_store, lambda here: (here / "other", here / "x.json"), {}, '^out="\\S+x.json": a page is written'),
+    (tintype.export_store, lambda here: (here / "shown", here), {"to": "parquet"}, "an empty or new folder for `out`"),
     (tintype.upgrade_store, lambda here: (here / "other",), {}, "has no store.json"),
     (tintype.load_study, lambda here: ("pocket", "seeds=[0,"), {}, r'^"seeds" is not valid YAML'),
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),

@@ -22,11 +22,11 @@ from pyarrow import Table, parquet
 from tintype.data.image_file import open_image
 from tintype.data.store.attributes import ARROW_TYPES, Kind, Value
 from tintype.data.store.layout import ROW_TEXTS, Split, Store
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.runtime.files import flush
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
-from tintype.wording import option
+from tintype.wording import again, option
 
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
@@ -48,15 +48,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Exported:
-    """The counts of an export. They are 0 if a signal stopped it, since a stopped export leaves no files."""
+    """The counts of an export."""
 
     rows: int
     files: int
-    stopped: bool = False
-
-
-class _StoppedError(Exception):
-    pass
 
 
 def export_store(
@@ -67,7 +62,7 @@ def export_store(
     interrupt: Interrupt,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Write the records of one split, or of both, in the store's order."""
+    """Write the records of one split, or of both, in the store's order. A stopped export leaves no files."""
     rows = store.rows(split).tolist()
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
@@ -78,7 +73,7 @@ def export_store(
     def watched() -> Iterator[Row]:
         for number, row in enumerate(rows):
             if interrupt.signal is not None:
-                raise _StoppedError
+                raise StoppedError("nothing was exported", f"{again()} again")
             yield _row(store, row, number)
             on_progress(number + 1, len(rows))
 
@@ -94,8 +89,6 @@ def export_store(
             flush(work)
             work.replace(out)
             flush(out.parent)
-        except _StoppedError:
-            return Exported(0, 0, stopped=True)
         except OSError as error:
             raise UserError(f"cannot write to {work}: {error.strerror or error}. Nothing was exported") from None
         finally:

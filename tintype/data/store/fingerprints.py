@@ -17,9 +17,10 @@ from PIL import Image
 from tintype.data.image_file import BadImageError, Encoded, open_image
 from tintype.data.image_sets import map_prefetched
 from tintype.data.store.layout import Store
+from tintype.errors import StoppedError
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows
-from tintype.wording import option
+from tintype.wording import again, option
 
 HASH_BITS = 64
 _SIDE_PX, _COLOUR_PX = 32, 8
@@ -52,8 +53,8 @@ def look_at(
     rows: NDArray[np.int64],
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Looks | None:
-    """Return the looks of rows, or None if stopped; finished looks are cached."""
+) -> Looks:
+    """Return the looks of rows. Finished looks are cached, also those of a stopped call."""
     stamp = _VERSION + bytes.fromhex(store.identity)
     otherwise = f"inspect a part: {option('where')}"
     content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, otherwise, stamp)
@@ -71,7 +72,7 @@ def look_at(
             kept.write(torch.tensor(missing[at - len(new) : at]), torch.from_numpy(np.stack(new)))
             new = []
         if stop:
-            return None
+            raise StoppedError("the images seen so far are kept", f"{again()} to resume")
     row_NK = kept.read(torch.arange(len(store))).numpy()
     hashes = np.ascontiguousarray(row_NK[:, :8]).view("<u8")[:, 0].astype(np.uint64)
     return Looks(hashes, row_NK[:, 8:_MODE], row_NK[:, _MODE], row_NK[:, _FORMAT])

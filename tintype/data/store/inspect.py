@@ -52,6 +52,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Inspection:
+    """The numbers of a store, and its groups of equal or nearly equal images."""
+
+    store: Store
     result: results.Result
     groups: list[Group]
 
@@ -62,8 +65,8 @@ def inspect_store(
     asked: Asked,
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Inspection | None:
-    """Inspect the selected records; return None if stopped. The looks of images are cached."""
+) -> Inspection:
+    """Inspect the selected records. The looks of images are cached, also those of a stopped call."""
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
@@ -71,8 +74,6 @@ def inspect_store(
             f"{selection.by_where:,} and {option('skip')} {selection.by_skip:,}"
         )
     looks = look_at(store, rows, stopped, on_progress)
-    if looks is None:
-        return None
     is_eval = np.zeros(len(store), dtype=np.bool_)
     is_eval[store.rows("eval")] = True
     pixels = np.array(store.table["pixels"].to_pylist(), dtype="U64")
@@ -99,7 +100,7 @@ def inspect_store(
         "problems": [],
     }
     result["problems"] = find_problems(result)
-    return Inspection(result, groups)
+    return Inspection(store, result, groups)
 
 
 def _record(store: Store, row: int) -> results.Sample:

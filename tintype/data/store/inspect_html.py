@@ -17,10 +17,12 @@ from tintype.data.image_sets import map_prefetched
 from tintype.data.store.attributes import Value
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_result import Histogram, LogHistogram
-from tintype.data.store.layout import Store
 from tintype.data.store.texts import shortened
+from tintype.errors import as_user_error
 from tintype.page import numerals, svg
 from tintype.page.template import image_uri, template
+from tintype.runtime.files import write_text
+from tintype.wording import option
 
 _THUMB_PX = 200
 _SHOWN_GROUPS, _SHOWN_MEMBERS = 16, 6
@@ -28,8 +30,13 @@ _cut = partial(shortened, most=700)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480.0, 210.0, 46.0, 8.0, 12.0, 28.0
 
 
-def to_html(store: Store, inspection: Inspection) -> str:
-    result, groups = inspection.result, inspection.groups[:_SHOWN_GROUPS]
+def write_page(out: Path, inspection: Inspection) -> None:
+    with as_user_error(OSError, f"cannot write {out}", f"choose another {option('out')}"):
+        write_text(out, to_html(inspection))
+
+
+def to_html(inspection: Inspection) -> str:
+    store, result, groups = inspection.store, inspection.result, inspection.groups[:_SHOWN_GROUPS]
     samples = {sample["row"] for sample in result["samples"]}
     wanted = sorted(samples.union(row for group in groups for row in group.rows[:_SHOWN_MEMBERS]))
     uris = map_prefetched(lambda row: _uri(store.encoded(row)), wanted, store.pixels)

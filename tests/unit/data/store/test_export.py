@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import signal
 import tarfile
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import sets
@@ -20,9 +18,8 @@ from tintype.data.store import export as module
 from tintype.data.store.export import Exported, Form, export_store
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Split, open_store
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.runtime.interrupt import Interrupt
-from tintype.terminal.data import export_with_progress
 
 TO: list[Form] = ["webdataset", "parquet"]
 
@@ -115,7 +112,8 @@ def test_an_export_is_whole_or_is_not_there(tmp_path: Path, monkeypatch: pytest.
             interrupt.signal = signal.SIGINT
 
     there = sorted(tmp_path.iterdir())
-    assert export_store(open_store(store), to, tmp_path / "out", None, interrupt, stop).stopped
+    with pytest.raises(StoppedError, match="nothing was exported"):
+        export_store(open_store(store), to, tmp_path / "out", None, interrupt, stop)
     assert sorted(tmp_path.iterdir()) == there
 
     def full(self: Path, target: Path) -> Any:
@@ -144,11 +142,11 @@ def test_mistakes_are_named(option: str, value: str, tmp_path: Path) -> None:
 
 def test_the_command_says_how_to_bring_it_back(tmp_path: Path) -> None:
     store = tiny_store(tmp_path, 6)
-    said = io.StringIO()
-    export_with_progress(store, "webdataset", tmp_path / "my tars", None, Console(file=said))
-    assert "6 records in 1 file" in said.getvalue()
-    assert f"`tintype data import '{tmp_path / 'my tars'}' --caption" in said.getvalue()
-    assert "--caption long=caption_long --caption short=caption_short --split-column split" in said.getvalue()
+    asked = ["data", "export", str(store), "--to", "webdataset", "--out", str(tmp_path / "my tars")]
+    said = CliRunner().invoke(app, asked).stdout
+    assert "6 records in 1 file" in said
+    assert f"`tintype data import '{tmp_path / 'my tars'}' --caption" in said
+    assert "--caption long=caption_long --caption short=caption_short --split-column split" in said
 
 
 def test_the_command_exports_one_split(tmp_path: Path) -> None:

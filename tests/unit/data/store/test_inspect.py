@@ -27,14 +27,12 @@ from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.problems import strange_text
 from tintype.data.store.selection import select
 from tintype.data.store.writer import Writer
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 
 
 def inspected(store: Path, where: str | None = None, asked: Asked | None = None) -> Inspection:
     opened = open_store(store)
-    found = inspect_store(opened, select(opened, where, None, name="--where"), asked or Asked())
-    assert found is not None
-    return found
+    return inspect_store(opened, select(opened, where, None, name="--where"), asked or Asked())
 
 
 def titles(result: Result) -> list[str]:
@@ -121,7 +119,7 @@ def test_training_images_in_the_evaluation_split_are_the_first_problem(tmp_path:
     first = result["problems"][0]
     assert first["severity"] == "alarm" and first["title"] == "2 training images also in the evaluation split"
     assert "--write-skip" in first["do"] and "3 copies of other images (25.0 %)" in titles(result)
-    page = to_html(open_store(tmp_path / "store"), inspected(tmp_path / "store"))
+    page = to_html(inspected(tmp_path / "store"))
     assert '<aside class="banner alarm"><strong>2 training images are also in the evaluation split' in page
 
 
@@ -169,7 +167,7 @@ def test_what_captions_and_names_say_is_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>{{ 7*7 }}</style>"
     store = written(tmp_path, [evil] * 12)
     (store / "quarantine.jsonl").write_text(json.dumps({"source": evil, "reason": f"reason {evil}"}) + "\n")
-    page = to_html(open_store(store), inspected(store))
+    page = to_html(inspected(store))
     elements = _Elements()
     elements.feed(page)
     tags = {tag for tag, _ in elements.found}
@@ -194,7 +192,7 @@ def test_samples_are_drawn_by_their_seed_alone(tmp_path: Path) -> None:
     assert rows(Asked(samples=6)) == first != second and len(set(first)) == 6
     assert len(rows(Asked(samples=500))) == 40
     opened = open_store(store)
-    assert to_html(opened, inspected(store)) == to_html(opened, inspected(store))
+    assert to_html(inspected(store)) == to_html(inspected(store))
     sample = inspected(store, asked=Asked(samples=6)).result["samples"][0]
     assert sample["captions"] == opened.captions_of(first[0]) and sample["row"] == first[0]
 
@@ -222,7 +220,7 @@ def test_problems_of_captions_are_found(tmp_path: Path, texts: list[str], title:
 def test_a_clean_store_has_no_problems_and_words_are_no_html(tmp_path: Path) -> None:
     result = inspected(written(tmp_path, [*CLEAN[:22], "a cat <3 of 5 > 4", "R&B; <person> in a café"])).result
     assert not result["problems"]
-    assert "None of those that are looked for" in to_html(open_store(tmp_path / "store"), inspected(tmp_path / "store"))
+    assert "None of those that are looked for" in to_html(inspected(tmp_path / "store"))
     assert strange_text("Müller & Söhne, 50 % – “quoted”") is None
 
 
@@ -270,15 +268,17 @@ def test_a_stopped_inspection_resumes_and_a_second_one_decodes_nothing(
     monkeypatch.setattr(looks, "look", counted)
     done: list[int] = []
     everything = select(store, None, None)
-    assert inspect_store(store, everything, Asked(), lambda: len(done) > 10, lambda at, _: done.append(at)) is None
+    with pytest.raises(StoppedError, match="seen so far are kept; run the same command to resume"):
+        inspect_store(store, everything, Asked(), lambda: len(done) > 10, lambda at, _: done.append(at))
     looked, begun = len(seen), []
     found = inspect_store(store, everything, Asked(), on_progress=lambda at, total: begun.append((at, total)))
-    assert found is not None and begun[0] == (10, 40) and begun[-1] == (40, 40)
+    assert begun[0] == (10, 40) and begun[-1] == (40, 40)
     assert len(seen) - looked == 30
-    assert inspect_store(Store(store.path), everything, Asked()) is not None and len(seen) - looked == 30
+    inspect_store(Store(store.path), everything, Asked())
+    assert len(seen) - looked == 30
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "other"))
     fresh = inspect_store(store, everything, Asked())
-    assert fresh is not None and fresh.result == found.result
+    assert fresh.result == found.result
 
 
 def test_small_images_are_not_left_out_where_all_are_small() -> None:
