@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tintype.data.store.show import StoreShown
     from tintype.errors import DivergedError, StoppedError, UserError
     from tintype.evaluation.results import EvaluationResult
+    from tintype.evaluation.train_scene_encoder import TrainedEncoder
     from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
     from tintype.library.data import (
@@ -47,10 +48,21 @@ if TYPE_CHECKING:
     from tintype.library.publish import SyncUnit, sync
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
+    from tintype.library.tokenizers import (
+        TrainedTokenizer,
+        cache_latents,
+        compare_tokenizers,
+        save_tokenizer,
+        train_encoder,
+        train_tokenizer,
+    )
     from tintype.plan import Plan
     from tintype.study.pooling import Pooled
     from tintype.study.side_by_side import SideBySide
     from tintype.study.study import Study
+    from tintype.tokenizer_lab.fill_cache import CachedLatents
+    from tintype.tokenizer_lab.report import TokenizerReport
+    from tintype.tokenizer_lab.save_tuned import SavedTokenizer
 
 __version__ = "0.1.0"
 NUMERICS = 1
@@ -61,6 +73,7 @@ A worker with another number cannot join a study.
 __all__ = [
     "AboutStore",
     "Audit",
+    "CachedLatents",
     "Checked",
     "DataPreset",
     "DivergedError",
@@ -79,18 +92,24 @@ __all__ = [
     "Results",
     "Run",
     "Sampled",
+    "SavedTokenizer",
     "Shapes",
     "SideBySide",
     "StoppedError",
     "StoreShown",
     "Study",
     "SyncUnit",
+    "TokenizerReport",
+    "TrainedEncoder",
+    "TrainedTokenizer",
     "UserError",
     "apply",
     "audit",
+    "cache_latents",
     "check",
     "choose_shapes",
     "compare",
+    "compare_tokenizers",
     "data_presets",
     "diff_plans",
     "ema",
@@ -112,12 +131,15 @@ __all__ = [
     "recipes",
     "run_study",
     "sample",
+    "save_tokenizer",
     "show_plan",
     "show_store",
     "studies",
     "sync",
     "techniques",
     "train",
+    "train_encoder",
+    "train_tokenizer",
     "upgrade_store",
 ]
 _MODULES = {
@@ -131,6 +153,7 @@ _MODULES = {
     "errors": ("DivergedError", "StoppedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "export.mirror": ("Mirrored",),
+    "evaluation.train_scene_encoder": ("TrainedEncoder",),
     "judge.verdicts": ("Judgement",),
     "library.data": (
         "Shapes",
@@ -158,10 +181,21 @@ _MODULES = {
     "library.publish": ("SyncUnit", "sync"),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),
+    "library.tokenizers": (
+        "TrainedTokenizer",
+        "cache_latents",
+        "compare_tokenizers",
+        "save_tokenizer",
+        "train_encoder",
+        "train_tokenizer",
+    ),
     "plan": ("Plan",),
     "study.pooling": ("Pooled",),
     "study.side_by_side": ("SideBySide",),
     "study.study": ("Study",),
+    "tokenizer_lab.fill_cache": ("CachedLatents",),
+    "tokenizer_lab.report": ("TokenizerReport",),
+    "tokenizer_lab.save_tuned": ("SavedTokenizer",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 

@@ -58,9 +58,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "import": _of(documents.Folder),
     "push": _of(documents.Pushed),
     "schema": _of(dict[str, Any]),
-    "encoder train": _of(dict[str, Any]),
-    "tokenizer save": _of(documents.TokenizerSaved),
-    "tokenizer report": _of(documents.TokenizersCompared),
 }
 """Types of the documents; commands that are not among them write a `Usual` one."""
 

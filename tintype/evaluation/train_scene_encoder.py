@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -58,14 +58,27 @@ class SceneEncoderTraining(Settings):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of the training.
+class TrainedEncoder:
+    """The content of the JSON next to the weights."""
 
-    `record` is the content of the JSON next to the weights; None if a signal ended the training.
-    """
+    sha256: str
+    """Hash of the weights."""
+    command: str
+    """The command that trains the encoder again."""
+    seed: int
+    steps: int
+    batch: int
+    torch: str
+    measured_scenes: int
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of the training. `record` is None if a signal ended it."""
 
     step: int
-    record: dict[str, object] | None
+    record: TrainedEncoder | None
 
 
 def train(
@@ -104,18 +117,18 @@ def _new_state(encoder: SceneEncoder) -> TrainState:
     return TrainState(modules, adamw.build(modules.named_parameters()), None)
 
 
-def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, device: str) -> dict[str, object]:
+def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, device: str) -> TrainedEncoder:
     stored = {name: _stored(value) for name, value in encoder.state_dict().items()}
     encoder.load_state_dict({name: value.to(torch.float32) for name, value in stored.items()})
     seed, steps, batch, scenes = settings.seed, settings.steps, settings.batch, settings.measured_scenes
     accuracy = measure(encoder, seed + 1, scenes, device)
     command = f"tintype encoder train --out DIR --seed {seed} --steps {steps} --batch {batch} --device {device}"
-    record = {"command": command, "seed": seed, "steps": steps, "batch": batch, "torch": torch.__version__}
     weights = save(stored)
-    full = {"sha256": hashlib.sha256(weights).hexdigest(), **record, "measured_scenes": scenes, "accuracy": accuracy}
+    digest = hashlib.sha256(weights).hexdigest()
+    record = TrainedEncoder(digest, command, seed, steps, batch, str(torch.__version__), scenes, accuracy)
     write_bytes(out / WEIGHTS_PATH.name, weights)
-    write_bytes(out / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())
-    return full
+    write_bytes(out / RECORD_PATH.name, (json.dumps(asdict(record), indent=2) + "\n").encode())
+    return record
 
 
 def _new_encoder(seed: int, device: str) -> SceneEncoder:

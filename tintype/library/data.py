@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, Count, Seed, Split
+from tintype.library.kinds import AnyPath, Count, OnCount, Seed, Split
 from tintype.library.runs import ignore, watched
 from tintype.wording import option
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from tintype.data.store.layout import AboutStore
     from tintype.data.store.show import StoreShown
     from tintype.runtime.interrupt import Interrupt
-
-OnCount: TypeAlias = Callable[[int, int], None]
 
 
 def data_presets(preset: str | None = None) -> list[DataPreset]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, Union
 
@@ -27,3 +28,5 @@ Seed: TypeAlias = Annotated[int, Ge(0)]
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Weights: TypeAlias = Literal["raw", "average"]
 Split: TypeAlias = Literal["train", "eval"]
+OnCount: TypeAlias = Callable[[int, int], None]
+"""Progress passed to the callback: how many are done, and of how many."""

@@ -156,7 +156,7 @@ class _Checking(View[R]):
 
 
 class StoreFacts(_Checking["StoreShown"]):
-    """What a store holds, line by line."""
+    """Lines on the content of a store, and the progress of its check."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

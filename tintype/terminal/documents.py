@@ -225,14 +225,3 @@ class Scores(_Open):
 
 class StoreInspected(_Open):
     problems: list[dict[str, Any]]
-
-
-class TokenizerSaved(_Open):
-    step: int
-    statistics: dict[str, Any]
-    words: str
-
-
-class TokenizersCompared(_Open):
-    images: dict[str, Any]
-    tokenizers: list[dict[str, Any]]

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.evaluation import train_scene_encoder
-from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
-from tintype.plan import Plan
+from tintype.evaluation.train_scene_encoder import TrainedEncoder
 from tintype.runtime.rows import gigabytes
-from tintype.terminal.interrupts import leave, leave_training
+from tintype.terminal import answers
+from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say, say_note
 from tintype.terminal.progress import Progress, speed_note, stoppable
-from tintype.tokenizer_lab import training
-from tintype.tokenizer_lab.fill_cache import fill_cache
+from tintype.terminal.view import R, View
+from tintype.tokenizer_lab.fill_cache import CachedLatents
+from tintype.tokenizer_lab.report import TokenizerReport
+from tintype.tokenizer_lab.save_tuned import SavedTokenizer
 from tintype.train.steps import Progress as StepProgress
+
+if TYPE_CHECKING:
+    from tintype.library.tokenizers import TrainedTokenizer
+
+
+class _Steps(View[R]):
+    """The steps of a training."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with stoppable("preparing", unit="steps") as (bars, interrupt):
+            yield {"on_progress": partial(_show_step, bars), "interrupt": interrupt}
 
 
 def _show_step(bars: Progress, now: StepProgress) -> None:
@@ -28,67 +41,94 @@ def _show_step(bars: Progress, now: StepProgress) -> None:
     bars.show("training", now.step, now.steps, note)
 
 
-def train_tokenizer_with_progress(
-    settings: training.TokenizerTraining, out: Path, device: torch.device, console: Console
-) -> None:
-    """Train a tokenizer and show how far it is."""
-    with stoppable("preparing", unit="steps") as (bars, interrupt):
-        outcome = training.train_tokenizer(settings, out, device, interrupt, partial(_show_step, bars))
-    if outcome.record is None:
-        leave_training(interrupt.signal, outcome.step)
-    trained = outcome.record.trained
-    state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
-    quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out images"
-    say(console, f"{out}: {state}; {quality}")
-    if dead := trained["dead_channels"]:
-        say_note(console, f"{len(dead)} of the latents' channels carry nothing; {settings.dead_remedy}")
+class EncoderTraining(_Steps[TrainedEncoder]):
+    """The record of the encoder, as JSON also without `--json`."""
+
+    def show(self, result: TrainedEncoder) -> None:
+        answers.put(asdict(result))
 
 
-def train_encoder_with_progress(
-    settings: SceneEncoderTraining, out: Path, device: torch.device, console: Console
-) -> dict[str, Any]:
-    """Train the scene encoder, show how far it is, and return its record."""
-    with stoppable("preparing", unit="steps") as (bars, interrupt):
-        outcome = train_scene_encoder.train(settings, out, str(device), interrupt, partial(_show_step, bars))
-    if outcome.record is None:
-        leave_training(interrupt.signal, outcome.step)
-    return outcome.record
+class Training(_Steps["TrainedTokenizer"]):
+    """The quality of the tokenizer."""
+
+    def show(self, result: TrainedTokenizer) -> None:
+        state = "was trained before" if result.already_done else f"trained {result.steps} steps"
+        quality = f"PSNR {result.psnr_db:.2f} dB on {result.held_out} held-out images"
+        say(self.console, f"{self.given['out']}: {state}; {quality}")
+        for note in result.notes:
+            say_note(self.console, note)
 
 
-def cache_with_progress(plan: Plan, verify: bool, console: Console) -> None:
-    """Fill the cache of a plan's latents and show how far it is."""
-    with stoppable("encoding") as (bars, interrupt):
-        filled = fill_cache(plan, interrupt, verify, bars.count)
-    count = f"{filled.there:,} of {filled.images:,}" if filled.there < filled.images else f"{filled.images:,}"
-    parts = [f"{count} images, {gigabytes(filled.size_bytes)}"]
-    if filled.encoded:
-        parts.append(f"{filled.encoded:,} encoded at {filled.images_per_s:,.1f} images/s")
-    else:
-        parts.append("all were there" if filled.there == filled.images else "none encoded")
-    if verify:
-        parts.append(f"{filled.changed:,} images had changed")
-    say(console, f"{filled.folder}: {'; '.join(parts)}")
-    if interrupt.signal is not None:
-        leave(interrupt.signal, f"{filled.there:,} images are cached; run the same command to resume")
+class Caching(View[CachedLatents]):
+    """The state of the cache, also of one that a signal left unfinished."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with stoppable("encoding") as (bars, self._interrupt):
+            yield {"on_progress": bars.count, "interrupt": self._interrupt}
+
+    def finish(self, result: CachedLatents) -> None:
+        if (signal := self._interrupt.signal) is not None:
+            self.show(result)
+            leave(signal, f"{result.there:,} images are cached; run the same command to resume")
+        super().finish(result)
+
+    def show(self, result: CachedLatents) -> None:
+        is_whole = result.there == result.images
+        count = f"{result.images:,}" if is_whole else f"{result.there:,} of {result.images:,}"
+        parts = [f"{count} images, {gigabytes(result.size_bytes)}"]
+        if result.encoded:
+            parts.append(f"{result.encoded:,} encoded at {result.images_per_s:,.1f} images/s")
+        else:
+            parts.append("all were there" if is_whole else "none encoded")
+        if self.given["verify"]:
+            parts.append(f"{result.changed:,} images had changed")
+        say(self.lines, f"{result.folder}: {'; '.join(parts)}")
 
 
-def show_tokenizers(result: dict[str, Any], console: Console) -> None:
-    images = result["images"]
-    names = list(result["tokenizers"][0]["metrics"])
-    heads = [name.replace("_", " ") for name in names]
-    table = Table("tokenizer", *heads, "in / out", "encode /s", "decode /s")
-    table.title = escape(f"{images['count']} images of {images['data']} at {images['size_px']} px")
-    for row in result["tokenizers"]:
-        values = ["exact" if row["exact"] else number(row["metrics"][name]) for name in names]
-        speeds = [
-            f"{row[key]:,.{0 if row[key] >= 100 else 1}f}" for key in ("encode_images_per_s", "decode_images_per_s")
-        ]
-        table.add_row(escape(row["name"]), *values, f"{row['compression']:.3g}", *speeds)
-    console.print(table)
-    for row in result["tokenizers"]:
-        for note in row["notes"]:
-            say_note(console, f"{row['name']}: {note}")
-    for note in result["notes"]:
-        say(console, f"note: {note}", "dim")
-    for name, reason in result["left_out"].items():
-        say(console, f"left out: {name}: {reason}", "dim")
+class Saving(View[SavedTokenizer]):
+    """The step, the statistics and the settings of the saved tokenizer."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with Progress(f"writing {self.given['out']}"):
+            yield {}
+
+    def show(self, result: SavedTokenizer) -> None:
+        say(self.console, f"{self.given['out']}: the autoencoder of step {result.step}")
+        shown = {"shift": result.statistics.mean, "scale": [1 / std for std in result.statistics.std]}
+        for name, numbers in shown.items():
+            listed = ", ".join(f"{number:.4g}" for number in numbers)
+            say(self.console, f"{name} of its latents: [{listed}]")
+        say(self.console, result.words)
+
+
+class Comparison(View[TokenizerReport]):
+    """The tokenizers in a table, and the path of the page."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        with Progress("loading the tokenizers", kept="no report was written; run the same command again") as bars:
+            yield {"on_progress": bars.show}
+
+    def show(self, result: TokenizerReport) -> None:
+        images, rows = result.images, result.tokenizers
+        names = list(rows[0]["metrics"])
+        heads = [name.replace("_", " ") for name in names]
+        table = Table("tokenizer", *heads, "in / out", "encode /s", "decode /s")
+        table.title = escape(f"{images['count']} images of {images['data']} at {images['size_px']} px")
+        for row in rows:
+            values = ["exact" if row["exact"] else number(row["metrics"][name]) for name in names]
+            speeds = [
+                f"{row[key]:,.{0 if row[key] >= 100 else 1}f}" for key in ("encode_images_per_s", "decode_images_per_s")
+            ]
+            table.add_row(escape(row["name"]), *values, f"{row['compression']:.3g}", *speeds)
+        self.console.print(table)
+        for row in rows:
+            for note in row["notes"]:
+                say_note(self.console, f"{row['name']}: {note}")
+        for note in result.notes:
+            say(self.console, f"note: {note}", "dim")
+        for name, reason in result.left_out.items():
+            say(self.console, f"left out: {name}: {reason}", "dim")
+        say(self.console, str(self.given["out"] / "report.html"))

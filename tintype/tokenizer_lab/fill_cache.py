@@ -24,7 +24,7 @@ _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
 
 
 @dataclass(frozen=True)
-class Filled:
+class CachedLatents:
     """State of a cache after filling it. Numbers are sums over all ranks."""
 
     folder: Path
@@ -48,7 +48,7 @@ def fill_cache(
     interrupt: Interrupt,
     verify: bool = False,
     on_images: Callable[[int, int], None] = lambda done, total: None,
-) -> Filled:
+) -> CachedLatents:
     """Fill the cache until all rows are present or a signal comes. `verify` also re-encodes changed images."""
     if reason := why_uncacheable(plan.tokenizer, plan.tuning):
         raise UserError(reason)
@@ -77,4 +77,4 @@ def fill_cache(
     seconds = time.perf_counter() - began
     kept.rows.flush()
     encoded, changed = (sum(numbers) for numbers in zip(*world.all_gather([encoded, changed]), strict=True))
-    return Filled(kept.folder, kept.rows.file.stat().st_size, count, kept.rows.count, encoded, changed, seconds)
+    return CachedLatents(kept.folder, kept.rows.file.stat().st_size, count, kept.rows.count, encoded, changed, seconds)

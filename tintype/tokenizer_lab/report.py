@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from tintype.runtime.locks import locked
 from tintype.runtime.machine import environment
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, Encoder, Tokenizer
-from tintype.settings import Settings, plain
+from tintype.settings import Plain, Settings, plain
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
 from tintype.tokenizers import TOKENIZERS
@@ -80,14 +80,30 @@ class RoundTrip:
     decode_images_per_s: float
 
 
+@dataclass(frozen=True)
+class TokenizerReport:
+    """The content of `results.json`."""
+
+    settings: Plain
+    images: dict[str, Any]
+    environment: dict[str, Any]
+    definitions: dict[str, str]
+    """Definitions of the metrics, by name."""
+    notes: list[str]
+    left_out: dict[str, str]
+    """Why a column is missing, by name."""
+    tokenizers: list[dict[str, Any]]
+    """For each tokenizer its `name`, `metrics`, `errors`, `compression`, speeds, latents and `notes`."""
+
+
 def report_tokenizers(
     specs: list[str],
     settings: ReportSettings,
     out: Path,
     device: torch.device,
     on_images: OnImages = lambda doing, done, total: None,
-) -> dict[str, Any]:
-    """Measure every tokenizer, write the two files, and return the content of `results.json`."""
+) -> TokenizerReport:
+    """Measure every tokenizer, and write the two files."""
     parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
     built = {name: part.build(device) for name, part in parts.items()}
     for name, tokenizer in built.items():
@@ -104,16 +120,16 @@ def report_tokenizers(
             on_images(f"measuring {name}", 0, count)
             rows.append(_row(name, parts[name], trip, comparison, settings, total))
             trips.append(trip.image_NCHW[: settings.shown])
-        result = {
-            "settings": plain(settings),
-            "images": {"data": settings.data, "count": len(image_NCHW), "of": total, "size_px": settings.size_px},
-            "environment": environment(device),
-            "definitions": comparison.definitions,
-            "notes": comparison.notes,
-            "left_out": comparison.left_out,
-            "tokenizers": rows,
-        }
-        write_json(out / "results.json", result)
+        result = TokenizerReport(
+            settings=plain(settings),
+            images={"data": settings.data, "count": len(image_NCHW), "of": total, "size_px": settings.size_px},
+            environment=environment(device),
+            definitions=comparison.definitions,
+            notes=comparison.notes,
+            left_out=comparison.left_out,
+            tokenizers=rows,
+        )
+        write_json(out / "results.json", asdict(result))
         write_text(out / "report.html", to_html(result, image_NCHW[: settings.shown], trips))
     return result
 

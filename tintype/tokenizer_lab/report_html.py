@@ -6,7 +6,7 @@ N: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from markupsafe import Markup
 from PIL import Image
@@ -17,6 +17,9 @@ from tintype.metrics.reconstruction import pair_name, psnr
 from tintype.metrics.table import PAIR_METRICS
 from tintype.page import numerals, svg
 from tintype.page.template import image_uri, template
+
+if TYPE_CHECKING:
+    from tintype.tokenizer_lab.report import TokenizerReport
 
 _LARGEST_PX = 512
 _PIXELATED_PX = 160
@@ -31,9 +34,9 @@ Cells: TypeAlias = dict[str, Any]
 """A row of the results, or its content for the template."""
 
 
-def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
+def to_html(result: TokenizerReport, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
     """Return the report's page. `trips` has the reconstructions of the shown images, one tensor per tokenizer."""
-    rows = [{**row, "colour": f"arm-{index % _COLOURS}"} for index, row in enumerate(result["tokenizers"])]
+    rows = [{**row, "colour": f"arm-{index % _COLOURS}"} for index, row in enumerate(result.tokenizers)]
     return template("tintype.tokenizer_lab", "report.html.j2").render(
         result=result,
         rows=rows,
@@ -41,7 +44,7 @@ def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
         label=_label,
         latent_charts=[(row["name"], _latent_chart(row)) for row in rows],
         images=_images(image_NCHW, [row["name"] for row in rows], trips),
-        pixelated=result["images"]["size_px"] <= _PIXELATED_PX,
+        pixelated=result.images["size_px"] <= _PIXELATED_PX,
     )
 
 

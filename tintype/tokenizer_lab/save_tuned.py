@@ -13,7 +13,9 @@ from tintype.train.load import load_run
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTokenizer:
+    """A tuned tokenizer that was saved."""
+
     step: int
     statistics: Statistics
     """Statistics by which the saved tokenizer normalises: the run's running statistics."""
@@ -21,7 +23,7 @@ class Saved:
     """The tokenizer's settings, as a plan writes them."""
 
 
-def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
+def save_tuned(run: Path, out: Path, device: str | None = None) -> SavedTokenizer:
     """Write the autoencoder of the run's newest intact checkpoint to a new folder."""
     parts, step = load_run(run, device)
     plan = parts.plan
@@ -42,4 +44,4 @@ def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
     with locked(out):
         refuse_foreign(out, "tokenizer")
         words = plan.tokenizer.write_tuned(out, network, statistics, about)
-    return Saved(step, statistics, words)
+    return SavedTokenizer(step, statistics, words)

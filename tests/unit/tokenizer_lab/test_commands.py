@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tintype import cli
 from tintype.errors import UserError
-from tintype.terminal.tokenizers import train_tokenizer_with_progress
 from tintype.tokenizer_lab import report, training
-from tintype.tokenizer_lab.train_small_vae import Training
 
 TINY = (
     *("size_px=16", "vae.width=8", "vae.blocks=1", "vae.stride_px=4", "vae.channels=2", "scenes.count=8"),
@@ -45,15 +41,12 @@ def test_train_then_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_stopped_training_says_how_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_training_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = training.Outcome(7, None)
     monkeypatch.setattr(training, "train_tokenizer", lambda *arguments: stopped)
-    with pytest.raises(SystemExit) as left:
-        train_tokenizer_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
-    assert left.value.code == 128  # and the signal's number, where one came
-    assert "interrupted: saved at step 7; run the same command to resume" in capsys.readouterr().err
+    result = CliRunner().invoke(cli.app, ["tokenizer", "train", "--out", str(tmp_path)])
+    assert result.exit_code == 128  # and the signal's number, where one came
+    assert "interrupted: saved at step 7; run the same command to resume" in result.stderr
 
 
 def test_mistakes_are_the_users_to_mend(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,12 @@ def no_large_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_numbers_are_those_of_the_functions(tmp_path: Path) -> None:
     folder = vae_folder(tmp_path / "vae")
     result = report_tokenizers(["pixels", str(folder)], settings(), tmp_path / "out", CPU)
-    assert json.loads((tmp_path / "out" / "results.json").read_text()) == result
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == asdict(result)
     images, _ = measured_images("scenes", 16, 6, CPU)
     tokenizer = SmallVae(read_vae(folder))
     z = torch.cat([tokenizer.encode(part) for part in images.split(4)])
     seen = torch.cat([tokenizer.decode(part) for part in z.split(4)])
-    exact, row = result["tokenizers"]
+    exact, row = result.tokenizers
     assert row["name"] == "vae"
     assert row["metrics"]["psnr_db"] == pytest.approx(psnr(images, seen).mean().item(), rel=1e-9)
     assert row["metrics"]["ssim"] == pytest.approx(ssim(images, seen).mean().item(), rel=1e-9)
@@ -93,9 +94,9 @@ def test_copies_of_an_image_are_counted_and_do_not_shrink_the_errors() -> None:
 
 def test_what_is_not_at_hand_is_left_out_by_name(tmp_path: Path) -> None:
     result = report_tokenizers(["pixels"], settings(encoders=None), tmp_path, CPU)
-    assert set(result["left_out"]) == {"lpips", "fd_inception"}
-    assert "pip install" in result["left_out"]["lpips"]
-    assert set(result["tokenizers"][0]["metrics"]) == {"psnr_db", "ssim", "fd_scenes"}
+    assert set(result.left_out) == {"lpips", "fd_inception"}
+    assert "pip install" in result.left_out["lpips"]
+    assert set(result.tokenizers[0]["metrics"]) == {"psnr_db", "ssim", "fd_scenes"}
     assert "Left out: LPIPS" in (tmp_path / "report.html").read_text()
 
 

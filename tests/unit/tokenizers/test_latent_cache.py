@@ -33,7 +33,7 @@ from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.rows import DiskRows
 from tintype.seams import Draws, Tokenizer
-from tintype.tokenizer_lab.fill_cache import Filled, fill_cache
+from tintype.tokenizer_lab.fill_cache import CachedLatents, fill_cache
 from tintype.tokenizers import latent
 from tintype.tokenizers.flux1 import Flux1Settings
 from tintype.tokenizers.latent import LatentTokenizer
@@ -83,7 +83,7 @@ def opened(plan: Plan, device: torch.device = CPU) -> LatentCache:
     return open_latent_cache(plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=4, folder=folder)
 
 
-def filled(plan: Plan, verify: bool = False) -> Filled:
+def filled(plan: Plan, verify: bool = False) -> CachedLatents:
     return fill_cache(plan, Interrupt(), verify)
 
 
@@ -418,7 +418,7 @@ def test_sampling_and_scoring_open_no_cache(vae: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache" / "latents").exists()
 
 
-def _fill_as_rank(plan: Plan) -> Filled:
+def _fill_as_rank(plan: Plan) -> CachedLatents:
     return fill_cache(plan, Interrupt())
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,13 @@ from tintype.data.scenes.scene import (
     Style,
     draw_batch,
 )
-from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, SceneEncoderTraining, reading_loss, train
+from tintype.evaluation.train_scene_encoder import (
+    MEASURED_SIZES_PX,
+    SceneEncoderTraining,
+    TrainedEncoder,
+    reading_loss,
+    train,
+)
 from tintype.metrics.scene_accuracy import ReadScenes
 from tintype.runtime.files import read_lines
 from tintype.runtime.interrupt import Interrupt
@@ -59,7 +65,7 @@ def test_the_loss_ignores_what_does_not_stand_there() -> None:
     assert torch.equal(before, reading_loss(reading, scenes))
 
 
-def trained(out: Path, seed: int = 0, steps: int = 2, batch: int = 4, **more: int) -> dict[str, Any]:
+def trained(out: Path, seed: int = 0, steps: int = 2, batch: int = 4, **more: int) -> TrainedEncoder:
     settings = SceneEncoderTraining(seed=seed, steps=steps, batch=batch, measured_scenes=1, **more)
     record = train(settings, out, "cpu", Interrupt()).record
     assert record is not None
@@ -72,14 +78,14 @@ def test_training_learns_and_its_record_fits_its_weights(tmp_path: Path) -> None
     assert sum(losses[-3:]) < sum(losses[:3])
     weights, written = tmp_path / WEIGHTS_PATH.name, tmp_path / RECORD_PATH.name
     assert weights.stat().st_size <= 2_000_000
-    assert json.loads(written.read_text()) == record
-    assert set(record["accuracy"]) == {str(size_px) for size_px in MEASURED_SIZES_PX}
+    assert json.loads(written.read_text()) == asdict(record)
+    assert set(record.accuracy) == {str(size_px) for size_px in MEASURED_SIZES_PX}
     loaded = scene_encoder._load(weights, written)
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
 def test_training_is_a_function_of_its_seed(tmp_path: Path) -> None:
-    first, again, other = (trained(tmp_path / str(index), seed)["sha256"] for index, seed in enumerate((0, 0, 1)))
+    first, again, other = (trained(tmp_path / str(index), seed).sha256 for index, seed in enumerate((0, 0, 1)))
     assert first == again != other
 
 

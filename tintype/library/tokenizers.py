@@ -1,0 +1,199 @@
+"""Tokenizers in Python: train one, compare several, save a tuned one, cache latents; and the packaged scene encoder.
+
+Heavy modules are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tintype.errors import StoppedError
+from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, Count, OnCount, Seed
+from tintype.library.plans import plan_of
+from tintype.library.runs import ignore, path_of, watched
+from tintype.wording import again
+
+if TYPE_CHECKING:
+    from tintype.evaluation.train_scene_encoder import TrainedEncoder
+    from tintype.runtime.interrupt import Interrupt
+    from tintype.tokenizer_lab.fill_cache import CachedLatents
+    from tintype.tokenizer_lab.images import OnImages
+    from tintype.tokenizer_lab.report import TokenizerReport
+    from tintype.tokenizer_lab.save_tuned import SavedTokenizer
+    from tintype.tokenizer_lab.training import TokenizerTraining
+    from tintype.train.steps import Progress
+
+
+def train_encoder(
+    out: AnyPath,
+    *,
+    seed: Seed = 0,
+    steps: Count = 8000,
+    batch: Count = 512,
+    device: str = "cpu",
+    on_progress: Callable[[Progress], None] | None = None,
+    interrupt: Interrupt | None = None,
+) -> TrainedEncoder:
+    """Train the scene encoder anew and measure it. Running it again resumes.
+
+    Args:
+        out: folder to write to.
+        seed: training seed.
+        steps: training steps.
+        batch: images per step.
+        device: auto, cpu, cuda or cuda:N.
+        on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: the folder holds another training.
+    """
+    from tintype.evaluation import train_scene_encoder
+    from tintype.runtime.machine import choose_device
+
+    settings = train_scene_encoder.SceneEncoderTraining(seed=seed, steps=steps, batch=batch)
+    where = str(choose_device(device))
+    with watched(interrupt) as signalled:
+        outcome = train_scene_encoder.train(settings, Path(out), where, signalled, on_progress or ignore)
+    if outcome.record is None:
+        raise _stopped(outcome.step)
+    return outcome.record
+
+
+def _stopped(step: int) -> StoppedError:
+    return StoppedError(f"saved at step {step}" if step else "before the first step", f"{again()} to resume")
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A tokenizer that was trained, and its quality."""
+
+    folder: Path
+    steps: int
+    already_done: bool
+    """Whether an earlier call trained it."""
+    psnr_db: float
+    """Quality of the reconstruction of held-out images."""
+    held_out: int
+    """Number of held-out images."""
+    dead_channels: list[int]
+    """Channels of the latents that carry nothing."""
+    notes: list[str]
+
+
+def train_tokenizer(
+    out: AnyPath,
+    *settings: str,
+    kind: Literal["small-vae", "rae"] = "small-vae",
+    data: str | None = None,
+    device: str = "auto",
+    on_progress: Callable[[Progress], None] | None = None,
+    interrupt: Interrupt | None = None,
+) -> TrainedTokenizer:
+    """Train a tokenizer on any images. Running it again resumes, or says that it is done.
+
+    Args:
+        out: folder to write to.
+        settings: override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips.
+        kind: small-vae, or rae: a decoder of a frozen encoder's tokens.
+        data: scenes (default), or a folder, .tar, .parquet file or store of images.
+        device: auto, cpu, cuda or cuda:N.
+        on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: a setting is not valid, there are no such images, or the folder holds another training.
+        DivergedError: the loss or the weights are not finite.
+    """
+    from tintype.config.strict import parse_assignments
+    from tintype.runtime.machine import choose_device
+    from tintype.tokenizer_lab import training
+    from tintype.tokenizer_lab.train_rae import RaeTraining
+    from tintype.tokenizer_lab.train_small_vae import Training
+
+    given = [] if data is None else [f"data={json.dumps(data)}"]
+    form: type[TokenizerTraining] = RaeTraining if kind == "rae" else Training
+    parsed = parse_assignments(form, "training", [*settings, *given])
+    folder, where = Path(out), choose_device(device)
+    with watched(interrupt) as signalled:
+        outcome = training.train_tokenizer(parsed, folder, where, signalled, on_progress or ignore)
+    if outcome.record is None:
+        raise _stopped(outcome.step)
+    trained = outcome.record.trained
+    dead = trained["dead_channels"]
+    notes = [f"{len(dead)} of the latents' channels carry nothing; {parsed.dead_remedy}"] if dead else []
+    quality = trained["psnr_db"], trained["held_out"]
+    return TrainedTokenizer(folder, outcome.step, outcome.already_done, *quality, dead, notes)
+
+
+def cache_latents(
+    plan: AnyPlan,
+    *,
+    verify: bool = False,
+    on_progress: OnCount | None = None,
+    interrupt: Interrupt | None = None,
+) -> CachedLatents:
+    """Encode all training images of a plan, for runs with run.latents=disk. Running it again resumes.
+
+    Args:
+        plan: the plan, or what `load_plan` takes.
+        verify: hash all images again and encode those that have changed.
+        on_progress: called with the number of finished images and of all.
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: the plan's tokenizer has no latents to cache, or its data is not there.
+    """
+    from tintype.tokenizer_lab.fill_cache import fill_cache
+
+    with watched(interrupt) as signalled:
+        return fill_cache(plan_of(plan), signalled, verify, on_progress or ignore)
+
+
+def save_tokenizer(run: AnyRun, out: AnyPath, *, device: str | None = None) -> SavedTokenizer:
+    """Save the autoencoder that a run has tuned as a frozen tokenizer, for other plans.
+
+    Args:
+        run: folder of a run that tuned its tokenizer (technique repa-e).
+        out: folder to write to.
+        device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+
+    Raises:
+        UserError: the run did not tune its tokenizer, or has no weights yet.
+    """
+    from tintype.tokenizer_lab.save_tuned import save_tuned
+
+    return save_tuned(path_of(run), Path(out), device)
+
+
+def compare_tokenizers(
+    tokenizers: Sequence[str],
+    out: AnyPath,
+    *settings: str,
+    data: str = "scenes",
+    device: str = "auto",
+    on_progress: OnImages | None = None,
+) -> TokenizerReport:
+    """Compare tokenizers on any images in one HTML file: quality, compression, speed and latents.
+
+    Args:
+        tokenizers: kinds (pixels, small-vae:folder=DIR) or folders of trained tokenizers.
+        out: folder to write to.
+        settings: override a setting: size_px=256, count=512, "encoders=[inception]".
+        data: scenes, or a folder, .tar, .parquet file or store of images.
+        device: auto, cpu, cuda or cuda:N.
+        on_progress: called with what is done, the number of finished images and of all.
+
+    Raises:
+        UserError: a tokenizer or a setting is not valid, or there are no such images.
+    """
+    from tintype.config.strict import parse_assignments
+    from tintype.runtime.machine import choose_device
+    from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers
+
+    parsed = parse_assignments(ReportSettings, "report", [*settings, f"data={json.dumps(data)}"])
+    return report_tokenizers(list(tokenizers), parsed, Path(out), choose_device(device), on_progress or ignore)
