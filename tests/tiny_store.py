@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from tintype.data.store import layout
-from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_images
+from tintype.data.store.importing import Imported, ImportOptions, Progress, import_images
 from tintype.data.store.layout import AboutStore
 from tintype.runtime.files import checksum_of
 from tintype.runtime.interrupt import Interrupt
@@ -52,9 +52,7 @@ def captioned(path: Path, count: int, **columns: Sequence[str | None]) -> Path:
 def imported(
     source: Path, out: Path, options: ImportOptions | None = None, on_progress: Callable[[Progress], None] | None = None
 ) -> AboutStore:
-    about = tried(source, out, options, on_progress).about
-    assert about is not None
-    return about
+    return tried(source, out, options, on_progress).about
 
 
 def imported_earlier(source: Path, out: Path, options: ImportOptions) -> AboutStore:
@@ -70,7 +68,7 @@ def tried(
     options: ImportOptions | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
-) -> Outcome:
+) -> Imported:
     told = on_progress or (lambda progress: None)
     options = replace(options or ImportOptions(), most_bad=1.0)  # of so few, one is many
     return import_images(source, out, options, interrupt or Interrupt(), told)

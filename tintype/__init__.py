@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tintype.contract.run import Checked
     from tintype.data.presets import DataPreset
     from tintype.data.store.export import Exported
+    from tintype.data.store.importing import Imported
     from tintype.data.store.inspect import Inspection
     from tintype.data.store.layout import AboutStore
     from tintype.data.store.show import StoreShown
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         choose_shapes,
         data_presets,
         export_store,
+        import_images,
         inspect_store,
         show_store,
         upgrade_store,
@@ -79,6 +81,7 @@ __all__ = [
     "DivergedError",
     "EvaluationResult",
     "Exported",
+    "Imported",
     "Inspection",
     "Judgement",
     "ListedRecipe",
@@ -116,6 +119,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "export_store",
+    "import_images",
     "inspect_store",
     "judge",
     "load_plan",
@@ -147,6 +151,7 @@ _MODULES = {
     "contract.run": ("Checked",),
     "data.presets": ("DataPreset",),
     "data.store.export": ("Exported",),
+    "data.store.importing": ("Imported",),
     "data.store.inspect": ("Inspection",),
     "data.store.layout": ("AboutStore",),
     "data.store.show": ("StoreShown",),
@@ -160,6 +165,7 @@ _MODULES = {
         "choose_shapes",
         "data_presets",
         "export_store",
+        "import_images",
         "inspect_store",
         "show_store",
         "upgrade_store",

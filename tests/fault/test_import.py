@@ -294,7 +294,7 @@ def faulty(folder: Path, share: int, only_good: bool = False) -> tuple[Path, lis
     return parquet_of(path, columns.pop("image"), **columns), bad
 
 
-def imported_with(source: Path, out: Path, most_bad: float) -> AboutStore | None:
+def imported_with(source: Path, out: Path, most_bad: float) -> AboutStore:
     attributes = read_attributes({"score": "score:float"})
     options = ImportOptions(eval_share=0.0, attributes=attributes, most_bad=most_bad)
     return import_images(source, out, options, Interrupt()).about

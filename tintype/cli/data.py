@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from tintype.cli import complete, options
+from tintype.cli import options
 from tintype.cli.derive import command
 from tintype.cli.shared import console, group
 from tintype.errors import UserError
@@ -18,87 +17,7 @@ from tintype.terminal.lines import say
 data_app = group("data", "Import your own images into a store, and inspect it.")
 
 
-@data_app.command("import")
-def data_import(
-    source: Annotated[
-        Path, Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000")
-    ],
-    out: Annotated[Path, Option("--out", help="Folder of the new store")],
-    preset: Annotated[
-        str | None,
-        Option(
-            "--preset",
-            help="A public set by name, see `tintype data presets`; further options take precedence",
-            autocompletion=complete.preset_names,
-        ),
-    ] = None,
-    caption: Annotated[
-        list[str], Option("--caption", help="NAME=COLUMN: name of a caption and its column (repeatable)")
-    ] = [],  # noqa: B006
-    attribute: Annotated[
-        list[str],
-        Option(
-            "--attribute", help="NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool), for data.where (repeatable)"
-        ),
-    ] = [],  # noqa: B006
-    split_column: Annotated[
-        str | None, Option(help="Column that says train or eval; by default the hash of the image decides")
-    ] = None,
-    split: Annotated[
-        list[str],
-        Option("--split", help="VALUE=train or VALUE=eval: meaning of a value of --split-column (repeatable)"),
-    ] = [],  # noqa: B006
-    eval_share: Annotated[
-        float | None, Option(min=0, max=1, help="Fraction of held-out images, without --split-column [0.1]")
-    ] = None,
-    short_px: Annotated[int | None, Option(min=1, help="Shrink images to this short side, as JPEG")] = None,
-    min_px: Annotated[int | None, Option(min=1, help="Set aside images with a smaller short side")] = None,
-    quality: Annotated[int, Option(min=1, max=100, help="JPEG quality of images that are changed")] = 95,
-    limit: Annotated[int | None, Option(min=1, help="Import only the first N records")] = None,
-    most_bad: Annotated[
-        str | None, Option(help="Largest fraction of bad records; with more the import is refused [5%]")
-    ] = None,
-    most_bytes: Annotated[int, Option(min=1, help="Largest image file; a larger one counts as bad")] = 64 << 20,
-    most_pixels: Annotated[int, Option(min=1, max=178_956_970, help="Largest image; a larger one counts as bad")] = 1
-    << 26,
-    most_pixels_at_once: Annotated[
-        int, Option(min=1, help="Largest number of pixels decoded at a time, 12 bytes of memory each")
-    ] = 100_000_000,
-    follow_links: Annotated[bool, Option("--follow-links", help="Follow symbolic links out of the folder")] = False,
-) -> None:
-    """Import images, captions and attributes into a store. Running it again resumes, or says that it is done."""
-    from tintype.data.image_file import Limits
-    from tintype.data.presets import read_preset
-    from tintype.data.store.attributes import read_attributes
-    from tintype.data.store.encode import Sizing
-    from tintype.data.store.importing import ImportOptions, read_pairs, read_share, read_splits
-    from tintype.terminal.data import import_with_progress
-
-    if split_column is not None and eval_share is not None:
-        raise UserError("--split-column and --eval-share both say what is held out", "give one of them")
-    known, base = None, ImportOptions()
-    if preset is not None:
-        known = read_preset(preset)
-        base = known.options(preset)
-    if split_column is not None or eval_share is not None:  # neither is then as in the preset
-        base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
-    if base.split_column is None and split:
-        raise UserError("--split says what the values of a column mean", "give --split-column too")
-    chosen = replace(
-        base,
-        captions=read_pairs("caption", caption, "long=caption_long") or base.captions,
-        attributes=read_attributes(read_pairs("attribute", attribute, "score=aesthetic:float")) or base.attributes,
-        splits={**base.splits, **read_splits(split)},
-        limit=limit,
-        sizing=Sizing(short_px, min_px, quality),
-        limits=Limits(most_bytes, most_pixels),
-        most_pixels_at_once=most_pixels_at_once,
-        most_bad=base.most_bad if most_bad is None else read_share("most-bad", most_bad),
-        follow_links=follow_links,
-    )
-    import_with_progress(source, out, chosen, console, known)
-
-
+command(data_app, "import", "data:import_images", "data:Import")
 command(data_app, "presets", "data:data_presets", "presets:Presets")
 
 

@@ -2,24 +2,111 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, Count, OnCount, Seed, Split
+from tintype.library.kinds import AnyPath, Count, OnCount, Pairs, Seed, Share, Split
 from tintype.library.runs import ignore, watched
 from tintype.wording import option
 
 if TYPE_CHECKING:
     from tintype.data.presets import DataPreset
     from tintype.data.store.export import Exported
+    from tintype.data.store.importing import Imported, Progress
     from tintype.data.store.inspect import Inspection
     from tintype.data.store.layout import AboutStore
     from tintype.data.store.show import StoreShown
     from tintype.runtime.interrupt import Interrupt
+
+
+def import_images(
+    source: AnyPath,
+    out: AnyPath,
+    *,
+    preset: str | None = None,
+    caption: Pairs = (),
+    attribute: Pairs = (),
+    split_column: str | None = None,
+    split: Pairs = (),
+    eval_share: Share | None = None,
+    short_px: Count | None = None,
+    min_px: Count | None = None,
+    quality: Annotated[int, Ge(1), Le(100)] = 95,
+    limit: Count | None = None,
+    most_bad: str | float | None = None,
+    most_bytes: Count = 64 << 20,
+    most_pixels: Annotated[int, Ge(1), Le(178_956_970)] = 1 << 26,
+    most_pixels_at_once: Count = 100_000_000,
+    follow_links: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    interrupt: Interrupt | None = None,
+) -> Imported:
+    """Import images, captions and attributes into a store. Running it again resumes, or says that it is done.
+
+    In Python `caption`, `attribute` and `split` are mappings, as {"long": "caption_long"}, or texts as for the command.
+
+    Args:
+        source: images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000.
+        out: folder of the new store.
+        preset: a public set by name, see `tintype data presets`; further options take precedence.
+        caption: NAME=COLUMN: name of a caption and its column (repeatable).
+        attribute: NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool), for data.where (repeatable).
+        split_column: column that says train or eval; by default the hash of the image decides.
+        split: VALUE=train or VALUE=eval: meaning of a value of the column that says the split (repeatable).
+        eval_share: fraction of held-out images, where no column says the split [0.1].
+        short_px: shrink images to this short side, as JPEG.
+        min_px: set aside images with a smaller short side.
+        quality: JPEG quality of images that are changed.
+        limit: import only the first N records.
+        most_bad: largest fraction of bad records; with more the import is refused [5%].
+        most_bytes: largest image file; a larger one counts as bad.
+        most_pixels: largest image; a larger one counts as bad.
+        most_pixels_at_once: largest number of pixels decoded at a time, 12 bytes of memory each.
+        follow_links: follow symbolic links out of the folder.
+        on_progress: called with the number of finished records (`done`), of all (`total`) and of those set aside
+            (`quarantined`).
+        interrupt: for a caller that handles signals itself and asks for an end by it.
+
+    Raises:
+        UserError: the source, a column or an option is not valid, too many records are bad, or `out` holds other files.
+    """
+    from tintype.data.image_file import Limits
+    from tintype.data.presets import read_preset
+    from tintype.data.store import importing
+    from tintype.data.store.attributes import read_attributes
+    from tintype.data.store.encode import Sizing
+
+    if split_column is not None and eval_share is not None:
+        both = f"{option('split-column')} and {option('eval-share')}"
+        raise UserError(f"{both} both say what is held out", "give one of them")
+    base = importing.ImportOptions() if preset is None else read_preset(preset).options(preset)
+    if split_column is not None or eval_share is not None:  # neither is then as in the preset
+        base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
+    if base.split_column is None and split:
+        raise UserError(
+            f"{option('split')} says what the values of a column mean", f"give {option('split-column')} too"
+        )
+    captions = importing.read_pairs("caption", caption, "long=caption_long")
+    attributes = read_attributes(importing.read_pairs("attribute", attribute, "score=aesthetic:float"))
+    chosen = replace(
+        base,
+        captions=captions or base.captions,
+        attributes=attributes or base.attributes,
+        splits={**base.splits, **importing.read_splits(split)},
+        limit=limit,
+        sizing=Sizing(short_px, min_px, quality),
+        limits=Limits(most_bytes, most_pixels),
+        most_pixels_at_once=most_pixels_at_once,
+        most_bad=base.most_bad if most_bad is None else importing.read_share("most-bad", str(most_bad)),
+        follow_links=follow_links,
+    )
+    with watched(interrupt) as signalled:
+        return importing.import_images(Path(source), Path(out), chosen, signalled, on_progress or ignore)
 
 
 def data_presets(preset: str | None = None) -> list[DataPreset]:

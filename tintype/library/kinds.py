@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, Union
 
@@ -30,3 +30,5 @@ Weights: TypeAlias = Literal["raw", "average"]
 Split: TypeAlias = Literal["train", "eval"]
 OnCount: TypeAlias = Callable[[int, int], None]
 """Progress passed to the callback: how many are done, and of how many."""
+Pairs: TypeAlias = Mapping[str, str] | Sequence[str]
+"""Values by name, or texts `NAME=VALUE`."""

@@ -13,11 +13,11 @@ import numpy as np
 from rich.console import Console
 
 from tintype.data.captions import ColumnSettings
-from tintype.data.presets import Preset
+from tintype.data.presets import read_preset
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
 from tintype.data.store.export import Exported, quoted_import_options
-from tintype.data.store.importing import ImportOptions, import_images
+from tintype.data.store.importing import Imported
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_html import write_page
@@ -42,43 +42,50 @@ class ShapeSetting(View["Shapes"]):
         say(self.console, result.setting)
 
 
-def import_with_progress(
-    source: Path, out: Path, options: ImportOptions, console: Console, preset: Preset | None = None
-) -> None:
-    """Import images into a store and show how far it is."""
-    began, first = time.monotonic(), -1
-    with stoppable("importing") as (bars, interrupt):
+class Import(View[Imported]):
+    """The progress of an import, the counts of the store, and what to do next."""
 
-        def on_progress(now: ImportProgress) -> None:
-            nonlocal first
-            first = now.done if first < 0 else first
-            bars.show(None, now.done, now.total, f"{now.quarantined:,} set aside" if now.quarantined else "")
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        self._began_s, self._first = time.monotonic(), -1
+        with stoppable("importing") as (bars, interrupt):
 
-        outcome = import_images(source, out, options, interrupt, on_progress)
-    if outcome.about is None:
-        leave(interrupt.signal, f"{outcome.done:,} records are kept; run the same command to resume")
-    about, seconds = outcome.about, time.monotonic() - began
-    counts = ", ".join(f"{count:,} {split}" for split, count in about.counts.items())
-    speed = "" if outcome.already_done else f" ({(outcome.done - first) / seconds:.0f} images/s)"
-    state = "was imported before" if outcome.already_done else f"imported in {seconds:.1f} s{speed}"
-    size = sum(shard.bytes for shard in about.shards) / 1e6
-    known = ", ".join(f"{name} ({kind})" for name, kind in about.attributes.items())
-    attributes = f"attributes {known}; " if known else ""
-    captions, identity = ", ".join(about.captions), about.identity[:12]
-    say(console, f"{out}: {state}; {counts}, {size:.1f} MB; captions {captions}; {attributes}sha256 {identity}")
-    if about.quarantined:
-        say_note(console, f"{about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each")
-    if preset is not None:
-        say_note(console, f"licence of {options.preset}: {preset.license}; {preset.terms}".rstrip("; "))
-        for difference in preset.unexpected(outcome.done, about.counts) if options.limit is None else []:
-            say_note(console, f"{options.preset} has {difference}: a part of it, another version, or records set aside")
-    for split, count in about.counts.items():
-        if not count:
-            say_note(console, f"the split {split} is empty")
-    if note := held_out_note(about.counts["eval"]):
-        say_note(console, note)
-    if about.counts["train"]:
-        say(console, next_commands(out))
+            def on_progress(now: ImportProgress) -> None:
+                self._first = now.done if self._first < 0 else self._first
+                bars.show(None, now.done, now.total, f"{now.quarantined:,} set aside" if now.quarantined else "")
+
+            yield {"on_progress": on_progress, "interrupt": interrupt}
+
+    def show(self, result: Imported) -> None:
+        out, name, about = self.given["out"], self.given["preset"], result.about
+        seconds = time.monotonic() - self._began_s
+        counts = ", ".join(f"{count:,} {split}" for split, count in about.counts.items())
+        speed = f" ({(result.done - self._first) / seconds:.0f} images/s)"
+        state = "was imported before" if result.already_done else f"imported in {seconds:.1f} s{speed}"
+        size = sum(shard.bytes for shard in about.shards) / 1e6
+        known = ", ".join(f"{name} ({kind})" for name, kind in about.attributes.items())
+        attributes = f"attributes {known}; " if known else ""
+        captions, identity = ", ".join(about.captions), about.identity[:12]
+        say(
+            self.console, f"{out}: {state}; {counts}, {size:.1f} MB; captions {captions}; {attributes}sha256 {identity}"
+        )
+        if about.quarantined:
+            note = f"{about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each"
+            say_note(self.console, note)
+        if name is not None:
+            preset = read_preset(name)
+            say_note(self.console, f"licence of {name}: {preset.license}; {preset.terms}".rstrip("; "))
+            unexpected = preset.unexpected(result.done, about.counts) if self.given["limit"] is None else []
+            for difference in unexpected:
+                why = "a part of it, another version, or records set aside"
+                say_note(self.console, f"{name} has {difference}: {why}")
+        for split, count in about.counts.items():
+            if not count:
+                say_note(self.console, f"the split {split} is empty")
+        if note := held_out_note(about.counts["eval"]):
+            say_note(self.console, note)
+        if about.counts["train"]:
+            say(self.console, next_commands(out))
 
 
 def next_commands(path: Path) -> str:

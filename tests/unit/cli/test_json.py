@@ -135,7 +135,7 @@ def test_documents_of_lists_plans_and_stores(here: Path) -> None:
     assert document("schema", "plan show")["title"] == "tintype plan show --json"
     assert document("schema", "plan shwo", code=2)["error"]["message"].endswith("did you mean 'plan show'?")
     assert [16, 16] in document("data", "shapes", "--size", "16", "--unit", "4")["buckets"]
-    assert "4 train" in document("data", "import", "images", "--out", "store")["text"]
+    assert document("data", "import", "images", "--out", "store")["about"]["counts"]["train"] == 4
     assert sum(document("data", "show", "store")["counts"].values()) == 4
     assert "problems" in document("data", "inspect", "store")
     assert document("data", "export", "store", "--to", "parquet", "--out", "exported-store")["rows"] == 4

@@ -25,7 +25,7 @@ from tintype.data.store.changes import upgrade_store
 from tintype.data.store.encode import Prepared, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
 from tintype.data.store.layout import Store, open_shard, open_store
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.runtime.interrupt import Interrupt
 
 
@@ -215,7 +215,8 @@ def test_an_import_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(_DiedError):
             tried(source, out, options, stop)
     else:
-        assert tried(source, out, options, stop, interrupt).about is None
+        with pytest.raises(StoppedError, match="14 records are kept"):
+            tried(source, out, options, stop, interrupt)
     assert not out.exists()
     with pytest.raises(UserError, match="begun from another source or with other options"):
         imported(source, out, ImportOptions(split_column="split", limit=20))

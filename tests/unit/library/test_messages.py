@@ -84,6 +84,12 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     ),
     (tintype.compare, lambda here: (here / "other", here / "study"), {}, "is not a run|is a study"),
     (tintype.pool, lambda here: (here / "study", here / "study"), {}, "is given twice; give each study once"),
+    (
+        tintype.import_images,
+        lambda here: (tiny_store(here, 4).with_suffix(".parquet"), here / "new"),
+        {"caption": {"long": "x"}},
+        r"^caption=\"long=x\": .*store.parquet has no text column 'x'",
+    ),
     (tintype.data_presets, lambda here: ("coco",), {}, "^unknown preset 'coco'"),
     (tintype.choose_shapes, lambda here: (), {"size": 65}, "^size=65 is no multiple of unit=16"),
     (tintype.show_store, lambda here: (tiny_store(here, 4, "shown"),), {"where": "wdth > 3"}, "^`where`, character 1"),

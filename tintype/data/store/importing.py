@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tintype.config.strict import nearest
 from tintype.data.decoding.threads import MOST_PIXELS_AT_ONCE
@@ -28,7 +28,7 @@ from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
 from tintype.data.store.writer import Writer, has_kept
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.wording import again, option
@@ -39,6 +39,8 @@ _SPLIT_NAMES: dict[str, Split] = {
 }
 
 _SHOWN_REASONS = 3
+Pairs: TypeAlias = Mapping[str, str] | Sequence[str]
+"""Values by name, or texts `NAME=VALUE`."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,14 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Result of an import. `about` is set once everything is stored."""
+class Imported:
+    """A store that was imported."""
 
     done: int
-    about: AboutStore | None
+    """Number of records of the source, stored or set aside."""
+    about: AboutStore
     already_done: bool = False
+    """Whether an earlier call imported it."""
 
 
 def import_images(
@@ -89,8 +93,8 @@ def import_images(
     options: ImportOptions,
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Outcome:
-    """Store the images of a source, resuming an earlier attempt. Return an unfinished outcome if a signal came."""
+) -> Imported:
+    """Store the images of a source, resuming an earlier attempt."""
     importer = open_importer(source, Reading(options.limits, options.follow_links, options.format, options.listed))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
@@ -121,7 +125,9 @@ def import_images(
             if interrupt.signal is not None:
                 break
         writer.keep()
-        return Outcome(written.items, writer.finish(out) if written.items == total else None)
+        if written.items < total:
+            raise StoppedError(f"{written.items:,} records are kept", f"{again()} to resume")
+        return Imported(written.items, writer.finish(out))
 
 
 @contextmanager
@@ -291,20 +297,22 @@ def _request(
     }
 
 
-def _already(out: Path, request: Mapping[str, Any]) -> Outcome:
+def _already(out: Path, request: Mapping[str, Any]) -> Imported:
     about = open_store(out).about
     if about.made_from != request:
         raise UserError(
             f"{out} holds a store that was imported from another source or with other options ({ABOUT} says how)",
             f"choose another {option('out')}",
         )
-    return Outcome(sum(about.counts.values()) + about.quarantined, about, already_done=True)
+    return Imported(sum(about.counts.values()) + about.quarantined, about, already_done=True)
 
 
-def read_pairs(of: str, values: Sequence[str], example: str) -> dict[str, str]:
-    """Parse the `NAME=VALUE` of an option that can be given several times."""
+def read_pairs(of: str, values: Pairs, example: str) -> dict[str, str]:
+    """Parse the `NAME=VALUE` of an option that can be given several times. A mapping is taken as it is."""
+    if isinstance(values, Mapping):
+        return dict(values)
     found: dict[str, str] = {}
-    for value in values:
+    for value in [values] if isinstance(values, str) else values:
         name, equals, other = (part.strip() for part in value.partition("="))
         if not equals or not name or not other:
             raise UserError(f"{option(of, value)} is not a pair", f"write it as {option(of, example)}")
@@ -326,7 +334,7 @@ def read_share(of: str, value: str) -> float:
     return share
 
 
-def read_splits(values: Sequence[str]) -> dict[str, Split]:
+def read_splits(values: Pairs) -> dict[str, Split]:
     found: dict[str, Split] = {}
     for name, split in read_pairs("split", values, "extra=train").items():
         if split not in SPLITS:

@@ -23,7 +23,7 @@ from tintype.data.store.importing import ImportOptions
 from tintype.data.store.inspect import histogram
 from tintype.data.store.layout import ABOUT, Store, open_store
 from tintype.data.store.where import kept_by, written
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.runtime.interrupt import Interrupt
 
 KNOWN: dict[str, list[Value]] = {
@@ -216,7 +216,8 @@ def test_a_stopped_import_resumes_with_its_attributes(
         interrupt.signal = signal.SIGINT if progress.done == 3 else None
 
     options = ImportOptions(split_column="split", attributes=ASKED)
-    assert tried(source, tmp_path / "store", options, stop, interrupt).about is None
+    with pytest.raises(StoppedError, match="records are kept"):
+        tried(source, tmp_path / "store", options, stop, interrupt)
     with pytest.raises(UserError, match="with other options"):
         imported(source, tmp_path / "store", ImportOptions(split_column="split"))
     assert imported(source, tmp_path / "store", options).identity == store.identity
@@ -234,7 +235,8 @@ def test_a_stopped_import_resumes_with_the_same_options_in_another_order(
     captions = {"long": "txt", "short": "short"}
     begun = ImportOptions(captions, ASKED, "split")
     turned = ImportOptions(dict(reversed(captions.items())), dict(reversed(ASKED.items())), "split")
-    assert tried(source, tmp_path / "store", begun, stop, interrupt).about is None
+    with pytest.raises(StoppedError, match="records are kept"):
+        tried(source, tmp_path / "store", begun, stop, interrupt)
     imported(source, tmp_path / "store", turned)
     whole = open_store(tmp_path / "store")
     whole.check()
