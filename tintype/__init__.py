@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tintype.audit.run import Audit
     from tintype.contract.run import Checked
     from tintype.data.presets import DataPreset
+    from tintype.data.recaption.work import Recaptioned
     from tintype.data.store.export import Exported
     from tintype.data.store.importing import Imported
     from tintype.data.store.inspect import Inspection
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from tintype.export.mirror import Mirrored
     from tintype.judge.verdicts import Judgement
     from tintype.library.data import (
+        CaptionPrompt,
         Shapes,
         choose_shapes,
         data_presets,
         export_store,
         import_images,
         inspect_store,
+        recaption_store,
         show_store,
         upgrade_store,
     )
@@ -76,6 +79,7 @@ __all__ = [
     "AboutStore",
     "Audit",
     "CachedLatents",
+    "CaptionPrompt",
     "Checked",
     "DataPreset",
     "DivergedError",
@@ -92,6 +96,7 @@ __all__ = [
     "PlanDiff",
     "PlanEstimate",
     "Pooled",
+    "Recaptioned",
     "Results",
     "Run",
     "Sampled",
@@ -132,6 +137,7 @@ __all__ = [
     "plan_cost",
     "plan_schema",
     "pool",
+    "recaption_store",
     "recipes",
     "run_study",
     "sample",
@@ -150,6 +156,7 @@ _MODULES = {
     "audit.run": ("Audit",),
     "contract.run": ("Checked",),
     "data.presets": ("DataPreset",),
+    "data.recaption.work": ("Recaptioned",),
     "data.store.export": ("Exported",),
     "data.store.importing": ("Imported",),
     "data.store.inspect": ("Inspection",),
@@ -161,12 +168,14 @@ _MODULES = {
     "evaluation.train_scene_encoder": ("TrainedEncoder",),
     "judge.verdicts": ("Judgement",),
     "library.data": (
+        "CaptionPrompt",
         "Shapes",
         "choose_shapes",
         "data_presets",
         "export_store",
         "import_images",
         "inspect_store",
+        "recaption_store",
         "show_store",
         "upgrade_store",
     ),

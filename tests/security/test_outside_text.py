@@ -171,14 +171,14 @@ def test_a_count_of_tokens_that_cannot_be_is_no_answer(
     """Answer with a count of 4,001 digits, then as it should be: it is asked again, and nothing of it is kept."""
     server.script = [counting(tokens)]
     done = recaption(store, PRICED, to(server), Interrupt())
-    assert done.about is not None and done.progress.cost == 4 * (100 * 1.0 + 10 * 2.0) / 1e6
-    promise.count(len(server.asked) == 5 and done.progress.counts["input_tokens"] == 400, tokens[:8])
+    assert done.about is not None and done.cost == 4 * (100 * 1.0 + 10 * 2.0) / 1e6
+    promise.count(len(server.asked) == 5 and done.counts["input_tokens"] == 400, tokens[:8])
 
 
 def test_images_whose_tokens_are_only_counted_wrongly_are_set_aside(store: Path, server: CaptionServer) -> None:
     server.always = counting("9" * 4001)
     done = recaption(store, PRICED, to(server), Interrupt())
-    assert done.progress.counts["set_aside"] == 4 and done.progress.cost == 0.0 and done.about is not None
+    assert done.counts["set_aside"] == 4 and done.cost == 0.0 and done.about is not None
     kept = (store / str(done.about.added[0].journal)).read_text()
     assert kept.count("its answer counts more than 1,000,000,000 tokens") == 4
 
@@ -215,9 +215,7 @@ def test_a_long_answer_is_set_aside_and_the_journal_stays_small(
     server.reply = lambda key, body: answer
     done = recaption(store, PRICED, to(server), Interrupt())
     assert (
-        done.about is not None
-        and done.progress.counts["set_aside"] == 4
-        and open_store(store).texts("caption:vlm") == [""] * 4
+        done.about is not None and done.counts["set_aside"] == 4 and open_store(store).texts("caption:vlm") == [""] * 4
     )
     kept = (store / str(done.about.added[0].journal)).stat().st_size
     promise.count(kept < 4 * 60_000, f"{kept} bytes")

@@ -12,10 +12,14 @@ from annotated_types import Ge, Le
 from tintype.errors import UserError
 from tintype.library.kinds import AnyPath, Count, OnCount, Pairs, Seed, Share, Split
 from tintype.library.runs import ignore, watched
+from tintype.runtime.notes import note
 from tintype.wording import option
 
 if TYPE_CHECKING:
     from tintype.data.presets import DataPreset
+    from tintype.data.recaption.asking import Captioner
+    from tintype.data.recaption.work import Progress as CaptionProgress
+    from tintype.data.recaption.work import Recaptioned
     from tintype.data.store.export import Exported
     from tintype.data.store.importing import Imported, Progress
     from tintype.data.store.inspect import Inspection
@@ -272,6 +276,119 @@ def export_store(
 
     with watched(interrupt) as signalled:
         return export.export_store(open_store(Path(store)), to, Path(out), split, signalled, on_progress or ignore)
+
+
+@dataclass(frozen=True)
+class CaptionPrompt:
+    """A prompt that asks a model for captions."""
+
+    name: str
+    text: str
+
+
+def recaption_store(
+    store: AnyPath | None = None,
+    *,
+    column: str | None = None,
+    model: str | None = None,
+    server: str | None = None,
+    revision: str | None = None,
+    prompt: str | None = None,
+    prompt_file: AnyPath | None = None,
+    show_prompt: bool = False,
+    max_tokens: Count | None = None,
+    temperature: Annotated[float, Ge(0), Le(2)] = 0.0,
+    seed: Seed = 0,
+    tries: Count = 3,
+    split: Split | None = None,
+    only_empty: str | None = None,
+    limit: Count | None = None,
+    batch: Count = 8,
+    device: str = "auto",
+    concurrency: Annotated[int, Ge(1), Le(1024)] = 8,
+    timeout_s: Annotated[float, Ge(0.01)] = 120.0,
+    server_tries: Count = 6,
+    backoff_s: Annotated[float, Ge(0)] = 1.0,
+    key_variable: str | None = None,
+    price_per_million_input: Annotated[float, Ge(0)] | None = None,
+    price_per_million_output: Annotated[float, Ge(0)] | None = None,
+    overwrite: bool = False,
+    anew: bool = False,
+    on_progress: Callable[[CaptionProgress], None] | None = None,
+    interrupt: Interrupt | None = None,
+) -> Recaptioned | CaptionPrompt:
+    """Add captions that a vision-language model writes. Running it again resumes.
+
+    Args:
+        store: folder of a store.
+        column: name of the new caption column.
+        model: name of the model on the server; without a server a folder or a repository of the hub.
+        server: URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, ….
+        revision: commit of the repository.
+        prompt: built-in prompt: long or short [long].
+        prompt_file: file with your own prompt.
+        show_prompt: print the prompt and exit; in Python return it alone.
+        max_tokens: largest length of an answer [long 512, short 96].
+        temperature: sampling temperature; 0 takes the most likely words.
+        seed: seed of the draws at a temperature above 0.
+        tries: tries per image that gets an empty answer or a refusal.
+        split: caption only this split; the others get an empty caption.
+        only_empty: caption only images for which this column is empty; copy it elsewhere.
+        limit: try on N images; adds no captions yet.
+        batch: images per batch, without a server.
+        device: auto, cpu, cuda or cuda:N, without a server.
+        concurrency: parallel requests to the server.
+        timeout_s: timeout of one request.
+        server_tries: tries per request to a server that fails or is busy.
+        backoff_s: first wait after a failure; doubles each time.
+        key_variable: environment variable with the API key [TINTYPE_API_KEY].
+        price_per_million_input: price, to report the cost.
+        price_per_million_output: price, to report the cost.
+        overwrite: replace captions that were added before.
+        anew: discard the answers of a stopped command.
+        on_progress: called with the number of finished images (`done`), of all (`total`), and with `counts` and `cost`.
+        interrupt: for a caller that handles signals itself and asks for an end by it. What is returned then has no
+            `about`, and the same call resumes.
+
+    Raises:
+        UserError: an option is missing or not valid, there is no store, or the model does not answer.
+    """
+    from tintype.data.recaption import work
+    from tintype.data.recaption.asking import Asking
+    from tintype.data.recaption.prompts import MAX_TOKENS, find_prompt
+
+    name, words = find_prompt(prompt, None if prompt_file is None else Path(prompt_file))
+    if show_prompt:
+        return CaptionPrompt(name, words)
+    if store is None or column is None or model is None:
+        needed = {"STORE": store, option("column", "NAME"): column, option("model", "MODEL"): model}
+        raise UserError(f"{', '.join(key for key, value in needed.items() if value is None)} is missing")
+    asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
+    captioner: Captioner
+    if server is not None:
+        from tintype.data.recaption.server import Patience, Server, read_key, read_place
+
+        if revision is not None:
+            raise UserError(
+                f"{option('revision')} is for a model that runs here", f"leave it out with {option('server')}"
+            )
+        patience = Patience(timeout_s, server_tries, backoff_s)
+        key, place = read_key(key_variable), read_place(server)
+        if key is not None and not place.secure and not place.is_near:
+            note(f"the key goes to {place.url} unencrypted; use https")
+        captioner = Server(place, model, asking, concurrency, patience, key)
+    else:
+        from tintype.data.recaption.local import Local
+        from tintype.pretrained.hub import Checkpoint
+        from tintype.runtime.machine import choose_device
+
+        if key_variable is not None:
+            raise UserError(f"{option('key-variable')} is for a server", f"give {option('server')} too")
+        captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
+    prices = price_per_million_input, price_per_million_output
+    task = work.Task(column, asking, tries, split, only_empty, limit, *prices, overwrite, anew)
+    with watched(interrupt) as signalled:
+        return work.recaption(Path(store), task, captioner, signalled, on_progress or ignore)
 
 
 def upgrade_store(store: AnyPath, *, on_progress: OnCount | None = None) -> AboutStore:

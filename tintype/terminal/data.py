@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from tintype.data.captions import ColumnSettings
 from tintype.data.presets import read_preset
-from tintype.data.recaption import work as recaptioning
-from tintype.data.recaption.asking import Captioner
+from tintype.data.recaption.work import Progress as CaptionProgress
+from tintype.data.recaption.work import Recaptioned
 from tintype.data.store.export import Exported, quoted_import_options
 from tintype.data.store.importing import Imported
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_html import write_page
-from tintype.data.store.layout import QUARANTINE, AboutStore, open_store
+from tintype.data.store.layout import QUARANTINE, AboutStore, AddedColumn, open_store
 from tintype.data.store.selection import read_skip_list
+from tintype.data.store.show import StoreShown
 from tintype.evaluation.fit import held_out_note
+from tintype.library.data import CaptionPrompt, Shapes
 from tintype.terminal import documents
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say, say_note
 from tintype.terminal.progress import Progress, stoppable
 from tintype.terminal.view import R, View
 
-if TYPE_CHECKING:
-    from tintype.data.store.show import StoreShown
-    from tintype.library.data import Shapes
 
-
-class ShapeSetting(View["Shapes"]):
+class ShapeSetting(View[Shapes]):
     """The setting with the shapes."""
 
     def show(self, result: Shapes) -> None:
@@ -162,7 +160,7 @@ class _Checking(View[R]):
             yield {"on_progress": bars.count}
 
 
-class StoreFacts(_Checking["StoreShown"]):
+class StoreFacts(_Checking[StoreShown]):
     """Lines on the content of a store, and the progress of its check."""
 
     @contextmanager
@@ -211,45 +209,70 @@ class Upgrade(_Checking[AboutStore]):
         say(self.console, f"{self.given['store']}: all columns have checksums; sha256 {result.identity[:12]}")
 
 
-def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> None:
-    """Add captions and show how far it is."""
-    with stoppable("captioning") as (bars, interrupt):
+class Recaptioning(View[Recaptioned | CaptionPrompt]):
+    """The progress of captioning, and what came of it."""
 
-        def on_progress(now: recaptioning.Progress) -> None:
-            bars.show(None, now.done, now.total, _tokens(now))
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        if self.given["show_prompt"]:
+            yield {}
+            return
+        with stoppable("captioning") as (bars, self._interrupt):
 
-        outcome = recaptioning.recaption(store, task, captioner, interrupt, on_progress)
-    reached = outcome.progress
-    if outcome.already_done:
-        say(console, f"{store}: the captions {task.column} were added before")
-        return
-    speed = f", {reached.new / outcome.seconds:,.1f} images/s" if reached.new else ""
-    text = f"{reached.done:,} images, {reached.new:,} of them now{speed}; {_tokens(reached)}"
-    if outcome.about is None:
-        if interrupt.signal is None:
-            say(console, f"a trial; no captions are added yet: {text}. The answers are kept")
-        for source, caption in outcome.examples.items():
-            say(console, f"{source}: {caption}", "dim")
-        if interrupt.signal is not None:
-            leave(interrupt.signal, f"{text}; the answers are kept, run the same command to resume")
-        say(console, "the same command without --limit resumes")
-        return
-    added = outcome.about.find_added(task.column)
-    assert added is not None
-    say(console, f"{store}: captions {task.column} added; {text}; sha256 {outcome.about.identity[:12]}")
-    made_by = added.made_by
-    if empty := made_by["empty_captions"]:
-        reasons = [f"{count:,} {reason}" for reason, count in made_by["set_aside"].items()]
-        if made_by["not_asked"] and not task.only_empty:
-            reasons.append(f"{made_by['not_asked']:,} not asked")
-        why = ", ".join(reasons)
-        say_note(console, f"{empty:,} captions are empty ({why}); {store / str(added.journal)} has the answers")
-    counts = made_by["counts"]
-    if changed := [f"{counts[name]:,} were {name}" for name in ("cleaned", "shortened") if counts[name]]:
-        say(console, f"note: of the answers {', '.join(changed)}")
+            def on_progress(now: CaptionProgress) -> None:
+                bars.show(None, now.done, now.total, _tokens(now))
+
+            yield {"on_progress": on_progress, "interrupt": self._interrupt}
+
+    def finish(self, result: Recaptioned | CaptionPrompt) -> None:
+        if isinstance(result, Recaptioned) and result.about is None and self._interrupt.signal is not None:
+            self._say_examples(result)
+            text = f"{_reached(result)}; the answers are kept, run the same command to resume"
+            leave(self._interrupt.signal, text)
+        super().finish(result)
+
+    def _say_examples(self, result: Recaptioned) -> None:
+        for source, caption in result.examples.items():
+            say(self.console, f"{source}: {caption}", "dim")
+
+    def show(self, result: Recaptioned | CaptionPrompt) -> None:
+        store = self.given["store"]
+        if isinstance(result, CaptionPrompt):
+            sys.stdout.write(result.text + "\n")
+        elif result.already_done:
+            say(self.console, f"{store}: the captions {result.column} were added before")
+        elif result.about is None:
+            say(self.console, f"a trial; no captions are added yet: {_reached(result)}. The answers are kept")
+            self._say_examples(result)
+            say(self.console, "the same command without --limit resumes")
+        else:
+            identity = result.about.identity[:12]
+            say(self.console, f"{store}: captions {result.column} added; {_reached(result)}; sha256 {identity}")
+            added = result.about.find_added(result.column)
+            assert added is not None
+            self._say_notes(store, added)
+
+    def _say_notes(self, store: Path, added: AddedColumn) -> None:
+        made_by = added.made_by
+        if empty := made_by["empty_captions"]:
+            reasons = [f"{count:,} {reason}" for reason, count in made_by["set_aside"].items()]
+            if made_by["not_asked"] and not self.given["only_empty"]:
+                reasons.append(f"{made_by['not_asked']:,} not asked")
+            why = ", ".join(reasons)
+            say_note(
+                self.console, f"{empty:,} captions are empty ({why}); {store / str(added.journal)} has the answers"
+            )
+        counts = made_by["counts"]
+        if changed := [f"{counts[name]:,} were {name}" for name in ("cleaned", "shortened") if counts[name]]:
+            say(self.console, f"note: of the answers {', '.join(changed)}")
 
 
-def _tokens(progress: recaptioning.Progress) -> str:
+def _reached(result: Recaptioned) -> str:
+    speed = f", {result.new / result.seconds:,.1f} images/s" if result.new else ""
+    return f"{result.done:,} images, {result.new:,} of them now{speed}; {_tokens(result)}"
+
+
+def _tokens(progress: CaptionProgress | Recaptioned) -> str:
     counts = progress.counts
     parts = [f"{counts['input_tokens']:,} + {counts['output_tokens']:,} tokens"]
     parts += [f"cost {progress.cost:.4g}"] if progress.cost is not None else []

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from tintype.evaluation.train_scene_encoder import TrainedEncoder
+from tintype.library.tokenizers import TrainedTokenizer
 from tintype.runtime.rows import gigabytes
 from tintype.terminal import answers
 from tintype.terminal.interrupts import leave
@@ -22,9 +23,6 @@ from tintype.tokenizer_lab.fill_cache import CachedLatents
 from tintype.tokenizer_lab.report import TokenizerReport
 from tintype.tokenizer_lab.save_tuned import SavedTokenizer
 from tintype.train.steps import Progress as StepProgress
-
-if TYPE_CHECKING:
-    from tintype.library.tokenizers import TrainedTokenizer
 
 
 class _Steps(View[R]):
@@ -48,7 +46,7 @@ class EncoderTraining(_Steps[TrainedEncoder]):
         answers.put(asdict(result))
 
 
-class Training(_Steps["TrainedTokenizer"]):
+class Training(_Steps[TrainedTokenizer]):
     """The quality of the tokenizer."""
 
     def show(self, result: TrainedTokenizer) -> None:

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -93,14 +93,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    progress: Progress
-    seconds: float
+class Recaptioned:
+    """Captions that a model wrote."""
+
+    column: str
     about: AboutStore | None
-    """The store's description after the column was added; None before."""
-    examples: Mapping[str, str]
+    """The content of `store.json` after the column was added; None before."""
+    done: int = 0
+    """Number of images with an answer, or with a reason why they have none."""
+    new: int = 0
+    """Number of these since the call began."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Numbers of tokens, of empty answers, refusals, answers that were changed, images asked again and set aside."""
+    cost: float | None = None
+    """The cost of the tokens; None where no price was given."""
+    seconds: float = 0.0
+    examples: dict[str, str] = field(default_factory=dict)
     """The first captions, by source, if the column is not added yet."""
     already_done: bool = False
+    """Whether an earlier call added the column."""
 
 
 def recaption(
@@ -109,7 +120,7 @@ def recaption(
     captioner: Captioner,
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Outcome:
+) -> Recaptioned:
     """Ask for missing answers, resuming an earlier attempt. Return early on a signal, or at a trial's limit."""
     store = open_store(path)
     _check_task(store, task)
@@ -117,7 +128,7 @@ def recaption(
     origin = {"settings": settings, "choice": {"split": task.split, "only_empty": task.only_empty}}
     work = path / f".recaption-{task.column}"
     if _done_before(store, task, origin, work):
-        return Outcome(Progress(task, 0, []), 0.0, store.about, {}, already_done=True)
+        return Recaptioned(task.column, store.about, already_done=True)
     began = time.monotonic()
     with (
         locked(work, f"take another {option('column')}"),
@@ -145,7 +156,16 @@ def recaption(
     elif task.limit is None and interrupt.signal is None:
         raise AssertionError("images were left without an answer and without a reason")
     examples = {entry.source: entry.caption or f"({entry.aside})" for entry in list(journal.entries.values())[:3]}
-    return Outcome(progress, time.monotonic() - began, about, examples if about is None else {})
+    return Recaptioned(
+        task.column,
+        about,
+        progress.done,
+        progress.new,
+        dict(progress.counts),
+        progress.cost,
+        time.monotonic() - began,
+        examples if about is None else {},
+    )
 
 
 def _check_task(store: Store, task: Task) -> None:

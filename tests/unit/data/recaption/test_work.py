@@ -24,7 +24,7 @@ from tests.tiny_store import image_file, rewrite_about, tiny_store
 from tintype.data.arrow_file import file_of
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
-from tintype.data.recaption.work import Outcome, Progress, Task, recaption
+from tintype.data.recaption.work import Progress, Recaptioned, Task, recaption
 from tintype.data.store import changes, writer
 from tintype.data.store.changes import add_column
 from tintype.data.store.export import export_store
@@ -143,7 +143,7 @@ def test_empty_answers_and_refusals_are_asked_again_and_then_set_aside(store: Pa
     counts = made_by["counts"]
     assert (counts["empty"], counts["refusals"], counts["retried"], counts["cleaned"]) == (3, 5, 3, COUNT - 2)
     assert counts["input_tokens"] == 100 * (COUNT + 6)  # all tries cost
-    assert outcome.progress.counts["set_aside"] == 2
+    assert outcome.counts["set_aside"] == 2
     asked = [body for body in server.asked if keys[0] in _key_of(body)]
     assert [body["seed"] for body in asked] == [0, 1, 2]
     assert [body["temperature"] for body in asked] == [0.0, 0.4, 0.8]
@@ -171,10 +171,10 @@ def test_answers_that_were_cut_off_are_shortened_and_counted(store: Path, server
 def test_a_signal_stops_it_and_the_same_command_resumes(store: Path, server: CaptionServer) -> None:
     interrupt = Interrupt()
     first = recaption(store, TASK, to(server), interrupt, stopping_after(4, interrupt))
-    assert first.about is None and 4 <= first.progress.done < COUNT
+    assert first.about is None and 4 <= first.done < COUNT
     assert Store(store).captions == ["long", "short"]  # a part of a column is not seen
     second = recaption(store, TASK, to(server), Interrupt())
-    assert second.about is not None and second.progress.new == COUNT - first.progress.done
+    assert second.about is not None and second.new == COUNT - first.done
     assert set(server.images.values()) == {1}
 
 
@@ -294,7 +294,7 @@ def test_two_processes_do_not_write_the_same_column(store: Path, server: Caption
 
 
 def test_two_columns_can_be_written_at_the_same_time(store: Path, server: CaptionServer) -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[Recaptioned] = []
 
     def on_progress(progress: Progress) -> None:
         if not outcomes:
@@ -345,7 +345,7 @@ def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
 
 def test_a_trial_shows_answers_and_is_resumed(store: Path, server: CaptionServer) -> None:
     trial = recaption(store, replace(TASK, limit=2), to(server), Interrupt())
-    assert trial.about is None and trial.progress.total == 2 and len(trial.examples) == 2
+    assert trial.about is None and trial.done == 2 and len(trial.examples) == 2
     assert Store(store).captions == ["long", "short"] and len(server.images) == 2
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
     assert set(server.images.values()) == {1}
