@@ -11,9 +11,6 @@ from tintype.cli import complete
 
 Out = Annotated[Path, Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], Option("--set", help="Override a setting: key.path=value (repeatable)")]
-SetProtocol = Annotated[
-    list[str], Option("--set", help='Override the protocol: preset=prx, count=256, "encoders=[clip]"')
-]
 Techniques = Annotated[
     list[str],
     Option(
@@ -30,7 +27,6 @@ AnyPlan = Annotated[
         autocompletion=complete.recipe_names,
     ),
 ]
-Store = Annotated[Path, Argument(help="Folder of a store")]
 
 
 def folder_of(study: Path) -> Path:
@@ -39,13 +35,7 @@ def folder_of(study: Path) -> Path:
 
 
 StudyFolder = Annotated[Path, Argument(help="Folder of a study", callback=folder_of)]
-Where = Annotated[str | None, Option("--where", help='Only records that match, as in data.where: "width >= 256"')]
-Skip = Annotated[Path | None, Option("--skip", help="File with the hashes of records to leave out, as in data.skip")]
 Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
-OwnDevice = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
-Threads = Annotated[
-    int | None, Option(min=1, help="CPU threads; by default run.threads. Another number changes last bits")
-]
 EmaLength = Annotated[
     float | None,
     Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
@@ -66,7 +56,6 @@ Plugins = Annotated[
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON")]
-Split = Literal["train", "eval"] | None
 Weights = Literal["raw", "average"] | None
 Name = Annotated[str | None, Option(help="Name of the model for its card; by default from its data and plan")]
 License = Annotated[

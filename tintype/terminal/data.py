@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -101,13 +101,22 @@ def next_commands(path: Path) -> str:
     return f"next: {inspect}, or tintype train pocket {options} --out {shlex.quote(f'runs/{path.name}')}"
 
 
-class Export(View[Exported]):
-    """The progress of an export, and the command that imports it again."""
+class _Images(View[R]):
+    """The progress of a command that goes through the images of a store."""
+
+    doing: ClassVar[str]
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        with stoppable("exporting") as (bars, interrupt):
+        self._began_s = time.monotonic()
+        with stoppable(self.doing) as (bars, interrupt):
             yield {"on_progress": bars.count, "interrupt": interrupt}
+
+
+class Export(_Images[Exported]):
+    """The progress of an export, and the command that imports it again."""
+
+    doing = "exporting"
 
     def show(self, result: Exported) -> None:
         out, files = self.given["out"], "1 file" if result.files == 1 else f"{result.files:,} files"
@@ -116,14 +125,10 @@ class Export(View[Exported]):
         say(self.console, f"{out}: {result.rows:,} records in {files}; `{command}` brings them back")
 
 
-class InspectedStore(View[Inspection]):
+class InspectedStore(_Images[Inspection]):
     """The progress of an inspection, the problems that it found, and its page."""
 
-    @contextmanager
-    def calls(self) -> Iterator[dict[str, Any]]:
-        self._began_s = time.monotonic()
-        with stoppable("looking") as (bars, interrupt):
-            yield {"on_progress": bars.count, "interrupt": interrupt}
+    doing = "looking"
 
     def finish(self, result: Inspection) -> None:
         if (skip := self.given["write_skip"]) is not None:
