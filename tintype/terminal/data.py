@@ -55,35 +55,40 @@ class Import(View[Imported]):
             yield {"on_progress": on_progress, "interrupt": interrupt}
 
     def show(self, result: Imported) -> None:
-        out, name, about = self.given["out"], self.given["preset"], result.about
-        seconds = time.monotonic() - self._began_s
+        about, seconds = result.about, time.monotonic() - self._began_s
         counts = ", ".join(f"{count:,} {split}" for split, count in about.counts.items())
         speed = f" ({(result.done - self._first) / seconds:.0f} images/s)"
         state = "was imported before" if result.already_done else f"imported in {seconds:.1f} s{speed}"
         size = sum(shard.bytes for shard in about.shards) / 1e6
         known = ", ".join(f"{name} ({kind})" for name, kind in about.attributes.items())
-        attributes = f"attributes {known}; " if known else ""
-        captions, identity = ", ".join(about.captions), about.identity[:12]
+        content = f"captions {', '.join(about.captions)}; {f'attributes {known}; ' if known else ''}"
         say(
-            self.console, f"{out}: {state}; {counts}, {size:.1f} MB; captions {captions}; {attributes}sha256 {identity}"
+            self.console,
+            f"{self.given['out']}: {state}; {counts}, {size:.1f} MB; {content}sha256 {about.identity[:12]}",
         )
+
+    def finish(self, result: Imported) -> None:
+        super().finish(result)
+        for note in self._notes(result):
+            say_note(self.lines, note)
+        if result.about.counts["train"]:
+            say(self.lines, next_commands(self.given["out"]))
+
+    def _notes(self, result: Imported) -> Iterator[str]:
+        about, name = result.about, self.given["preset"]
         if about.quarantined:
-            note = f"{about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each"
-            say_note(self.console, note)
+            why = self.given["out"] / QUARANTINE
+            yield f"{about.quarantined:,} records were set aside; {why} says why of each"
         if name is not None:
             preset = read_preset(name)
-            say_note(self.console, f"licence of {name}: {preset.license}; {preset.terms}".rstrip("; "))
-            unexpected = preset.unexpected(result.done, about.counts) if self.given["limit"] is None else []
-            for difference in unexpected:
-                why = "a part of it, another version, or records set aside"
-                say_note(self.console, f"{name} has {difference}: {why}")
+            yield f"licence of {name}: {preset.license}; {preset.terms}".rstrip("; ")
+            for difference in preset.unexpected(result.done, about.counts) if self.given["limit"] is None else []:
+                yield f"{name} has {difference}: a part of it, another version, or records set aside"
         for split, count in about.counts.items():
             if not count:
-                say_note(self.console, f"the split {split} is empty")
+                yield f"the split {split} is empty"
         if note := held_out_note(about.counts["eval"]):
-            say_note(self.console, note)
-        if about.counts["train"]:
-            say(self.console, next_commands(out))
+            yield note
 
 
 def next_commands(path: Path) -> str:

@@ -233,6 +233,8 @@ def test_another_number_of_records_is_a_note(tmp_path: Path) -> None:
     assert "note: alchemist has 6 records instead of 3,350" in shown and "licence of alchemist: Apache-2.0" in shown
     limited = CliRunner().invoke(app, [*command, str(tmp_path / "limited"), "--limit", "4"])
     assert limited.exit_code == 0 and "instead of" not in limited.output
+    again = CliRunner().invoke(app, [*command, str(tmp_path / "limited"), "--limit", "4", "--json"])
+    assert json.loads(again.stdout)["already_done"] and "licence of alchemist: Apache-2.0" in again.stderr
     assert not read_preset("coco-captions").unexpected(123_287, {"train": 118_287, "eval": 5_000})
     assert len(read_preset("coco-captions").unexpected(123_286, {"train": 118_286, "eval": 5_000})) == 1
 
