@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tintype.errors import DivergedError, StoppedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.evaluation.train_scene_encoder import TrainedEncoder
+    from tintype.export.import_run import ImportedModel
     from tintype.export.mirror import Mirrored
+    from tintype.export.model_card import Card
+    from tintype.export.push import Pushed
     from tintype.judge.verdicts import Judgement
     from tintype.library.data import (
         CaptionPrompt,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
         show_plan,
     )
     from tintype.library.plugins import check, load_plugins, new_technique
-    from tintype.library.publish import SyncUnit, sync
+    from tintype.library.publish import ExportedRun, SyncUnit, export_run, import_model, push, sync, write_card
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
     from tintype.library.tokenizers import (
@@ -80,12 +83,15 @@ __all__ = [
     "Audit",
     "CachedLatents",
     "CaptionPrompt",
+    "Card",
     "Checked",
     "DataPreset",
     "DivergedError",
     "EvaluationResult",
     "Exported",
+    "ExportedRun",
     "Imported",
+    "ImportedModel",
     "Inspection",
     "Judgement",
     "ListedRecipe",
@@ -96,6 +102,7 @@ __all__ = [
     "PlanDiff",
     "PlanEstimate",
     "Pooled",
+    "Pushed",
     "Recaptioned",
     "Results",
     "Run",
@@ -123,8 +130,10 @@ __all__ = [
     "ema",
     "estimate",
     "evaluate",
+    "export_run",
     "export_store",
     "import_images",
+    "import_model",
     "inspect_store",
     "judge",
     "load_plan",
@@ -137,6 +146,7 @@ __all__ = [
     "plan_cost",
     "plan_schema",
     "pool",
+    "push",
     "recaption_store",
     "recipes",
     "run_study",
@@ -151,6 +161,7 @@ __all__ = [
     "train_encoder",
     "train_tokenizer",
     "upgrade_store",
+    "write_card",
 ]
 _MODULES = {
     "audit.run": ("Audit",),
@@ -162,10 +173,17 @@ _MODULES = {
     "data.store.inspect": ("Inspection",),
     "data.store.layout": ("AboutStore",),
     "data.store.show": ("StoreShown",),
-    "errors": ("DivergedError", "StoppedError", "UserError"),
+    "errors": (
+        "DivergedError",
+        "StoppedError",
+        "UserError",
+    ),
     "evaluation.results": ("EvaluationResult",),
-    "export.mirror": ("Mirrored",),
     "evaluation.train_scene_encoder": ("TrainedEncoder",),
+    "export.import_run": ("ImportedModel",),
+    "export.mirror": ("Mirrored",),
+    "export.model_card": ("Card",),
+    "export.push": ("Pushed",),
     "judge.verdicts": ("Judgement",),
     "library.data": (
         "CaptionPrompt",
@@ -179,8 +197,18 @@ _MODULES = {
         "show_store",
         "upgrade_store",
     ),
-    "library.judge": ("estimate", "judge"),
-    "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
+    "library.judge": (
+        "estimate",
+        "judge",
+    ),
+    "library.lists": (
+        "ListedRecipe",
+        "ListedStudy",
+        "ListedTechnique",
+        "recipes",
+        "studies",
+        "techniques",
+    ),
     "library.measure": ("audit",),
     "library.plans": (
         "PlanDiff",
@@ -192,10 +220,38 @@ _MODULES = {
         "plan_schema",
         "show_plan",
     ),
-    "library.plugins": ("check", "load_plugins", "new_technique"),
-    "library.publish": ("SyncUnit", "sync"),
-    "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
-    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "run_study"),
+    "library.plugins": (
+        "check",
+        "load_plugins",
+        "new_technique",
+    ),
+    "library.publish": (
+        "ExportedRun",
+        "SyncUnit",
+        "export_run",
+        "import_model",
+        "push",
+        "sync",
+        "write_card",
+    ),
+    "library.runs": (
+        "Run",
+        "Sampled",
+        "ema",
+        "evaluate",
+        "load_run",
+        "sample",
+        "train",
+    ),
+    "library.studies": (
+        "Results",
+        "compare",
+        "load_results",
+        "load_study",
+        "make_study",
+        "pool",
+        "run_study",
+    ),
     "library.tokenizers": (
         "TrainedTokenizer",
         "cache_latents",

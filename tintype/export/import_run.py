@@ -32,7 +32,7 @@ from tintype.wording import rendered, setting
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     path: Path
     plan: Plan
     record: dict[str, Any]
@@ -40,7 +40,7 @@ class Imported:
     """Notes for the user."""
 
 
-def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> Imported:
+def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> ImportedModel:
     """Import the whole run, or nothing. `assignments` are settings of the plan, as `--set` gives them."""
     refuse_existing(out)
     foreign = read_foreign(source, weights)
@@ -51,7 +51,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
     record = _record(foreign, plan)
     with written_whole(out) as temporary:
         _write(foreign, parts, record, temporary)
-    return Imported(out, plan, record, tuple(_cleaning_notes(foreign, plan.text)))
+    return ImportedModel(out, plan, record, tuple(_cleaning_notes(foreign, plan.text)))
 
 
 def open_model(source: Path, device: str | None = None) -> Model:

@@ -159,13 +159,33 @@ class PlanShown(_Open):
     plan: dict[str, Any]
 
 
-class Folder(Usual):
-    folder: str
-
-
-class Pushed(Usual):
+class Pushed(_Open):
     url: str | None = None
+    """None where the upload was declined, or not asked for."""
     commit: str | None = None
+
+
+class ExportedFolder(Pushed):
+    folder: str
+    about: dict[str, Any]
+    notes: list[str]
+    figures: list[dict[str, float]]
+    """With --check: the largest differences from diffusers, by guidance."""
+
+
+class ImportedRun(_Open):
+    folder: str
+    plan: str
+    """Hash of the plan."""
+    notes: list[str]
+
+
+class WrittenCard(_Open):
+    text: str
+    """The card."""
+    file: str | None
+    """None without --out."""
+    warnings: list[str]
 
 
 class Written(_Open):

@@ -41,6 +41,11 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
     assert "step 0" in said
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("trained") / "run", pixel_plan("t5"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -50,12 +55,12 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
         (["--to", "diffusers", "--private"], "--private is for --push"),
         (["--to", "diffusers", "--push", "nowhere", "--yes"], "OWNER/NAME"),
         (["--to", "diffusers", "--license", "My Own"], '--license "My Own"'),
-        (["--to", "diffusers"], "is not a run"),
     ],
 )
-def test_wrong_options_are_named(tmp_path: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        invoke("export", tmp_path / "run", "--out", tmp_path / "out", *words)
+def test_wrong_options_are_named(trained: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    for run, words_of in ((tmp_path / "run", "is not a run"), (trained, message)):
+        with pytest.raises(UserError, match=words_of):
+            invoke("export", run, "--out", tmp_path / "out", *words)
     assert list(tmp_path.iterdir()) == []
 
 

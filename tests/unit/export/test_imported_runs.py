@@ -13,7 +13,7 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
-from tintype.export.import_run import Imported, import_model
+from tintype.export.import_run import ImportedModel, import_model
 from tintype.export.model_card import CardOptions, make_card
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.trained import ExportOptions
@@ -40,7 +40,7 @@ evaluation: {EVALUATION}
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+def imported(tmp_path_factory: pytest.TempPathFactory) -> ImportedModel:
     """Address of a folder that lies where huggingface_hub keeps what it has fetched."""
     folder = tmp_path_factory.mktemp("secret-place")
     fetched = folder / "models--me--old" / "snapshots" / ("ab" * 20)
@@ -48,7 +48,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
     return import_model(fetched, folder / "run", [*SETTINGS, "data.count=8", "data.max_objects=2"])
 
 
-def test_it_is_sampled_and_scored_and_its_card_claims_no_training(imported: Imported, tmp_path: Path) -> None:
+def test_it_is_sampled_and_scored_and_its_card_claims_no_training(imported: ImportedModel, tmp_path: Path) -> None:
     words = ["sample", str(imported.path), "a ball", "--out", str(tmp_path / "samples"), "--steps", "1"]
     sampled = CliRunner().invoke(app, words)
     assert sampled.exception is None, sampled.output
@@ -70,7 +70,7 @@ def test_it_is_sampled_and_scored_and_its_card_claims_no_training(imported: Impo
     assert "## Samples" in text and f"{result.metrics['validation_loss']:.4g}" in text
 
 
-def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: Imported, tmp_path: Path) -> None:
+def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: ImportedModel, tmp_path: Path) -> None:
     plan = apply_techniques(imported.plan, [f"sft:from={imported.path},steps=1,data.style=photo"])
     train(plan, tmp_path / "tuned", Interrupt())
     lineage = read_json(tmp_path / "tuned" / "lineage.json")
@@ -93,7 +93,7 @@ def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: Import
     assert "drawn scenes only" not in text, "what the imported model has seen is not known"
 
 
-def test_it_starts_an_arm(imported: Imported, tmp_path: Path) -> None:
+def test_it_starts_an_arm(imported: ImportedModel, tmp_path: Path) -> None:
     settings = STUDY.replace("PLAN", str(imported.path / "plan.yaml")).replace("IMPORTED", str(imported.path))
     study = resolve("test", read_settings(read_yaml(settings, "study"), Path()))
     (arm,) = [task for task in tasks_of(study, tmp_path) if task.key == ("tuned", 3)]
@@ -102,7 +102,7 @@ def test_it_starts_an_arm(imported: Imported, tmp_path: Path) -> None:
     assert evaluate(tmp_path / "arm", study.settings.evaluation).step == 1
 
 
-def test_the_card_of_a_folder_elsewhere_names_no_base_model(imported: Imported, tmp_path: Path) -> None:
+def test_the_card_of_a_folder_elsewhere_names_no_base_model(imported: ImportedModel, tmp_path: Path) -> None:
     moved = import_model(export_pipeline(imported.path, tmp_path / "out").path, tmp_path / "run", SETTINGS)
     text = make_card(moved.path).text
     assert "base_model" not in text and "an imported model: (a local file or folder), an export of the run" in text

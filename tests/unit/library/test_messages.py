@@ -124,6 +124,21 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.audit, lambda here: (here / "other",), {}, "is not a run: it has no plan.yaml"),
     (tintype.check, lambda here: (here / "idea.py",), {}, r'^"\S+idea.py": it adds nothing'),
     (tintype.new_technique, lambda here: ("My Idea",), {}, "My Idea"),
+    (
+        tintype.export_run,
+        lambda here: (run_in(here),),
+        {"to": "tintype", "out": "x", "yes": True},
+        "^`yes` is for `push`",
+    ),
+    (
+        tintype.export_run,
+        lambda here: (run_in(here),),
+        {"to": "safetensors", "out": "x", "license_": "mit"},
+        "^`license_` is for a folder with a card",
+    ),
+    (tintype.import_model, lambda here: (here / "idea.py", here / "new"), {}, "idea.py"),
+    (tintype.write_card, lambda here: (run_in(here),), {"license_": "My Own"}, '^license_="My Own" is not the ident'),
+    (tintype.push, lambda here: (here / "other",), {"repo": "a/b"}, "^nobody can confirm the upload; pass `yes`"),
     (tintype.sync, lambda here: (str(here),), {}, "give a target to copy .* to, or `list_` and no target"),
 ]
 CANNOT_FAIL = {"plan_schema", "recipes", "studies", "techniques"}
