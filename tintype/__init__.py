@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tintype.audit.run import Audit
+    from tintype.bench.record import Measurement
     from tintype.contract.run import Checked
     from tintype.data.presets import DataPreset
     from tintype.data.recaption.work import Recaptioned
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     )
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
-    from tintype.library.measure import audit
+    from tintype.library.measure import audit, bench
     from tintype.library.plans import (
         PlanDiff,
         PlanEstimate,
@@ -97,6 +98,7 @@ __all__ = [
     "ListedRecipe",
     "ListedStudy",
     "ListedTechnique",
+    "Measurement",
     "Mirrored",
     "Plan",
     "PlanDiff",
@@ -120,6 +122,7 @@ __all__ = [
     "UserError",
     "apply",
     "audit",
+    "bench",
     "cache_latents",
     "check",
     "choose_shapes",
@@ -165,6 +168,7 @@ __all__ = [
 ]
 _MODULES = {
     "audit.run": ("Audit",),
+    "bench.record": ("Measurement",),
     "contract.run": ("Checked",),
     "data.presets": ("DataPreset",),
     "data.recaption.work": ("Recaptioned",),
@@ -209,7 +213,10 @@ _MODULES = {
         "studies",
         "techniques",
     ),
-    "library.measure": ("audit",),
+    "library.measure": (
+        "audit",
+        "bench",
+    ),
     "library.plans": (
         "PlanDiff",
         "PlanEstimate",

@@ -26,7 +26,6 @@ from tintype.library import kinds
 OF_THE_COMMAND_LINE = {"schema": "it describes what commands write, which functions return with a type"}
 NOT_YET = {
     "ablate",
-    "bench",
     "data export",
     "data import",
     "data inspect",

@@ -6,9 +6,10 @@ figure, since machines of one kind differ in speed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -53,6 +54,42 @@ class Change:
         return self.recorded is not None and (self.ratio or 0.0) < 1 - tolerance
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What a bench measured, and the figures that it was compared with."""
+
+    result: AnyResult
+    work: dict[str, Json]
+    """Kind of bench, plan and whatever else must be equal for figures to be comparable."""
+    command: str = ""
+    """The command line that it was measured by; empty for a call in Python."""
+    recorded: Record | None = None
+    tolerance: float = 0.0
+    """How much slower than recorded a figure may be, as a share."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return figures_of(self.result)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Return all numbers as plain data, with the figures where there are any."""
+        content = self.result if isinstance(self.result, dict) else asdict(self.result)
+        if not self.figures:
+            return content
+        return {**content, "command": self.command, "work": self.work, "figures": self.figures}
+
+    @property
+    def changes(self) -> list[Change]:
+        """Return the figures beside the recorded ones; none where nothing was compared."""
+        return [] if self.recorded is None else changes(self.recorded, self.figures)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a figure is slower than recorded."""
+        return int(bool(slower(self.changes, self.tolerance)))
+
+
 def read_record(path: Path) -> Record:
     remake = "`tintype bench … --out FILE` writes such a file"
     try:
@@ -78,6 +115,11 @@ def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:
     """Return the recorded figures beside those of now, then the figures that were not recorded."""
     names = dict.fromkeys([*recorded.figures, *figures])
     return [Change(name, recorded.figures.get(name), figures.get(name)) for name in names]
+
+
+def slower(found: Sequence[Change], tolerance: float) -> list[str]:
+    """Return the names of the figures that are slower than recorded."""
+    return [one.name for one in found if one.is_slower(tolerance)]
 
 
 def figures_of(result: AnyResult) -> dict[str, float]:

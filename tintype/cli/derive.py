@@ -39,6 +39,7 @@ _NAMES = {"settings": "set", "techniques": "technique"}
 _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "preset": complete.preset_names,
     "study": complete.study_names,
+    "of": complete.study_names,
     "recipe": complete.recipe_names,
     "techniques": complete.technique_names,
     "first": complete.recipe_names,

@@ -53,7 +53,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "pool": _pool,
     "power": _power,
     "serve": _of(documents.Address),
-    "bench": _of(dict[str, Any]),
     "schema": _of(dict[str, Any]),
 }
 """Types of the documents; commands that are not among them write a `Usual` one."""

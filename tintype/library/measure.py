@@ -1,20 +1,195 @@
-"""Measurements in Python: the precision of a plan or run. Heavy modules are imported when they are needed."""
+"""Measurements in Python: speed and precision. Heavy modules are imported when they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import join
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnySource, Count, Seed
+from tintype.library.kinds import AnyPath, AnySource, Count, Seed, Share
 from tintype.library.plans import plan_of
-from tintype.library.runs import Run, ignore, load_run
-from tintype.wording import option
+from tintype.library.runs import Run, deliver, ignore, load_run
+from tintype.wording import option, setting
 
 if TYPE_CHECKING:
     from tintype.audit.run import Audit
+    from tintype.bench.record import AnyResult, Measurement
+    from tintype.bench.study import StudySpeeds
+    from tintype.plan import Plan
+    from tintype.runtime.files import Json
+    from tintype.study.lab import StudyProgress
+    from tintype.study.study import Study
+    from tintype.study.supervisor import Jobs
+
+
+def bench(
+    of: str | None = None,
+    *settings: str,
+    recipe: str | None = None,
+    steps: Annotated[int, Ge(2)] | None = None,
+    techniques: Sequence[str] = (),
+    tokens: str | None = None,
+    batch: str | None = None,
+    study: bool = False,
+    runs: Count | None = None,
+    jobs: str | None = None,
+    arms: bool = False,
+    metrics: bool = False,
+    data: bool = False,
+    import_: AnyPath | None = None,
+    against: AnyPath | None = None,
+    tolerance: Share = 0.05,
+    out: AnyPath | None = None,
+    argv: Sequence[str] = (),
+    on_begin: Callable[[], None] | None = None,
+    on_progress: Callable[[str, float, float], None] | None = None,
+    on_study: StudyProgress | None = None,
+) -> Measurement:
+    """Measure the speed of training, sampling and rendering; with options of techniques, studies, metrics or data.
+
+    Args:
+        of: with --study: name of a study, or path of a study file; by default mini, scored as optimizers-mini.
+        settings: override a setting: key.path=value (repeatable).
+        recipe: plan to measure: name of a recipe, or path of a plan file; by default pocket.
+        steps: training steps to time; by default 40.
+        techniques: measure training without and with this technique (repeatable).
+        tokens: measure training at these numbers of image tokens: 256,1024.
+        batch: measure training at these batch sizes: 32,256.
+        study: measure how many runs of a study are done in an hour.
+        runs: with --study: runs to time; by default 3 per job.
+        jobs: with --study: runs at a time, a number or auto; by default auto on a GPU, 1 on a CPU.
+        arms: with --study: all arms of the study, not its baseline alone.
+        metrics: time the metrics on 10,000 images.
+        data: measure how fast the images of a store are decoded, and how long training waits for them.
+        import_: measure the import of these images.
+        against: compare with the figures in this file of --out; exit code 1 if one is slower.
+        tolerance: with --against: how much slower a figure may be, as a share.
+        out: file to write the measurement to, as JSON.
+        argv: the command line, for the file.
+        on_begin: called once everything is checked, before it is measured.
+        on_progress: called with the part that is measured, and how much is done of how much.
+        on_study: receives what the runs of a study report.
+
+    Raises:
+        UserError: options exclude each other, the figures to compare with are of other work, or a run failed.
+    """
+    from tintype.bench.record import Measurement, read_record, refuse_other_work
+    from tintype.bench.study import RUNS_PER_JOB, plan_of_study, study_to_measure, work_of_study
+    from tintype.plan import read_plan
+    from tintype.runtime.files import write_json
+    from tintype.runtime.machine import choose_device, environment
+    from tintype.study.supervisor import most_of, parse_jobs
+
+    of_training = bool(techniques) or tokens is not None or batch is not None
+    given = {"import": import_ is not None, "data": data, "metrics": metrics, "study": study}
+    kinds = [name for name, is_given in given.items() if is_given]
+    if len(kinds) + of_training > 1:
+        others = f"{option('technique')}, {option('tokens')} and {option('batch')}" if of_training else "the other"
+        named = " and ".join(option(kind) for kind in kinds)
+        raise UserError(f"{named}: each is measured by itself", f"leave out {others}")
+    if against is not None and kinds not in ([], ["study"]):
+        raise UserError(
+            f"{option('against')} compares training, sampling, rendering and studies", f"leave out {option(kinds[0])}"
+        )
+    if not study and (of, runs, jobs, arms) != (None, None, None, False):
+        raise UserError(
+            f"a study, {option('runs')}, {option('jobs')} and {option('arms')} are for the runs of a study",
+            f"add {option('study')}",
+        )
+    if study and steps is not None:
+        raise UserError(
+            f"{option('steps')}: the runs of a study have the steps of their plan", f"use {setting('train.steps', 'N')}"
+        )
+    if out is not None and not Path(out).parent.is_dir():
+        raise UserError(f"{option('out')}: {Path(out).parent} is no folder", "make it first")
+    counts, batches = _whole_numbers("tokens", tokens, "256,1024"), _whole_numbers("batch", batch, "32,256")
+    at_a_time = parse_jobs(jobs)
+    work: dict[str, Json]
+    if study:
+        to_run = study_to_measure(of, recipe, settings, runs or RUNS_PER_JOB * most_of(at_a_time), arms)
+        plan, work = plan_of_study(to_run), work_of_study(to_run, at_a_time)
+    else:
+        plan = read_plan(recipe or "pocket", settings)
+        work = {"bench": "training" if of_training else "plan", "plan": plan.hash}
+    recorded = None
+    if against is not None:
+        recorded = read_record(Path(against))
+        refuse_other_work(Path(against), recorded, environment(choose_device(plan.run.device))["device"], work)
+
+    (on_begin or ignore)()
+    report = on_progress or ignore
+    result: AnyResult
+    if study:
+        result = _study_speeds(to_run, at_a_time, on_study)
+    elif import_ is not None:
+        from tintype.bench.data import measure_import
+
+        result = measure_import(Path(import_), lambda now: report("", now.done, now.total))
+    else:
+        result = _plan_speeds(plan, steps or 40, techniques, (counts, batches), kinds, report)
+    found = Measurement(result, work, join(["tintype", *argv]) if argv else "", recorded, tolerance)
+    if out is not None:
+        write_json(Path(out), found.content)
+    return found
+
+
+def _study_speeds(study: Study, jobs: Jobs, progress: StudyProgress | None) -> StudySpeeds:
+    """Measure the runs of a study; a signal leaves no figures."""
+    from tintype.bench.study import measure_study
+    from tintype.runtime.interrupt import watch_signals
+    from tintype.study.lab import SILENT
+    from tintype.study.study import check_study
+
+    shown = progress or SILENT
+    with shown.phase("checking the data", "nothing was measured; run the same command again"):
+        check_study(study)
+    total = sum(len(arm.plans) for arm in study.arms)
+    with watch_signals() as interrupt, shown.runs(total, interrupt) as on_message:
+        speeds = measure_study(study, jobs, interrupt, on_message)
+    if speeds is None:
+        deliver(interrupt.signal)
+        raise KeyboardInterrupt
+    return speeds
+
+
+def _plan_speeds(
+    plan: Plan,
+    steps: int,
+    techniques: Sequence[str],
+    sizes: tuple[list[int], list[int]],
+    kinds: Sequence[str],
+    on_part: Callable[[str, float, float], None],
+) -> AnyResult:
+    """Measure a plan in one process: its data, the metrics, its training with techniques or by size, or all of it."""
+    from tintype.bench.data import measure_data
+    from tintype.bench.metrics import measure_metrics
+    from tintype.bench.run import compare, measure
+    from tintype.runtime.machine import choose_device, cpu_threads
+
+    with cpu_threads(plan.run.device, plan.run.threads):
+        if "data" in kinds:
+            return measure_data(plan, steps, on_part)
+        if "metrics" in kinds:
+            return measure_metrics(choose_device(plan.run.device), on_part)
+        if techniques or any(sizes):
+            return compare(plan, techniques, *sizes, steps, on_part)
+        return measure(plan, steps, on_part)
+
+
+def _whole_numbers(name: str, value: str | None, example: str) -> list[int]:
+    """Parse an option like --tokens 256,1024; return none where it was not given."""
+    numbers = value.split(",") if value is not None else []
+    for number in numbers:
+        if not number.strip().isdecimal() or not int(number):
+            raise UserError(
+                f"{option(name, value)}: '{number}' is no whole number above 0", f"write it as {option(name, example)}"
+            )
+    return [int(number) for number in numbers]
 
 
 def audit(

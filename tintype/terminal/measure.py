@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial, singledispatch
 from itertools import groupby
@@ -17,19 +18,16 @@ from tintype.audit.findings import Finding
 from tintype.audit.run import Audit, as_json
 from tintype.audit.seen import Bad, Group, Role, Seen
 from tintype.bench.data import DataSpeeds, ImportSpeed, Loading
-from tintype.bench.record import AnyResult, Change
+from tintype.bench.record import AnyResult, Change, Measurement, slower
 from tintype.bench.run import Comparison, Row
-from tintype.bench.study import RunSeconds, StudySpeeds, measure_study
+from tintype.bench.study import RunSeconds, StudySpeeds
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import count, significant
-from tintype.runtime.interrupt import watch_signals
-from tintype.study.study import Study, check_study
-from tintype.study.supervisor import Jobs
 from tintype.terminal import documents
-from tintype.terminal.interrupts import leave
+from tintype.terminal.interrupts import Interrupted
 from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress
-from tintype.terminal.studies import StudyDisplay
+from tintype.terminal.studies import ShownProgress
 from tintype.terminal.view import View
 
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
@@ -47,7 +45,55 @@ _LEGEND = (
     "inputs: as they arrive at the modules; lost: steps that did not move the stored weight; stuck: averages that are "
     "apart from their weight and did not move"
 )
-NOTHING_MEASURED = "nothing was measured; run the same command again"
+_NOTHING_MEASURED = "nothing was measured; run the same command again"
+
+
+class Speed(View[Measurement]):
+    """The progress of a measurement, its numbers, and how they compare with recorded ones."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        imports = self.given["import_"] is not None
+        kept = "nothing was kept; run the same command again" if imports else _NOTHING_MEASURED
+        with ExitStack() as stack:
+            bars: Progress | None = None
+
+            def on_begin() -> None:
+                nonlocal bars
+                if not self.given["study"]:
+                    doing, unit = ("importing", "images") if imports else ("measuring", "parts")
+                    bars = stack.enter_context(Progress(doing, unit=unit, kept=kept))
+
+            def on_progress(part: str, done: float, total: float) -> None:
+                if bars is not None:
+                    bars.show(None, done, total, part or None)
+
+            try:
+                yield {
+                    "argv": sys.argv[1:],
+                    "on_begin": on_begin,
+                    "on_progress": on_progress,
+                    "on_study": ShownProgress(progress_console),
+                }
+            except Interrupted as stopped:
+                stopped.kept = stopped.kept or kept
+                raise
+
+    def show(self, result: Measurement) -> None:
+        show(result.result, self.console)
+        self._compare(result)
+
+    def document(self, result: Measurement) -> dict[str, Any]:
+        return result.content
+
+    def finish(self, result: Measurement) -> None:
+        if self.as_json:
+            self._compare(result)
+        super().finish(result)
+
+    def _compare(self, result: Measurement) -> None:
+        if result.recorded is not None:
+            show_changes(result.changes, result.tolerance, self.lines)
 
 
 @singledispatch
@@ -130,18 +176,6 @@ def _cpu(one: Loading | ImportSpeed) -> str:
     return f"{one.cpu_ms_per_image:.2f} ms of CPU each ({one.images_per_s_per_core:,.0f} images/s per core)"
 
 
-def study_with_progress(study: Study, jobs: Jobs) -> StudySpeeds:
-    """Measure the runs of a study and show their progress."""
-    with Progress("checking the data", kept=NOTHING_MEASURED):
-        check_study(study)
-    total = sum(len(arm.plans) for arm in study.arms)
-    with watch_signals() as interrupt, StudyDisplay(progress_console, total, interrupt) as display:
-        speeds = measure_study(study, jobs, interrupt, display.on_message)
-    if speeds is None:
-        leave(interrupt.signal, NOTHING_MEASURED)
-    return speeds
-
-
 @show.register
 def show_study_speeds(result: StudySpeeds, console: Console) -> None:
     warm = result.warm_runs_per_hour
@@ -161,16 +195,14 @@ def _seconds_words(run: RunSeconds) -> str:
     return f"{run.whole_s:.1f} s ({start}training {run.training_s:.1f}, scoring {run.scoring_s:.1f})"
 
 
-def show_changes(changes: Sequence[Change], tolerance: float, console: Console) -> list[str]:
-    """Print each figure beside the recorded one; return the names of those that are slower."""
+def show_changes(changes: Sequence[Change], tolerance: float, console: Console) -> None:
+    """Print each figure beside the recorded one, then the names of those that are slower."""
     for one in changes:
         ratio = "" if one.ratio is None else f", {one.ratio:.3f} ×"
         recorded, now = number(one.recorded) or "not", number(one.now) or "missing"
         say(console, f"{one.name}: {recorded} recorded, {now} now{ratio}")
-    slower = [one.name for one in changes if one.is_slower(tolerance)]
-    if slower:
-        say(console, f"slower by more than {100 * tolerance:.3g}%: {'; '.join(slower)}", "red")
-    return slower
+    if names := slower(changes, tolerance):
+        say(console, f"slower by more than {100 * tolerance:.3g}%: {'; '.join(names)}", "red")
 
 
 class Findings(View[Audit]):

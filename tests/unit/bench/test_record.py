@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tintype.bench import run as bench
-from tintype.bench.record import Record, changes, figures_of, read_record, refuse_other_work
+from tintype.bench.record import Record, changes, figures_of, read_record, refuse_other_work, slower
 from tintype.bench.run import Comparison, Row, Speeds
 from tintype.cli import app
 from tintype.errors import UserError
@@ -24,7 +24,7 @@ RECORD = Record({"device": "NVIDIA H200"}, WORK, {"dense, images/s": 100.0, "fp8
 
 
 @pytest.mark.parametrize(
-    ("now", "slower"),
+    ("now", "names"),
     [
         ({"dense, images/s": 100.0, "fp8, × dense": 1.5}, []),
         ({"dense, images/s": 130.0, "fp8, × dense": 1.6}, []),
@@ -36,10 +36,10 @@ RECORD = Record({"device": "NVIDIA H200"}, WORK, {"dense, images/s": 100.0, "fp8
     ],
     ids=["equal", "faster", "within the tolerance", "slower", "one slower", "missing", "new"],
 )
-def test_what_got_slower_is_listed(now: dict[str, float], slower: list[str]) -> None:
+def test_what_got_slower_is_listed(now: dict[str, float], names: list[str]) -> None:
     found, text = _shown(now, 0.05)
-    assert found == slower
-    assert ("slower by more than 5%: " + "; ".join(slower) in text) == bool(slower)
+    assert found == names
+    assert ("slower by more than 5%: " + "; ".join(names) in text) == bool(names)
 
 
 def test_each_figure_has_a_line() -> None:
@@ -59,8 +59,8 @@ def test_the_tolerance_is_a_choice() -> None:
 def _shown(now: dict[str, float], tolerance: float) -> tuple[list[str], str]:
     console = Console(width=200)
     with console.capture() as captured:
-        slower = show_changes(changes(RECORD, now), tolerance, console)
-    return slower, captured.get()
+        show_changes(changes(RECORD, now), tolerance, console)
+    return slower(changes(RECORD, now), tolerance), captured.get()
 
 
 @pytest.mark.parametrize(

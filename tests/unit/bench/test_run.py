@@ -16,6 +16,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import option, write_autoencoder
 from tests.tiny_store import captioned, imported
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
+from tintype.bench import clock as clocks
 from tintype.bench import run as bench
 from tintype.bench.clock import Step, StepClock
 from tintype.bench.run import Comparison, Row, at_size, compare, measure, with_speeds
@@ -169,7 +170,7 @@ def test_a_part_is_timed_in_each_step_by_itself_and_summed_over_micro_batches(mo
         nonlocal now_s
         now_s += seconds
 
-    monkeypatch.setattr("tintype.bench.clock.time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now_s))
     clock = StepClock(torch.device("cpu"))
     with clock.part("forward"):
         work(50)  # warm-up

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import tintype
 from tests.tiny import TINY
+from tintype import cli
 from tintype.bench import study as bench
 from tintype.bench.study import _Run, _speeds, measure_study, plan_of_study, study_to_measure, work_of_study
 from tintype.cli import app
@@ -113,6 +116,19 @@ def test_a_run_that_fails_leaves_no_figures(state: str, study: Study, monkeypatc
 def test_an_interrupted_bench_leaves_no_figures(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "run_tasks", _runs_that_end("interrupted", signal.SIGINT))
     assert measure_study(study, 1, Interrupt()) is None
+
+
+def test_a_signal_stops_the_call_and_the_command(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "run_tasks", _runs_that_end("interrupted", signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        tintype.bench(file, study=True, runs=1, jobs="1")
+    monkeypatch.setattr(sys, "argv", ["tintype", "bench", file, "--study", "--runs", "1", "--jobs", "1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert "interrupted: nothing was measured; run the same command again\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

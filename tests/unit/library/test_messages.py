@@ -122,6 +122,9 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.plan_cost, lambda here: ("pocket",), {"gpu": "h999"}, '^gpu="h999": unknown kind'),
     (tintype.audit, lambda here: ("pocket",), {"arm": "x"}, "^`arm` and `seed` choose a run of a study; pocket is no"),
     (tintype.audit, lambda here: (here / "other",), {}, "is not a run: it has no plan.yaml"),
+    (tintype.bench, lambda here: (), {"data": True, "metrics": True}, "^`data` and `metrics`: each is measured by its"),
+    (tintype.bench, lambda here: (), {"study": True, "steps": 3}, '^`steps`: .*use "train.steps=N"'),
+    (tintype.bench, lambda here: (), {"batch": "4,0"}, "write it as batch="),
     (tintype.check, lambda here: (here / "idea.py",), {}, r'^"\S+idea.py": it adds nothing'),
     (tintype.new_technique, lambda here: ("My Idea",), {}, "My Idea"),
     (
