@@ -56,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a bench measured, and the figures that it was compared with."""
+    """A measurement of a bench, and the figures that it was compared with."""
 
     result: AnyResult
     work: dict[str, Json]
