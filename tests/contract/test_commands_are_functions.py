@@ -71,6 +71,8 @@ FAST: dict[str, tuple[list[str], Callable[[], object]]] = {
     "plan diff": (["plan.yaml", "pocket", "--all"], lambda: tintype.diff_plans("plan.yaml", "pocket", all_=True)),
     "plan cost": (["plan.yaml", "--gpu", "h100"], lambda: tintype.plan_cost("plan.yaml", gpu="h100")),
     "plan schema": ([], lambda: tintype.plan_schema()),
+    "audit": (["plan.yaml", "--steps", "1"], lambda: tintype.audit("plan.yaml", steps=1)),
+    "sync": ([".", "--list"], lambda: tintype.sync(".", list_=True)),
 }
 """Arguments of commands that take milliseconds, and the same call in Python."""
 

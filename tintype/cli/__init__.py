@@ -18,7 +18,7 @@ import tintype
 
 # isort: off
 # Each adds its commands, and `--help` lists them in this order.
-from tintype.cli import runs, studies, judge, serve, plans, plugins, measure, data, tokenizers, export  # noqa: F401
+from tintype.cli import runs, studies, judge, serve, plans, data, tokenizers, export  # noqa: F401
 
 # isort: on
 from tintype.cli.options import Plugins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -36,10 +36,6 @@ def folder_of(study: Path) -> Path:
 
 StudyFolder = Annotated[Path, Argument(help="Folder of a study", callback=folder_of)]
 Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
-EmaLength = Annotated[
-    float | None,
-    Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
-]
 _OF_RUN = Argument(help="Folder of a run, or of a study with --arm")
 RunFolder = Annotated[Path, _OF_RUN]
 OptionalRunFolder = Annotated[Path | None, _OF_RUN]
@@ -56,13 +52,3 @@ Plugins = Annotated[
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON")]
-Weights = Literal["raw", "average"] | None
-Name = Annotated[str | None, Option(help="Name of the model for its card; by default from its data and plan")]
-License = Annotated[
-    str | None,
-    Option("--license", help="Licence as the hub names it: apache-2.0. Without it the card says that it is unknown"),
-]
-BaseModel = Annotated[str | None, Option(help="Model on the hub that the training started from, for the card")]
-WithCaptions = Annotated[
-    bool, Option("--with-captions", help="Show captions of your own data beside the samples of the card")
-]

@@ -1,4 +1,4 @@
-"""Commands on plans, lists of what comes with tintype, and schemas."""
+"""Commands on plans and techniques, measurements, and lists of what comes with tintype."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tintype.cli.derive import command
 from tintype.cli.shared import app, group, print_json
 
 plan_app = group("plan", "Show, compare and describe plans.")
+new_app = group("new", "Write a file to begin with.")
 
 command(app, "recipes", "lists:recipes", "plans:RecipeTable")
 command(app, "studies", "lists:studies", "plans:StudyTable")
@@ -31,3 +32,7 @@ def show_schema(
 
 
 command(plan_app, "schema", "plans:plan_schema", "plans:Schema")
+command(new_app, "technique", "plugins:new_technique", "plugins:NextSteps")
+command(app, "check", "plugins:check", "plugins:Checks")
+command(app, "bench", "measure:bench", "measure:Speed")
+command(app, "audit", "measure:audit", "measure:Findings")

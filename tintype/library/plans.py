@@ -90,7 +90,7 @@ def check_texts(function: str, given: Sequence[object], example: str) -> None:
 
 
 def show_plan(plan: AnySource, *, arm: str | None = None, seed: Seed | None = None) -> Plan:
-    """Print a plan with every default resolved.
+    """Show a plan with every default resolved.
 
     Args:
         plan: a plan, or the name of a recipe, a plan file, the folder of a run, or that of a study with an arm.
@@ -185,7 +185,7 @@ def plan_cost(
 
 
 def plan_schema() -> dict[str, Any]:
-    """Print the JSON schema of plans, for completion in editors."""
+    """Show the JSON schema of plans, for completion in editors."""
     from tintype.plan import Plan
 
     return Plan.model_json_schema()

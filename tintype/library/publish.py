@@ -80,7 +80,7 @@ def export_run(
         weights: by default the average if there is one.
         ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
         dtype: type of all weights.
-        check: sample with tintype and with diffusers, and print the largest difference.
+        check: sample with tintype and with diffusers, and show the largest difference.
         license_: licence as the hub names it: apache-2.0. Without it the card says that it is unknown.
         name: name of the model for its card; by default from its data and plan.
         base_model: model on the hub that the training started from, for the card.
@@ -184,7 +184,7 @@ def write_card(
 
     Args:
         run: a run, or the path of its folder.
-        out: file to write, with samples in card-samples beside it; by default the card is printed.
+        out: file to write, with samples in card-samples beside it; by default the card is only shown.
         license_: licence as the hub names it: apache-2.0. Without it the card says that it is unknown.
         name: name of the model for its card; by default from its data and plan.
         baseline: recipe, plan file or run to list the changes against; by default the baseline of the study.
