@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tintype.plan import Plan
 
 _LIBRARY, _TERMINAL = "tintype.library", "tintype.terminal"
-_OWN_NAMES = {"license_": "license", "import_": "import", "from_": "from", "list_": "list", "all_": "all"}
-_NAMES = {"settings": "set", "techniques": "technique"}
 _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "preset": complete.preset_names,
     "study": complete.study_names,
@@ -128,7 +126,7 @@ def _is_call(one: inspect.Parameter) -> bool:
 
 def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded:
     """Return the parameters of the command that stand for one of the function."""
-    kind = _without_none(_kind_of(one, function))
+    kind = _without_none(evaluated(one.annotation, function))
     if _chooses(function) and one.name in _CHOICE:
         return _named(**{"arm_seed" if one.name == "seed" else one.name: _CHOICE[one.name]})
     if kind == kinds.AnyPlan or (kind == kinds.AnySource and one.name == "plan"):
@@ -141,7 +139,7 @@ def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded
         return _named(set_=(Annotated[list[str], Option("--set", help=words.of(one.name))], []))
     if one.kind is inspect.Parameter.VAR_POSITIONAL:
         return _named(**{one.name: Annotated[list[_typed(kind)], Argument(help=words.of(one.name))]})  # type: ignore[misc]
-    return {one.name: _parameter(one, _kind_of(one, function), words.of(one.name))}
+    return {one.name: _parameter(one, evaluated(one.annotation, function), words.of(one.name))}
 
 
 _CHOICE = {"arm": (options.Arm, None), "seed": (options.ArmSeed, None)}
@@ -172,35 +170,23 @@ def _named(**given: Any) -> _Expanded:
 def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Parameter:
     """Return the argument or option of one parameter."""
     typed = _typed(kind)
-    completed = _COMPLETED.get(one.name)
-    limits = _limits(kind)
-    is_argument = one.kind is not inspect.Parameter.KEYWORD_ONLY
+    given: dict[str, Any] = {"help": help, "autocompletion": _COMPLETED.get(one.name), **_limits(kind)}
     many = get_origin(typed) is list
-    default = [] if many and not one.default else one.default
-    if is_argument and one.name != "out":
-        info = Argument(help=help, autocompletion=completed, **limits)
+    if one.kind is not inspect.Parameter.KEYWORD_ONLY and one.name != "out":
+        info = Argument(**given)
+    elif _without_none(typed) is bool and one.default is not False:  # both --name and --no-name
+        info = Option(**given)
     else:
-        names = [_flag_of(one, many)] if typed is bool and not one.default else []
-        names = names or ([f"--{_option_of(one.name, many)}"] if typed is not bool else [])
-        info = Option(*names, help=help, autocompletion=completed, **limits)
+        info = Option(f"--{_option_of(one.name, many)}", **given)
+    default = [] if many and not one.default else one.default
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[typed, info], default=default
     )
 
 
-def _flag_of(one: inspect.Parameter, many: bool) -> str:
-    return f"--{_option_of(one.name, many)}"
-
-
 def _option_of(name: str, many: bool) -> str:
     """Return the name of an option; a list is given one by one, so its option is singular."""
-    single = _OWN_NAMES.get(name) or _NAMES.get(name) or (name.removesuffix("s") if many else name)
-    return single.replace("_", "-")
-
-
-def _kind_of(one: inspect.Parameter, function: Any) -> Any:
-    """Return the type of a parameter, whose annotation is text."""
-    return evaluated(one.annotation, function)
+    return (name.removesuffix("s") if many else name.removesuffix("_")).replace("_", "-")
 
 
 def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = MappingProxyType({})) -> Any:
@@ -239,25 +225,19 @@ def _typed(kind: Any) -> Any:
     """Return the type that the command line reads: a path for what may be text or a path, a list for a sequence."""
     if get_origin(kind) is Annotated:
         return _typed(get_args(kind)[0])
-    if kind == kinds.AnyPath:
-        return Path
     if kind in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
         return str
     if get_origin(kind) in (Union, UnionType):
-        inner = [one for one in get_args(kind) if one is not NoneType]
-        optional = len(inner) < len(get_args(kind))
-        whole: Any = Union[tuple(inner)]  # noqa: UP007
+        inner = get_args(kind)
         if any(get_origin(one) in (Sequence, list) for one in inner):
             return list[str]
-        chosen = Path if PathLike[str] in inner else str if str in inner else _typed(inner[0])
-        if whole in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
-            chosen = str
-        return chosen | None if optional else chosen
+        if NoneType in inner:
+            return _typed(_without_none(kind)) | None
+        return Path if PathLike[str] in inner else str if str in inner else _typed(inner[0])
     if isinstance(kind, type) or get_origin(kind) in (Literal, tuple):
         return kind
     if get_origin(kind) in (Sequence, list):
-        item = _typed(get_args(kind)[0])
-        return list[item]  # type: ignore[valid-type]
+        return list[_typed(get_args(kind)[0])]  # type: ignore[misc]
     raise TypeError(f"no option is of type {kind}")
 
 
