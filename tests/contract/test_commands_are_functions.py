@@ -26,15 +26,6 @@ from tintype.library import kinds
 OF_THE_COMMAND_LINE = {"schema": "it describes what commands write, which functions return with a type"}
 NOT_YET = {
     "ablate",
-    "data export",
-    "data import",
-    "data inspect",
-    "data presets",
-    "data recaption",
-    "data shapes",
-    "data show",
-    "data upgrade",
-    "encoder train",
     "judge",
     "launch",
     "pool",
@@ -44,10 +35,6 @@ NOT_YET = {
     "report",
     "serve",
     "status",
-    "tokenizer cache",
-    "tokenizer report",
-    "tokenizer save",
-    "tokenizer train",
     "work",
 }
 """Commands that are not made of a function of the library yet. This list only gets shorter."""
