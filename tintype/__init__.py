@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tintype.data.store.export import Exported
     from tintype.data.store.importing import Imported
     from tintype.data.store.inspect import Inspection
-    from tintype.data.store.layout import AboutStore
-    from tintype.data.store.show import StoreShown
+    from tintype.data.store.layout import AboutStore, StoreShown
     from tintype.errors import DivergedError, StoppedError, UserError
     from tintype.evaluation.results import EvaluationResult
     from tintype.evaluation.train_scene_encoder import TrainedEncoder
@@ -175,13 +174,8 @@ _MODULES = {
     "data.store.export": ("Exported",),
     "data.store.importing": ("Imported",),
     "data.store.inspect": ("Inspection",),
-    "data.store.layout": ("AboutStore",),
-    "data.store.show": ("StoreShown",),
-    "errors": (
-        "DivergedError",
-        "StoppedError",
-        "UserError",
-    ),
+    "data.store.layout": ("AboutStore", "StoreShown"),
+    "errors": ("DivergedError", "StoppedError", "UserError"),
     "evaluation.results": ("EvaluationResult",),
     "evaluation.train_scene_encoder": ("TrainedEncoder",),
     "export.import_run": ("ImportedModel",),

@@ -96,11 +96,5 @@ def read_preset(name: str) -> Preset:
     return parse(Preset, packaged.find("data", name))
 
 
-def named_presets(name: str | None = None) -> list[DataPreset]:
-    """Return all built-in presets, or the one of that name."""
-    names = preset_names() if name is None else [name]
-    return [DataPreset(name=one, **dict(read_preset(one))) for one in names]
-
-
 def preset_names() -> list[str]:
     return packaged.names("data")

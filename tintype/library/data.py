@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tintype.data.store.export import Exported
     from tintype.data.store.importing import Imported, Progress
     from tintype.data.store.inspect import Inspection
-    from tintype.data.store.layout import AboutStore
-    from tintype.data.store.show import StoreShown
+    from tintype.data.store.layout import AboutStore, StoreShown
     from tintype.runtime.interrupt import Interrupt
 
 
@@ -122,9 +121,10 @@ def data_presets(preset: str | None = None) -> list[DataPreset]:
     Raises:
         UserError: there is no such preset.
     """
-    from tintype.data.presets import named_presets
+    from tintype.data.presets import DataPreset, preset_names, read_preset
 
-    return named_presets(preset)
+    names = preset_names() if preset is None else [preset]
+    return [DataPreset(name=name, **dict(read_preset(name))) for name in names]
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,22 @@ def show_store(
     Raises:
         UserError: there is no store, it is damaged, or the selection is not valid.
     """
-    from tintype.data.store import show
+    from tintype.data.store.layout import SPLITS, StoreShown, open_store
+    from tintype.data.store.selection import select
 
-    return show.show_store(Path(store), check, where, None if skip is None else Path(skip), on_progress or ignore)
+    opened, report = open_store(Path(store)), on_progress or ignore
+    selection = select(opened, where, None if skip is None else Path(skip), name=option("where"))
+    left = {str(split): len(selection.rows(opened, split)) for split in SPLITS}
+    if check:
+        opened.check(lambda done: report(done, len(opened)))
+    return StoreShown(
+        **dict(opened.about),
+        missing=opened.missing(),
+        checked=check,
+        left=None if where is None and skip is None else left,
+        left_out={"where": selection.by_where, "skip": selection.by_skip},
+        note=selection.note,
+    )
 
 
 def inspect_store(

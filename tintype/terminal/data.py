@@ -21,9 +21,8 @@ from tintype.data.store.importing import Imported
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_html import write_page
-from tintype.data.store.layout import QUARANTINE, AboutStore, AddedColumn, open_store
+from tintype.data.store.layout import QUARANTINE, AboutStore, AddedColumn, StoreShown, open_store
 from tintype.data.store.selection import read_skip_list
-from tintype.data.store.show import StoreShown
 from tintype.evaluation.fit import held_out_note
 from tintype.library.data import CaptionPrompt, Shapes
 from tintype.terminal import documents

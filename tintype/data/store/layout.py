@@ -151,6 +151,21 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
         return json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1, ensure_ascii=False) + "\n"
 
 
+class StoreShown(AboutStore, frozen=True):
+    """The content of `store.json`, and counts."""
+
+    missing: dict[str, int]
+    """Number of records without a value, by attribute."""
+    checked: bool
+    """Whether everything was read and compared with its checksums."""
+    left: dict[str, int] | None
+    """Number of selected records of each split; None where nothing selects."""
+    left_out: dict[str, int]
+    """Number of records that `where` and `skip` leave out."""
+    note: str | None
+    """A note on the skip list."""
+
+
 def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> pyarrow.Schema:
     numbers = [(name, "int32") for name in _NUMBERS]
     texts = [(name, "string") for name in (*_TEXTS, *(CAPTION + name for name in captions))]
