@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from tintype.cli.options import Json
 from tintype.errors import UserError
 from tintype.terminal import answers
-from tintype.terminal.lines import EncodedConsole, progress_console, say
+from tintype.terminal.lines import EncodedConsole, say_chosen
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -161,8 +161,7 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
     from tintype.library.runs import load_run
 
     run = load_run(folder, arm, seed)
-    if run.arm:
-        say(progress_console, f"arm '{run.arm}', seed {run.plan.seed}: {run.path}")
+    say_chosen(run)
     return run.path
 
 

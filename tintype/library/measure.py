@@ -199,6 +199,7 @@ def audit(
     seed: Seed | None = None,
     steps: Count = 4,
     device: str | None = None,
+    on_run: Callable[[Run], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost.
@@ -210,6 +211,7 @@ def audit(
         seed: with an arm: take the run of this seed; by default the first of the arm.
         steps: training steps to observe.
         device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+        on_run: called with the run that is audited, if it is one.
         on_progress: called with the number of steps that are done.
 
     Raises:
@@ -225,6 +227,7 @@ def audit(
             f"{option('arm')} and {option('arm-seed')} choose a run of a study; {plan} is no folder", "leave them out"
         )
     if isinstance(plan, Run):
+        (on_run or ignore)(plan)
         found = audit_run(plan.path, steps, device, on_step)
     else:
         found = audit_plan(plan_of(plan), steps, device, on_step)

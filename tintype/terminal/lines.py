@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,6 +13,9 @@ from rich.text import Text
 from tintype.runtime.notes import LOGGER
 from tintype.runtime.printable import visible
 from tintype.runtime.streams import PLAIN_LETTERS, prepare_streams
+
+if TYPE_CHECKING:
+    from tintype.library.runs import Run
 
 VERDICT_STYLE = {
     **dict.fromkeys(("better", "reinforces"), "green"),
@@ -63,6 +66,12 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 def say_note(console: Console, text: str) -> None:
     """Print what the user should know and what stops nothing."""
     say(console, f"note: {text}", "yellow")
+
+
+def say_chosen(run: Run) -> None:
+    """Name the run of an arm that was chosen in the folder of a study."""
+    if run.arm:
+        say(progress_console, f"arm '{run.arm}', seed {run.plan.seed}: {run.path}")
 
 
 def start_live(live: Live) -> None:

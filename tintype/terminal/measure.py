@@ -25,7 +25,7 @@ from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import count, significant
 from tintype.terminal import documents
 from tintype.terminal.interrupts import Interrupted
-from tintype.terminal.lines import number, progress_console, say, say_note
+from tintype.terminal.lines import number, progress_console, say, say_chosen, say_note
 from tintype.terminal.progress import Progress
 from tintype.terminal.studies import ShownProgress
 from tintype.terminal.view import View
@@ -211,7 +211,7 @@ class Findings(View[Audit]):
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
-            yield {"on_progress": partial(bars.show, "auditing", total=self.given["steps"])}
+            yield {"on_progress": partial(bars.show, "auditing", total=self.given["steps"]), "on_run": say_chosen}
 
     def show(self, result: Audit) -> None:
         seen = result.seen

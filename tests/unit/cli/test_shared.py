@@ -98,7 +98,7 @@ def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> Non
     assert (about["plan"], about["seed"]) == (plan.hash, 7), "the seed of the run and that of the noise are two"
     overrides = [part for one in SMALL for part in ("--set", one)]
     assert run in ask("evaluate", out, *chosen, *overrides)
-    assert run in ask("audit", out, *chosen, "--steps", "1")
+    assert f"arm 'ema', seed 4: {run}" in ask("audit", out, *chosen, "--steps", "1")
     assert plan.hash in ask("card", out, *chosen)
     assert ask("plan", "show", out, *chosen).startswith(f"# hash: {plan.hash}\nseed: 4\n")
     refusals: dict[str, list[str | Path]] = {
