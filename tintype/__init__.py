@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tintype.library.plugins import check, load_plugins, new_technique
     from tintype.library.publish import ExportedRun, SyncUnit, export_run, import_model, push, sync, write_card
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
-    from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, run_study
+    from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, power, run_study
     from tintype.library.tokenizers import (
         TrainedTokenizer,
         cache_latents,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from tintype.plan import Plan
     from tintype.study.pooling import Pooled
+    from tintype.study.power import PowerPlan
     from tintype.study.side_by_side import SideBySide
     from tintype.study.study import Study
     from tintype.tokenizer_lab.fill_cache import CachedLatents
@@ -103,6 +104,7 @@ __all__ = [
     "PlanDiff",
     "PlanEstimate",
     "Pooled",
+    "PowerPlan",
     "Pushed",
     "Recaptioned",
     "Results",
@@ -148,6 +150,7 @@ __all__ = [
     "plan_cost",
     "plan_schema",
     "pool",
+    "power",
     "push",
     "recaption_store",
     "recipes",
@@ -195,22 +198,9 @@ _MODULES = {
         "show_store",
         "upgrade_store",
     ),
-    "library.judge": (
-        "estimate",
-        "judge",
-    ),
-    "library.lists": (
-        "ListedRecipe",
-        "ListedStudy",
-        "ListedTechnique",
-        "recipes",
-        "studies",
-        "techniques",
-    ),
-    "library.measure": (
-        "audit",
-        "bench",
-    ),
+    "library.judge": ("estimate", "judge"),
+    "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),
+    "library.measure": ("audit", "bench"),
     "library.plans": (
         "PlanDiff",
         "PlanEstimate",
@@ -221,38 +211,10 @@ _MODULES = {
         "plan_schema",
         "show_plan",
     ),
-    "library.plugins": (
-        "check",
-        "load_plugins",
-        "new_technique",
-    ),
-    "library.publish": (
-        "ExportedRun",
-        "SyncUnit",
-        "export_run",
-        "import_model",
-        "push",
-        "sync",
-        "write_card",
-    ),
-    "library.runs": (
-        "Run",
-        "Sampled",
-        "ema",
-        "evaluate",
-        "load_run",
-        "sample",
-        "train",
-    ),
-    "library.studies": (
-        "Results",
-        "compare",
-        "load_results",
-        "load_study",
-        "make_study",
-        "pool",
-        "run_study",
-    ),
+    "library.plugins": ("check", "load_plugins", "new_technique"),
+    "library.publish": ("ExportedRun", "SyncUnit", "export_run", "import_model", "push", "sync", "write_card"),
+    "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
+    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "power", "run_study"),
     "library.tokenizers": (
         "TrainedTokenizer",
         "cache_latents",
@@ -263,6 +225,7 @@ _MODULES = {
     ),
     "plan": ("Plan",),
     "study.pooling": ("Pooled",),
+    "study.power": ("PowerPlan",),
     "study.side_by_side": ("SideBySide",),
     "study.study": ("Study",),
     "tokenizer_lab.fill_cache": ("CachedLatents",),

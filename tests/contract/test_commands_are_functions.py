@@ -28,8 +28,6 @@ NOT_YET = {
     "ablate",
     "judge",
     "launch",
-    "pool",
-    "power",
     "propose",
     "replicate",
     "report",

@@ -21,18 +21,6 @@ def _status() -> Any:
     return StudyStatus
 
 
-def _pool() -> Any:
-    from tintype.study.pooling import Pooled
-
-    return Pooled
-
-
-def _power() -> Any:
-    from tintype.study.power import PowerPlan
-
-    return PowerPlan
-
-
 def _propose() -> Any:
     from tintype.study.propose import Proposal
 
@@ -50,8 +38,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "judge": _of(documents.Judged),
     "propose": _propose,
     "status": _status,
-    "pool": _pool,
-    "power": _power,
     "serve": _of(documents.Address),
     "schema": _of(dict[str, Any]),
 }

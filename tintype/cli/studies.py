@@ -9,8 +9,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tintype.cli import complete, options
+from tintype.cli.derive import command
 from tintype.cli.shared import app, console, print_json
-from tintype.terminal.lines import progress_console
+from tintype.terminal.lines import progress_console, say_note
 
 Jobs = Annotated[
     str | None,
@@ -62,6 +63,7 @@ def ablate(
 
     from tintype.bench.expect import expected_seconds
     from tintype.library.studies import load_study
+    from tintype.study.advice import margins_out_of_reach
     from tintype.study.costs import cost_of, parse_duration
     from tintype.study.folder import check_folder
     from tintype.study.supervisor import most_of, parse_jobs
@@ -73,7 +75,6 @@ def ablate(
         show_arms,
         show_bank,
         show_cost,
-        show_margins,
     )
 
     resolved, wanted = load_study(study, *set_, arms=arm), parse_jobs(jobs)
@@ -81,7 +82,8 @@ def ablate(
     show_arms(resolved, console)
     show_bank(resolved, out, console)
     past = [out, *([like] if like else []), *map(Path, resolved.settings.analysis.bank)]
-    show_margins(resolved, past, console)
+    for note in margins_out_of_reach(resolved, past):
+        say_note(console, note)
     counted = show_study_cost(resolved, console, gpu)
     if dry_run:
         check_folder(resolved, out)
@@ -250,55 +252,5 @@ def propose(
         sys.exit(1)
 
 
-@app.command()
-def power(
-    studies: Annotated[list[Path] | None, Argument(help="Folders or results.json of past studies")] = None,
-    effect: Annotated[str, Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
-    seeds: Annotated[int, Option(min=2, help="Seeds per arm in the new study")] = 3,
-    metric: Annotated[str | None, Option(help="Only this metric")] = None,
-    arms: Annotated[
-        int | None,
-        Option(
-            min=1, help="Arms of the new study, its control included; by default those of a single given study, else 3"
-        ),
-    ] = None,
-    control: Annotated[
-        bool | None, Option(help="Whether one of the arms is the control; by default as in a single given study")
-    ] = None,
-    resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
-    compare: Annotated[
-        int | None, Option(min=0, help="Pairs of arms compared with each other; by default as in a single given study")
-    ] = None,
-    without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
-    bank: Annotated[
-        bool, Option("--bank", help="The new study names the past ones in analysis.bank: their baseline runs serve it")
-    ] = False,
-    json_: options.Json = False,
-) -> None:
-    """Compute how many seeds a study needs, from the seed spread of past studies."""
-    from pydantic import TypeAdapter
-
-    from tintype.study.power import PowerPlan, plan_power
-    from tintype.terminal.studies import show_power
-
-    given = [options.folder_of(one) for one in studies or [Path("studies")]]
-    plan = plan_power(given, effect, seeds, metric, arms, without, resolutions, control, compare, bank)
-    print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)
-
-
-@app.command()
-def pool(
-    studies: Annotated[list[Path], Argument(help="Folders of two or more studies of one comparison")],
-    arm: Annotated[
-        list[str], Option("--arm", help="Only this arm, by its name in any of the studies (repeatable)")
-    ] = [],  # noqa: B006
-    json_: options.Json = False,
-) -> None:
-    """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ."""
-    from pydantic import TypeAdapter
-
-    from tintype.study.pooling import Pooled, pool_studies
-    from tintype.terminal.pooling import show_pooled
-
-    found = pool_studies([options.folder_of(one) for one in studies], arm)
-    print_json(TypeAdapter(Pooled).dump_python(found, mode="json")) if json_ else show_pooled(found, console)
+command(app, "power", "studies:power", "power:Seeds")
+command(app, "pool", "studies:pool", "pooling:Tables")

@@ -1,4 +1,4 @@
-"""Studies in Python: load or make one, run it, read its results; runs side by side."""
+"""Studies in Python: load or make one, run it, follow it, read its results, plan the next; runs side by side."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, AnyStudy
+from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, AnyStudy, Count
 from tintype.library.plans import check_texts, plan_of
 from tintype.library.runs import deliver, ignore, path_of
 
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
     from tintype.study.lab import StudyProgress
     from tintype.study.pooling import Pooled
+    from tintype.study.power import PowerPlan
     from tintype.study.results import StudyResults
     from tintype.study.runner import Message
     from tintype.study.side_by_side import SideBySide
     from tintype.study.study import Study
     from tintype.study.supervisor import Jobs
 
-_RESULTS, _REPORT = "results.json", "report.html"
+_STUDY, _RESULTS, _REPORT = "study.yaml", "results.json", "report.html"
 _BASELINE = "baseline.yaml"
 """The file in a study's folder that has the plan of its baseline."""
 
@@ -268,9 +271,9 @@ def pool(*studies: AnyPath, arms: Sequence[str] = ()) -> Pooled:
     """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ.
 
     Args:
-        studies: folders of two or more studies that were run. An arm is the same in two of them where its plan and the
-            baseline's are, but for the seed; a run counts once.
-        arms: names of the arms to read, in any of the studies; by default all that two of the studies have.
+        studies: folders of two or more studies of one comparison. An arm is the same in two of them where its plan and
+            the baseline's are, but for the seed; a run counts once.
+        arms: only this arm, by its name in any of the studies (repeatable); by default all that two of them have.
 
     Returns:
         `arms`, each with its `metrics`; `rows()` has them as dictionaries; `left_out` says which studies do not fit.
@@ -280,4 +283,50 @@ def pool(*studies: AnyPath, arms: Sequence[str] = ()) -> Pooled:
     """
     from tintype.study.pooling import pool_studies
 
-    return pool_studies([Path(one) for one in studies], arms)
+    return pool_studies([study_folder(one) for one in studies], arms)
+
+
+def power(
+    studies: Sequence[AnyPath] = ("studies",),
+    *,
+    effect: str = "5%",
+    seeds: Annotated[int, Ge(2)] = 3,
+    metric: str | None = None,
+    arms: Count | None = None,
+    control: bool | None = None,
+    resolutions: Count = 1,
+    compare: Annotated[int, Ge(0)] | None = None,
+    without: Sequence[str] = (),
+    bank: bool = False,
+) -> PowerPlan:
+    """Compute how many seeds a study needs, from the seed spread of past studies.
+
+    Args:
+        studies: folders or results.json of past studies, or folders of such folders.
+        effect: smallest change worth finding: 5% of the baseline's value, or 0.02.
+        seeds: seeds per arm in the new study.
+        metric: only this metric.
+        arms: arms of the new study, its control included; by default those of a single given study, else 3.
+        control: whether one of the arms is the control; by default as in a single given study.
+        resolutions: resolutions of the new study.
+        compare: pairs of arms compared with each other; by default as in a single given study.
+        without: leave this arm out of the measured seed spread (repeatable).
+        bank: the new study names the past ones in analysis.bank: their baseline runs serve it.
+
+    Returns:
+        `groups` of past studies with one baseline and protocol, each with its `metrics`: `spread`, `power`,
+        `seeds_needed`, and the changes that other numbers of seeds find (`by_seeds`).
+
+    Raises:
+        UserError: no spread is known from these studies, or a name or a number is not valid.
+    """
+    from tintype.study.power import plan_power
+
+    paths = [study_folder(one) for one in ([studies] if isinstance(studies, str) else studies)]
+    return plan_power(paths, effect, seeds, metric, arms, without, resolutions, control, compare, bank)
+
+
+def study_folder(path: AnyPath) -> Path:
+    """Return the folder of a study, given it or the study.yaml in it."""
+    study = Path(path)
+    return study.parent if study.name == _STUDY and study.is_file() else study

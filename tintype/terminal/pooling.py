@@ -9,20 +9,23 @@ from rich.table import Table
 from tintype.study.pooling import DIFFER, Pooled, PooledArm, PooledMetric
 from tintype.study.results import Interval
 from tintype.terminal.lines import VERDICT_STYLE, say, say_note
+from tintype.terminal.view import View
 
 
-def show_pooled(found: Pooled, console: Console) -> None:
-    """Show each arm's primary metrics, then what is decided on the others."""
-    for words in found.left_out:
-        say(console, f"left out: {words}", "yellow")
-    for arm in found.arms:
-        _show_arm(arm, console)
-    say_note(
-        console,
-        "Each difference has a confidence of 95% by itself: this reading shares no error with the verdicts of the "
-        "single studies, and the more arms and metrics you read, the more is found by chance. The verdict is of all "
-        f"runs as one study; where the studies differ (p below {DIFFER:g}), of a mean that allows for that.",
-    )
+class Tables(View[Pooled]):
+    """Each arm's primary metrics, then what is decided on the others."""
+
+    def show(self, result: Pooled) -> None:
+        for words in result.left_out:
+            say(self.console, f"left out: {words}", "yellow")
+        for arm in result.arms:
+            _show_arm(arm, self.console)
+        say_note(
+            self.console,
+            "Each difference has a confidence of 95% by itself: this reading shares no error with the verdicts of the "
+            "single studies, and the more arms and metrics you read, the more is found by chance. The verdict is of "
+            f"all runs as one study; where the studies differ (p below {DIFFER:g}), of a mean that allows for that.",
+        )
 
 
 def _show_arm(arm: PooledArm, console: Console) -> None:

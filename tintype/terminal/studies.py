@@ -1,8 +1,7 @@
-"""Progress and results of a study: its arms before the first step, its running runs, its verdicts; its power."""
+"""Progress and results of a study: its arms before the first step, its running runs, its verdicts."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -20,12 +19,10 @@ from tintype.bench.expect import expected_seconds
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.metrics.table import TRAINING_METRICS
-from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study.bank import read_bank, serve, take_bank
 from tintype.study.costs import Cost, cost_of, minutes, seconds_here
-from tintype.study.effect import Effect
 from tintype.study.lab import (
     StudyOutcome,
     StudyProgress,
@@ -43,7 +40,6 @@ from tintype.study.lab import (
 from tintype.study.launch.launcher import Crew, Launcher
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.numbers import compared_mean, primary_metrics, token_counts
-from tintype.study.power import MOST_SEEDS, Group, MetricPower, PowerPlan, degrees, planned_margins
 from tintype.study.priority import priorities
 from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.replicate import Claim
@@ -56,16 +52,10 @@ from tintype.study.report.findings import (
     replication_rows,
     step_words,
 )
-from tintype.study.results import (
-    Arm,
-    StudyResults,
-    read_results_file,
-)
+from tintype.study.results import Arm, StudyResults
 from tintype.study.rows import TOO_FEW_SEEDS, Row
 from tintype.study.runner import ENDED, Message
 from tintype.study.search import range_of, words_of
-from tintype.study.stats.estimate import POWER
-from tintype.study.stats.family import FIRST_SHARE
 from tintype.study.study import ArmPlan, Study
 from tintype.study.supervisor import Jobs, most_of, parse_jobs
 from tintype.terminal.answers import answer
@@ -476,125 +466,3 @@ def _show_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]],
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
-
-
-def show_power(plan: PowerPlan, console: Console) -> None:
-    for reason in plan.skipped:
-        say(console, f"left out: {reason}")
-    for group in plan.groups:
-        say(console, f"Spread measured in: {', '.join(dict.fromkeys(group.studies))}")
-        if group.stored:
-            say(console, f"With analysis.bank: {group.stored} stored runs of the baseline serve the new study.")
-        console.print(_table(plan, group))
-        for row in group.metrics:
-            if row.metric.primary or len(group.metrics) == 1:
-                say(console, advice(plan, row))
-                say(console, margin_words(plan, row))
-        for note in group.notes:
-            say(console, f"Note: {note}")
-        counts = group.comparisons
-        kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
-        say(console, f"The levels are for {counts.all} comparisons{kinds}.")
-    where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
-    control = "one of them the control" if plan.control else "no control"
-    say(
-        console,
-        f"For a study of {plan.arms} arms ({control}){where}, at its first look, which spends "
-        f"{FIRST_SHARE:.0%} of the study's error.",
-    )
-
-
-def _table(plan: PowerPlan, group: Group) -> Table:
-    """Return the smallest change that each number of seeds finds in 80% of studies, by metric."""
-    counts = list(group.metrics[0].by_seeds)
-    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for head in ("metric", "baseline", "spread", f"{counts[0]} seeds", *map(str, counts[1:])):
-        table.add_column(head, justify="left" if head == "metric" else "right", no_wrap=True)
-    for row in group.metrics:
-        table.add_row(
-            escape(row.metric.name) + (" *" if row.metric.primary else ""),
-            significant(row.baseline),
-            _size(row.deviation, row.baseline, plan.effect),
-            *(_reach(row.by_seeds[count][0], row, plan.effect) for count in counts),
-        )
-    freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
-    table.caption = (
-        "Below each number of seeds: the smallest change that it finds in 80% of studies (–: more than there can be). "
-        "* primary. Spread: standard deviation of single runs over seeds, from "
-        f"{' or '.join(freedoms)} degrees of freedom."
-    )
-    table.caption_justify = "left"
-    return table
-
-
-def _reach(change: float, row: MetricPower, effect: Effect) -> str:
-    """Return a detectable change; a dash where it is more than the metric can change by."""
-    low, high = row.metric.range
-    most = max(math.inf if high is None else high - row.baseline, math.inf if low is None else row.baseline - low)
-    if change > most:
-        return "–"
-    return ">100%" if effect.relative and change > abs(row.baseline) > 0 else _size(change, row.baseline, effect)
-
-
-def advice(plan: PowerPlan, row: MetricPower) -> str:
-    """Return how many seeds find the effect, in a sentence or two."""
-    name, effect = row.metric.name, plan.effect
-    if row.power is None or row.seeds_needed is None:
-        return f"{name}: its mean is zero in the baseline, so {effect} of it is nothing; give --effect as a difference."
-    if row.power[2] >= POWER:
-        return f"{name}: {plan.seeds} seeds are enough for {effect}, even if the spread is as large as it may be."
-    needed, _, most = row.seeds_needed
-    if row.power[0] >= POWER:
-        return (
-            f"{name}: {plan.seeds} seeds are enough for {effect} at the measured spread; to be safe against a larger "
-            f"one take {_count(most)}."
-        )
-    weak = f"{name}: {plan.seeds} seeds find {effect} in {_percent(row.power[0])} of studies"
-    payable = max(row.by_seeds)
-    if needed is None or needed > payable:
-        reach = _reach(row.by_seeds[payable][0], row, effect)
-        found = f"{payable} seeds find {reach}" if reach != "–" else f"{payable} seeds find nothing"
-        return f"{weak}, and it would take {_count(needed)}. Plan for a larger change ({found}), or another metric."
-    return f"{weak}. Take {needed} to find it in 80%, or {_count(most)} to be safe against a larger spread."
-
-
-_UNREACHED = 0.005
-"""Chance of the verdict "same" below which a margin counts as out of reach."""
-
-
-def margin_words(plan: PowerPlan, row: MetricPower) -> str:
-    """Return whether the planned seeds can show that an arm is the same as the baseline within the metric's margin."""
-    name = row.metric.name
-    if row.same is None or row.same_seeds is None:
-        return f"{name}: the margin of {row.margin} is zero here; give it in the metric's unit, as 0.01."
-    if row.same[0] >= POWER:
-        return f"{name}: {plan.seeds} seeds are enough to call arms the same within the margin of {row.margin}."
-    needed = _count(row.same_seeds[0])
-    if row.same[0] < _UNREACHED:
-        return f"{name}: the margin of {row.margin} cannot be reached with {plan.seeds} seeds; it takes {needed}."
-    chance = _percent(row.same[0])
-    return f"{name}: {plan.seeds} seeds reach the margin of {row.margin} in {chance} of studies; {needed} do in 80%."
-
-
-def show_margins(study: Study, past: Sequence[Path], console: Console) -> None:
-    """Name the margins that the planned seeds cannot reach, where the spread is known from `past` studies."""
-    files = [path / "results.json" if path.is_dir() else path for path in past]
-    known = [read_results_file(file) for file in dict.fromkeys(files) if file.is_file()]
-    for resolution, plan, rows in planned_margins(study, known):
-        where = f"at {resolution}: " if resolution else ""
-        for row in rows:
-            if row.same is None or row.same[0] < POWER:
-                say_note(console, f"{where}{margin_words(plan, row)}")
-
-
-def _size(value: float, baseline: float, effect: Effect) -> str:
-    return _percent(value / abs(baseline)) if effect.relative and baseline else significant(value, 2)
-
-
-def _percent(share: float) -> str:
-    decimals = min(2, max(0, decimals_showing(100 * share) if share < 0.995 else 0))
-    return fixed(100 * share, 0 if share >= 0.1 else decimals) + "%"
-
-
-def _count(seeds: int | None) -> str:
-    return f"over {MOST_SEEDS:,}" if seeds is None else str(seeds)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-
-from rich.console import Console
 
 from tests.studies import noted
 from tests.unit.study.plain_rows import rows_of, runs_of
@@ -13,13 +10,13 @@ from tests.unit.study.test_adaptive import study_with
 from tests.unit.study.test_power import STUDIES, row, shown
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.metrics.memorisation import OWN
+from tintype.study.advice import margins_out_of_reach
 from tintype.study.analysis import AnalysisSettings
 from tintype.study.lab import run_study
 from tintype.study.method import margin_list
 from tintype.study.power import plan_power
 from tintype.study.results import MetricInfo, StudyResults
 from tintype.study.runs import metric_infos
-from tintype.terminal.studies import show_margins
 
 LOSS = MetricInfo(name="m", label="M", direction="lower", definition="", primary=True)
 TIGHT = {"baseline": [1.0, 1.001, 0.999, 1.0005], "a": [0.99, 0.991, 0.989, 0.9905]}
@@ -74,11 +71,10 @@ def test_a_margin_out_of_reach_is_said_after_the_runs_and_before_the_next(tmp_pa
     note = noted(results, "margins")
     assert note.startswith("The margin of 3% could not be reached with 4 seeds: it needs about ")
     assert needed is not None and needed > 20
-    console = Console(width=200, record=True, file=io.StringIO())
-    show_margins(study_with(tmp_path, FIXED), [tmp_path / "out", tmp_path / "nothing"], console)
-    assert f"note: {METRIC}: the margin of 3% cannot be reached with 4 seeds; it takes " in console.export_text()
-    show_margins(study_with(tmp_path, FIXED, "analysis={margin: 90%}"), [tmp_path / "out"], console)
-    assert console.export_text() == "", "a margin that can be reached is not mentioned"
+    (note,) = margins_out_of_reach(study_with(tmp_path, FIXED), [tmp_path / "out", tmp_path / "nothing"])
+    assert note.startswith(f"{METRIC}: the margin of 3% cannot be reached with 4 seeds; it takes ")
+    wide = study_with(tmp_path, FIXED, "analysis={margin: 90%}")
+    assert margins_out_of_reach(wide, [tmp_path / "out"]) == [], "a margin that can be reached is not mentioned"
 
 
 def test_a_margin_within_reach_is_not_mentioned(tmp_path: Path) -> None:
@@ -87,9 +83,7 @@ def test_a_margin_within_reach_is_not_mentioned(tmp_path: Path) -> None:
 
 def test_the_spread_of_another_baseline_says_nothing(tmp_path: Path) -> None:
     run(tmp_path)
-    console = Console(width=200, record=True, file=io.StringIO())
-    show_margins(study_with(tmp_path, FIXED, "set=[optimizer.lr=0.1]"), [tmp_path / "out"], console)
-    assert console.export_text() == ""
+    assert margins_out_of_reach(study_with(tmp_path, FIXED, "set=[optimizer.lr=0.1]"), [tmp_path / "out"]) == []
 
 
 def test_results_that_recorded_no_margin_stay_as_they_are() -> None:

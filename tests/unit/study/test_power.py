@@ -18,13 +18,14 @@ from tintype.evaluation.protocol import Protocol
 from tintype.runtime.files import write_checked
 from tintype.settings import plain
 from tintype.study import power
+from tintype.study.advice import reach
 from tintype.study.effect import Effect
 from tintype.study.power import plan_power
 from tintype.study.results import StudyResults
 from tintype.study.stats.cells import Cells
 from tintype.study.stats.contrast import against
 from tintype.study.stats.estimate import estimate, planned_widening
-from tintype.terminal.studies import _reach, show_power
+from tintype.terminal.power import Seeds
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 
@@ -37,7 +38,7 @@ def stored(results: StudyResults, folder: Path, name: str = "past") -> Path:
 
 def shown(plan: power.PowerPlan) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    show_power(plan, console)
+    Seeds(console, {}, as_json=False).show(plan)
     return console.export_text()
 
 
@@ -343,12 +344,13 @@ def test_the_table_has_the_change_that_each_number_of_seeds_finds() -> None:
     bank = plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "0.02", 3, "scene_accuracy", 3)
     found = row(bank, "scene_accuracy")
     share = replace(found, metric=found.metric.model_copy(update={"range": (0.0, 1.0)}))
-    assert [_reach(change, share, bank.effect) for change in (0.5, 0.6)] == ["0.5", "–"], "from 0.546 on"
+    assert [reach(change, share, bank.effect) for change in (0.5, 0.6)] == ["0.5", "–"], "from 0.546 on"
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    show_power(plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "5%", 3, None, None), console)
+    plan = plan_power([STUDIES.with_name("2026-11-17_bank-mini")], "5%", 3, None, None)
+    Seeds(console, {}, as_json=False).show(plan)
     assert "…" not in console.export_text()
 
 

@@ -31,7 +31,7 @@ from tintype.study.stats.family import UNSTABLE
 from tintype.study.stats.pairing import ALIKE, NARROWER
 from tintype.study.stats.spread import CENTRE_WEIGHT, LEAST_FREEDOM, MOST_FREEDOM, STORED_FULL
 from tintype.terminal.answers import EXIT_CODES
-from tintype.terminal.studies import show_power
+from tintype.terminal.power import Seeds
 from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.calibration.simulate import Shape
 from tools.figures.claims import measured
@@ -311,7 +311,7 @@ def _power_output() -> Iterator[Claim]:
     """Sentences that the command on the page prints."""
     folder = ROOT / "studies/2026-11-15_captions-and-target-mini"
     console = Console(file=io.StringIO(), width=110, color_system=None)
-    show_power(plan_power([folder], "5%", 3, ACCURACY, 3), console)
+    Seeds(console, {}, as_json=False).show(plan_power([folder], "5%", 3, ACCURACY, 3))
     assert isinstance(console.file, io.StringIO)
     for line in console.file.getvalue().splitlines():
         if any(character.isdigit() for character in line):
