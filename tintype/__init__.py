@@ -55,7 +55,17 @@ if TYPE_CHECKING:
     from tintype.library.plugins import check, load_plugins, new_technique
     from tintype.library.publish import ExportedRun, SyncUnit, export_run, import_model, push, sync, write_card
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
-    from tintype.library.studies import Results, compare, load_results, load_study, make_study, pool, power, run_study
+    from tintype.library.studies import (
+        Results,
+        compare,
+        load_results,
+        load_study,
+        make_study,
+        pool,
+        power,
+        run_study,
+        status,
+    )
     from tintype.library.tokenizers import (
         TrainedTokenizer,
         cache_latents,
@@ -68,6 +78,7 @@ if TYPE_CHECKING:
     from tintype.study.pooling import Pooled
     from tintype.study.power import PowerPlan
     from tintype.study.side_by_side import SideBySide
+    from tintype.study.status import StudyStatus
     from tintype.study.study import Study
     from tintype.tokenizer_lab.fill_cache import CachedLatents
     from tintype.tokenizer_lab.report import TokenizerReport
@@ -116,6 +127,7 @@ __all__ = [
     "StoppedError",
     "StoreShown",
     "Study",
+    "StudyStatus",
     "SyncUnit",
     "TokenizerReport",
     "TrainedEncoder",
@@ -159,6 +171,7 @@ __all__ = [
     "save_tokenizer",
     "show_plan",
     "show_store",
+    "status",
     "studies",
     "sync",
     "techniques",
@@ -214,7 +227,17 @@ _MODULES = {
     "library.plugins": ("check", "load_plugins", "new_technique"),
     "library.publish": ("ExportedRun", "SyncUnit", "export_run", "import_model", "push", "sync", "write_card"),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
-    "library.studies": ("Results", "compare", "load_results", "load_study", "make_study", "pool", "power", "run_study"),
+    "library.studies": (
+        "Results",
+        "compare",
+        "load_results",
+        "load_study",
+        "make_study",
+        "pool",
+        "power",
+        "run_study",
+        "status",
+    ),
     "library.tokenizers": (
         "TrainedTokenizer",
         "cache_latents",
@@ -227,6 +250,7 @@ _MODULES = {
     "study.pooling": ("Pooled",),
     "study.power": ("PowerPlan",),
     "study.side_by_side": ("SideBySide",),
+    "study.status": ("StudyStatus",),
     "study.study": ("Study",),
     "tokenizer_lab.fill_cache": ("CachedLatents",),
     "tokenizer_lab.report": ("TokenizerReport",),

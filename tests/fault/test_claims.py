@@ -33,7 +33,7 @@ from tintype.study.status import StatusReader
 from tintype.study.study import Study
 from tintype.study.worker import Worker, deaths_in, message_of, progress_of
 from tintype.terminal.lines import EncodedConsole
-from tintype.terminal.status import show_status
+from tintype.terminal.status import shown
 
 LIVE: dict[str, Json] = {"state": "training", "share": 0.5, "step": 3, "loss": 0.2, "images_per_s": 10.0, "text": ""}
 OVER: dict[str, Json] = {
@@ -138,7 +138,7 @@ def cases() -> list[tuple[str, bytes]]:
 
 def read_all(reader: StatusReader, leases: Leases, task: Task, console: Console) -> None:
     """Read the claims of a run by all that read claims."""
-    show_status(reader.read(), console)
+    console.print(shown(reader.read()))
     claims = leases.history(task.plan.hash)
     deaths_in(claims, ABOUT)
     with_corrections(Need(1, 1, ""), crowds_in(claims, 0))

@@ -15,12 +15,6 @@ from tintype.terminal import documents
 from tintype.terminal.view import View
 
 
-def _status() -> Any:
-    from tintype.study.status import StudyStatus
-
-    return StudyStatus
-
-
 def _propose() -> Any:
     from tintype.study.propose import Proposal
 
@@ -37,7 +31,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "replicate": _of(documents.Reported),
     "judge": _of(documents.Judged),
     "propose": _propose,
-    "status": _status,
     "serve": _of(documents.Address),
     "schema": _of(dict[str, Any]),
 }

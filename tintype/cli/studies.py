@@ -150,24 +150,7 @@ def launch(
     launch_workers(crew, choose_launcher(on, address), console)
 
 
-@app.command()
-def status(
-    folder: options.StudyFolder,
-    watch: Annotated[bool, Option("--watch", help="Show it anew every two seconds, until nothing is left")] = False,
-    json_: options.Json = False,
-) -> None:
-    """Show how far a study is: who works on which run, what is done, what failed, and how long the rest takes."""
-    from pydantic import TypeAdapter
-
-    from tintype.study.status import StudyStatus, status_of
-    from tintype.terminal.status import show_status, watch_status
-
-    if json_:
-        print_json(TypeAdapter(StudyStatus).dump_python(status_of(folder), mode="json"))
-    elif watch:
-        watch_status(folder, console)
-    else:
-        show_status(status_of(folder), console)
+command(app, "status", "studies:status", "status:Runs")
 
 
 @app.command()

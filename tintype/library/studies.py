@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from tintype.study.results import StudyResults
     from tintype.study.runner import Message
     from tintype.study.side_by_side import SideBySide
+    from tintype.study.status import StudyStatus
     from tintype.study.study import Study
     from tintype.study.supervisor import Jobs
 
 _STUDY, _RESULTS, _REPORT = "study.yaml", "results.json", "report.html"
+_WATCH_S = 2.0
 _BASELINE = "baseline.yaml"
 """The file in a study's folder that has the plan of its baseline."""
 
@@ -324,6 +327,32 @@ def power(
 
     paths = [study_folder(one) for one in ([studies] if isinstance(studies, str) else studies)]
     return plan_power(paths, effect, seeds, metric, arms, without, resolutions, control, compare, bank)
+
+
+def status(
+    folder: AnyPath, *, watch: bool = False, on_status: Callable[[StudyStatus], None] | None = None
+) -> StudyStatus:
+    """Show how far a study is: who works on which run, what is done, what failed, and how long the rest takes.
+
+    Args:
+        folder: folder of a study.
+        watch: show it anew every two seconds, until nothing is left.
+        on_status: called with each reading, the last one too.
+
+    Returns:
+        `runs`, each with its `state`, and the time that was spent and is left.
+
+    Raises:
+        UserError: the folder holds no study.
+    """
+    from tintype.study.status import status_of
+
+    report = on_status or ignore
+    report(found := status_of(study_folder(folder)))
+    while watch and not found.is_over:
+        time.sleep(_WATCH_S)
+        report(found := status_of(study_folder(folder)))
+    return found
 
 
 def study_folder(path: AnyPath) -> Path:

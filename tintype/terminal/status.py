@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from shlex import quote
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from tintype.study.notes import times_words
-from tintype.study.status import RunState, RunStatus, StudyStatus, status_of
+from tintype.study.status import RunState, RunStatus, StudyStatus
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import number, start_live
 from tintype.terminal.progress import duration
+from tintype.terminal.view import View
 
-_EVERY_S = 2.0
 _WORDS: dict[RunState, str] = {
     "done": "done",
     "running": "running",
@@ -31,29 +32,38 @@ _WORDS: dict[RunState, str] = {
 """The words for each state in the first line, in this order; those of runs that a look may want depend on the study."""
 
 
-def show_status(status: StudyStatus, console: Console) -> None:
-    console.print(_shown(status), soft_wrap=True)
+class Runs(View[StudyStatus]):
+    """The state of a study as a table, which can be watched."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the status anew in place while it is watched."""
+        if not self.given["watch"]:
+            yield {}
+            return
+        live = Live(console=self.lines, auto_refresh=False)
+
+        def on_status(status: StudyStatus) -> None:
+            live.update(shown(status), refresh=live.is_started)
+            if not live.is_started:
+                start_live(live)
+
+        begin_work()
+        try:
+            yield {"on_status": on_status}
+        except Interrupted as stopped:
+            stopped.kept = "a look writes nothing; run the same command again"
+            raise
+        finally:
+            live.stop()
+
+    def show(self, result: StudyStatus) -> None:
+        if not self.given["watch"]:
+            self.console.print(shown(result), soft_wrap=True)
 
 
-def watch_status(out: Path, console: Console) -> None:
-    """Show the status anew every two seconds, until nothing is left to do."""
-    status = status_of(out)
-    live = Live(_shown(status), console=console, auto_refresh=False)
-    begin_work()
-    try:
-        start_live(live)
-        while not status.is_over:
-            time.sleep(_EVERY_S)
-            status = status_of(out)
-            live.update(_shown(status), refresh=True)
-    except Interrupted as stopped:
-        stopped.kept = "a look writes nothing; run the same command again"
-        raise
-    finally:
-        live.stop()
-
-
-def _shown(status: StudyStatus) -> Group:
+def shown(status: StudyStatus) -> Group:
+    """Return the counts, the time, the failures, and a table of the runs under way."""
     named = {**_WORDS, "perhaps": status.perhaps_words}
     counts = {words: len(status.of(state)) for state, words in named.items()}
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)

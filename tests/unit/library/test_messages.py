@@ -102,6 +102,7 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.cache_latents, lambda here: ("pocket",), {}, "'pixels' has no latents to cache"),
     (tintype.save_tokenizer, lambda here: (here / "other", here / "vae"), {}, "is not a run"),
     (tintype.compare_tokenizers, lambda here: (["pixls"], here / "report"), {}, "did you mean 'pixels'"),
+    (tintype.status, lambda here: (here / "other",), {}, "holds no study"),
     (tintype.power, lambda here: ([here / "study"],), {"effect": "much"}, '^effect="much" is not the size of a change'),
     (tintype.load_study, lambda here: ("pocket", "seeds=[0,"), {}, r'^"seeds" is not valid YAML'),
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),

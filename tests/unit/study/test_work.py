@@ -164,7 +164,7 @@ def test_a_watch_ends_when_nothing_is_left(tmp_path: Path, monkeypatch: pytest.M
         seen.append(len(status_of(out).of("done")))
         work(out, Writer())
 
-    monkeypatch.setattr("tintype.terminal.status.time", SimpleNamespace(sleep=sleep))  # other threads sleep on
+    monkeypatch.setattr("tintype.library.studies.time", SimpleNamespace(sleep=sleep))  # other threads sleep on
     shown = CliRunner().invoke(cli.app, ["status", str(out), "--watch"])
     assert shown.exit_code == 0 and seen == [0] and "2 done" in shown.stdout
 
