@@ -29,7 +29,6 @@ TYPES: dict[str, Callable[[], Any]] = {
     "ablate": _of(documents.Reported),
     "report": _of(documents.Reported),
     "replicate": _of(documents.Reported),
-    "judge": _of(documents.Judged),
     "propose": _propose,
     "serve": _of(documents.Address),
     "schema": _of(dict[str, Any]),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tintype.errors import UserError
-from tintype.judge.metrics import DIRECTIONS, KINDS, Direction, Kind, Metric, metric_of
-from tintype.judge.page import write_page
-from tintype.judge.table import Runs, checked, read_table, runs_of
-from tintype.judge.verdicts import BASELINE, Judgement, choose_baseline, judge_runs
-from tintype.study.effect import parse_effect
+from tintype.library.kinds import AnyPath
 from tintype.wording import option
+
+if TYPE_CHECKING:
+    from tintype.judge.metrics import Direction, Kind, Metric
+    from tintype.judge.verdicts import Judgement
 
 OfSeeds: TypeAlias = Mapping[int, float] | Sequence[float]
 """Values by seed, or a list of the values of seeds 0, 1, 2 and so on."""
@@ -25,7 +24,7 @@ _PLACE = "estimate"
 
 
 def judge(
-    path: str | PathLike[str],
+    path: AnyPath,
     *,
     baseline: str | None = None,
     metric: str | Sequence[str] = (),
@@ -33,24 +32,30 @@ def judge(
     margin: str | float = MARGIN,
     arm_column: str = "arm",
     seed_column: str = "seed",
-    out: str | PathLike[str] | None = None,
+    out: AnyPath | None = None,
 ) -> Judgement:
-    """Return the verdicts on a table of runs, as `tintype judge` does.
+    """Give verdicts on the runs of any trainer, from a table of arms, seeds and metrics.
 
     Args:
-        path: a CSV, TSV or JSON lines file with one row for each run: its arm, its seed and its metrics.
-        baseline: the arm that the others are compared with; by default the one called "baseline".
-        metric: the columns to judge by, each "NAME", "NAME:lower" or "NAME:higher:share"; by default all numbers.
-        primary: the metrics of your question. Their comparisons get four fifths of the error.
-        margin: differences up to this size are none worth having: "3%" of the baseline's mean, or 0.02.
-        arm_column: name of the column that has the arm.
-        seed_column: name of the column that has the seed.
-        out: a folder for a report, with the verdicts as JSON and CSV beside it; by default nothing is written.
+        path: CSV, TSV or JSON lines with a row for each run: its arm, its seed, and its metrics.
+        baseline: arm that the others are compared with; by default the one called baseline.
+        metric: column to judge by: NAME[:lower|higher][:share|distance|loss|raw], whichever is better, and what it is
+            (repeatable); by default all columns of numbers.
+        primary: metric of your question (repeatable); these get four fifths of the error.
+        margin: differences up to this size are none worth having: 3% of the baseline's mean, or 0.02.
+        arm_column: column that has the arm.
+        seed_column: column that has the seed.
+        out: folder for a report, with the verdicts as JSON and CSV beside it; by default nothing is written.
 
     Raises:
         UserError: a column or the baseline is missing, a cell is not a number, a run is there twice, or nothing says
             whether lower or higher values of a metric are better.
     """
+    from tintype.judge.page import write_page
+    from tintype.judge.table import read_table, runs_of
+    from tintype.judge.verdicts import choose_baseline, judge_runs
+    from tintype.study.effect import parse_effect
+
     table = read_table(Path(path))
     runs = runs_of(table, _texts(metric), _texts(primary), arm_column, seed_column)
     chosen = choose_baseline(list(runs.values), baseline, table.name)
@@ -62,7 +67,7 @@ def judge(
 
 def estimate(
     values: Mapping[str, OfSeeds | Mapping[str, OfSeeds]],
-    baseline: str = BASELINE,
+    baseline: str = "baseline",
     *,
     direction: Direction | Mapping[str, Direction] | None = None,
     kind: Kind | Mapping[str, Kind] | None = None,
@@ -83,6 +88,10 @@ def estimate(
     Raises:
         UserError: the baseline is missing, a value is not a number, or nothing says which direction is better.
     """
+    from tintype.judge.table import Runs, checked
+    from tintype.judge.verdicts import choose_baseline, judge_runs
+    from tintype.study.effect import parse_effect
+
     if not isinstance(values, Mapping) or not values:
         raise UserError(f"{_PLACE}: no values", 'give them by arm, as {"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}')
     parsed = {str(arm): _by_seed(str(arm), given) for arm, given in values.items()}
@@ -101,6 +110,8 @@ def _texts(given: str | Sequence[str]) -> list[str]:
 
 
 def _metric(name: str, direction: Any, kind: Any, primary: bool) -> Metric:
+    from tintype.judge.metrics import DIRECTIONS, KINDS, metric_of
+
     way = direction.get(name) if isinstance(direction, Mapping) else direction
     scale = kind.get(name) if isinstance(kind, Mapping) else kind
     for what, one, valid in (("direction", way, DIRECTIONS), ("kind", scale, KINDS)):

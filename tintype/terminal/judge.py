@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tintype.judge.metrics import Metric
+from tintype.judge.page import PAGE, document
 from tintype.judge.verdicts import DECIDED, Judgement, Row, difference_words
+from tintype.terminal import documents
 from tintype.terminal.lines import VERDICT_STYLE, number, say, say_note
+from tintype.terminal.view import View
 
 _MOST_COLUMNS = 3
 """Metrics with a column of their own where none is primary."""
 
 
-def show_judgement(found: Judgement, console: Console, page: Path | None = None) -> None:
-    """Show the verdicts, what to know about them, and where the report is."""
+class Verdicts(View[Judgement]):
+    """The verdicts as a table, what to know about them, and where the report is."""
+
+    def show(self, result: Judgement) -> None:
+        show_judgement(result, self.console)
+        if page := self._page:
+            say(self.console, f"report: {page}")
+
+    def document(self, result: Judgement) -> documents.Judged:
+        return documents.Judged.model_validate({**document(result), "report": self._page})
+
+    @property
+    def _page(self) -> str | None:
+        out = self.given["out"]
+        return None if out is None else str((out / PAGE).resolve())
+
+
+def show_judgement(found: Judgement, console: Console) -> None:
+    """Print the table of verdicts and the notes."""
     shown = [one for one in found.metrics if one.primary] or list(found.metrics[:_MOST_COLUMNS])
     others = [one for one in found.metrics if one not in shown]
     heads = [f"{escape(one.name)} ({one.direction} is better)" for one in shown]
@@ -33,8 +52,6 @@ def show_judgement(found: Judgement, console: Console, page: Path | None = None)
     console.print(table)
     for note in found.notes:
         say_note(console, note)
-    if page is not None:
-        say(console, f"report: {page.resolve()}")
 
 
 def _cell(row: Row) -> str:
