@@ -56,15 +56,22 @@ if TYPE_CHECKING:
     from tintype.library.publish import ExportedRun, SyncUnit, export_run, import_model, push, sync, write_card
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.studies import (
+        Launched,
         Results,
+        Worked,
         compare,
+        launch,
         load_results,
         load_study,
         make_study,
         pool,
         power,
+        propose,
+        replicate,
+        report,
         run_study,
         status,
+        work,
     )
     from tintype.library.tokenizers import (
         TrainedTokenizer,
@@ -77,6 +84,8 @@ if TYPE_CHECKING:
     from tintype.plan import Plan
     from tintype.study.pooling import Pooled
     from tintype.study.power import PowerPlan
+    from tintype.study.preview import PlannedReplication, PlannedStudy
+    from tintype.study.propose import Proposal
     from tintype.study.side_by_side import SideBySide
     from tintype.study.status import StudyStatus
     from tintype.study.study import Study
@@ -106,6 +115,7 @@ __all__ = [
     "ImportedModel",
     "Inspection",
     "Judgement",
+    "Launched",
     "ListedRecipe",
     "ListedStudy",
     "ListedTechnique",
@@ -114,8 +124,11 @@ __all__ = [
     "Plan",
     "PlanDiff",
     "PlanEstimate",
+    "PlannedReplication",
+    "PlannedStudy",
     "Pooled",
     "PowerPlan",
+    "Proposal",
     "Pushed",
     "Recaptioned",
     "Results",
@@ -133,6 +146,7 @@ __all__ = [
     "TrainedEncoder",
     "TrainedTokenizer",
     "UserError",
+    "Worked",
     "apply",
     "audit",
     "bench",
@@ -152,6 +166,7 @@ __all__ = [
     "import_model",
     "inspect_store",
     "judge",
+    "launch",
     "load_plan",
     "load_plugins",
     "load_results",
@@ -163,9 +178,12 @@ __all__ = [
     "plan_schema",
     "pool",
     "power",
+    "propose",
     "push",
     "recaption_store",
     "recipes",
+    "replicate",
+    "report",
     "run_study",
     "sample",
     "save_tokenizer",
@@ -179,6 +197,7 @@ __all__ = [
     "train_encoder",
     "train_tokenizer",
     "upgrade_store",
+    "work",
     "write_card",
 ]
 _MODULES = {
@@ -228,15 +247,22 @@ _MODULES = {
     "library.publish": ("ExportedRun", "SyncUnit", "export_run", "import_model", "push", "sync", "write_card"),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.studies": (
+        "Launched",
         "Results",
+        "Worked",
         "compare",
+        "launch",
         "load_results",
         "load_study",
         "make_study",
         "pool",
         "power",
+        "propose",
+        "replicate",
+        "report",
         "run_study",
         "status",
+        "work",
     ),
     "library.tokenizers": (
         "TrainedTokenizer",
@@ -249,6 +275,8 @@ _MODULES = {
     "plan": ("Plan",),
     "study.pooling": ("Pooled",),
     "study.power": ("PowerPlan",),
+    "study.preview": ("PlannedReplication", "PlannedStudy"),
+    "study.propose": ("Proposal",),
     "study.side_by_side": ("SideBySide",),
     "study.status": ("StudyStatus",),
     "study.study": ("Study",),

@@ -25,15 +25,7 @@ from tintype.library import kinds
 
 OF_THE_COMMAND_LINE = {"schema": "it describes what commands write, which functions return with a type"}
 NOT_YET = {
-    "ablate",
-    "judge",
-    "launch",
-    "propose",
-    "replicate",
-    "report",
     "serve",
-    "status",
-    "work",
 }
 """Commands that are not made of a function of the library yet. This list only gets shorter."""
 PLAN, RUN, SETTINGS = {"recipe", "set_", "technique"}, {"run", "arm", "arm_seed"}, {"set_"}

@@ -15,21 +15,11 @@ from tintype.terminal import documents
 from tintype.terminal.view import View
 
 
-def _propose() -> Any:
-    from tintype.study.propose import Proposal
-
-    return Proposal | list[Proposal]
-
-
 def _of(type_: Any) -> Callable[[], Any]:
     return lambda: type_
 
 
 TYPES: dict[str, Callable[[], Any]] = {
-    "ablate": _of(documents.Reported),
-    "report": _of(documents.Reported),
-    "replicate": _of(documents.Reported),
-    "propose": _propose,
     "serve": _of(documents.Address),
     "schema": _of(dict[str, Any]),
 }

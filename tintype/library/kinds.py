@@ -23,6 +23,9 @@ AnySource: TypeAlias = Union["Plan", "Run", str, PathLike[str]]
 AnyStudy: TypeAlias = Union["Study", str, PathLike[str]]
 """A study, or what `load_study` takes."""
 
+AnyJobs: TypeAlias = str | int
+"""Runs at a time: a number, or "auto" for as many as fit and raise the throughput."""
+
 Count: TypeAlias = Annotated[int, Ge(1)]
 Seed: TypeAlias = Annotated[int, Ge(0)]
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, overload
 
 from annotated_types import Ge
 
 from tintype.errors import UserError
-from tintype.library.kinds import AnyPath, AnyPlan, AnyRun, AnyStudy, Count
+from tintype.library.kinds import AnyJobs, AnyPath, AnyPlan, AnyRun, AnyStudy, Count
 from tintype.library.plans import check_texts, plan_of
-from tintype.library.runs import deliver, ignore, path_of
+from tintype.library.runs import ignore, path_of
+from tintype.wording import again, option, rendered
 
 if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
-    from tintype.study.lab import StudyProgress
+    from tintype.study.lab import ReplicationPlan, StudyOutcome, StudyProgress
     from tintype.study.pooling import Pooled
     from tintype.study.power import PowerPlan
+    from tintype.study.preview import HeldVerdict, PlannedReplication, PlannedStudy
+    from tintype.study.propose import Proposal
+    from tintype.study.replicate import Claim
     from tintype.study.results import StudyResults
     from tintype.study.runner import Message
     from tintype.study.side_by_side import SideBySide
@@ -29,8 +35,12 @@ if TYPE_CHECKING:
     from tintype.study.study import Study
     from tintype.study.supervisor import Jobs
 
+    OnStudy: TypeAlias = Callable[[Message], None] | StudyProgress
+    """A function that is called while runs train and are scored, or one that shows all that a study reports."""
+
 _STUDY, _RESULTS, _REPORT = "study.yaml", "results.json", "report.html"
 _WATCH_S = 2.0
+NOT_MEASURED = "nothing was measured; run the same command again"
 _BASELINE = "baseline.yaml"
 """The file in a study's folder that has the plan of its baseline."""
 
@@ -43,6 +53,13 @@ class Results:
     """The study's folder."""
     content: StudyResults
     """All that results.json has."""
+    outcome: StudyOutcome | None = field(default=None, compare=False)
+    """The runs of the call that made them; None where it made none."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if runs of the call diverged or failed, else 0."""
+        return int(self.outcome is not None and bool(self.outcome.failed))
 
     def rows(self, primary: bool = False) -> list[dict[str, Any]]:
         """Return a dictionary for each verdict, as `pandas.DataFrame` and `polars.DataFrame` take them.
@@ -186,15 +203,20 @@ def make_study(
     return study_from_document(Document("the study", content), name, baselines={"": plan_of(baseline)})
 
 
-def _calling(on_progress: Callable[[Message], None]) -> StudyProgress:
-    """Return the progress of a study that calls a function; notes go to the log."""
+def _progress(given: OnStudy | None) -> StudyProgress:
+    """Return the progress that calls a function, if it is one; notes go to the log."""
     from tintype.runtime.notes import note as log_note
     from tintype.study.lab import StudyProgress
+
+    if isinstance(given, StudyProgress):
+        return given
+
+    call: Callable[[Message], None] = given or ignore
 
     class Calls(StudyProgress):
         @contextmanager
         def runs(self, total: int, interrupt: Interrupt, doing: str = "study") -> Iterator[Callable[[Message], None]]:
-            yield on_progress
+            yield call
 
         def note(self, text: str) -> None:
             log_note(text)
@@ -202,38 +224,380 @@ def _calling(on_progress: Callable[[Message], None]) -> StudyProgress:
     return Calls()
 
 
+def _results(outcome: StudyOutcome, out: Path, progress: StudyProgress) -> Results:
+    """Return the results of runs that ended; raise what the caller gets of a signal, or why there are none."""
+    done = f"{outcome.done} of {outcome.total} runs are done"
+    if outcome.interrupted:
+        progress.stopped(outcome.signal, f"{done}, those that had begun are saved; {again()} to resume", outcome)
+        raise UserError(f"{out} was interrupted: {done}", f"{again()} to resume")
+    if outcome.signal is not None:
+        progress.stopped(outcome.signal, "", outcome)
+    if outcome.report is None:
+        raise UserError(outcome.no_report)
+    return Results(out, outcome.report.results, outcome)
+
+
+@overload
 def run_study(
     study: AnyStudy,
     out: AnyPath,
-    *,
-    jobs: Jobs = 1,
-    on_progress: Callable[[Message], None] | None = None,
-) -> Results:
-    """Train and score every arm of a study with every seed, in processes of their own, and write its report.
+    *settings: str,
+    arms: Sequence[str] = (),
+    jobs: AnyJobs | None = None,
+    budget: str | None = None,
+    like: AnyPath | None = None,
+    gpu: str = "h200",
+    on_begin: Callable[[PlannedStudy], None] | None = None,
+    on_progress: OnStudy | None = None,
+) -> Results: ...
+@overload
+def run_study(
+    study: AnyStudy,
+    out: AnyPath,
+    *settings: str,
+    arms: Sequence[str] = (),
+    jobs: AnyJobs | None = None,
+    dry_run: bool = False,
+    like: AnyPath | None = None,
+    gpu: str = "h200",
+    prepare: bool = False,
+    on_begin: Callable[[PlannedStudy], None] | None = None,
+    on_progress: OnStudy | None = None,
+) -> Results | PlannedStudy: ...
+def run_study(
+    study: AnyStudy,
+    out: AnyPath,
+    *settings: str,
+    arms: Sequence[str] = (),
+    jobs: AnyJobs | None = None,
+    budget: str | None = None,
+    dry_run: bool = False,
+    like: AnyPath | None = None,
+    gpu: str = "h200",
+    prepare: bool = False,
+    on_begin: Callable[[PlannedStudy], None] | None = None,
+    on_progress: OnStudy | None = None,
+) -> Results | PlannedStudy:
+    """Run a study: every arm with every seed, then the comparison and the report.
 
-    What is done is not done again, so the same call resumes a study that was stopped. Ctrl+C saves what has begun
-    before it raises KeyboardInterrupt.
+    Runs are processes of their own. What is done is not done again, so the same call resumes a study that was stopped.
+    Ctrl+C saves what has begun before it raises KeyboardInterrupt.
 
     Args:
-        study: a study, or what `load_study` takes.
-        out: the study's folder; it is made where it is not there.
-        jobs: runs at a time; "auto" for as many as fit on the GPUs and raise the throughput.
+        study: name of a study, path of a study file, or folder of a study to run again.
+        out: folder to write to.
+        settings: override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]".
+        arms: only this arm (repeatable).
+        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
+            1 on a CPU.
+        budget: time for planned looks, as 45m: a look begins only where it is expected to fit.
+        dry_run: show the arms, the number of runs and their cost, and stop.
+        like: a past study: memory and steps of the same plans are taken from it; if its baseline is the same, the seed
+            spread, and for a dry run the seconds of a run.
+        gpu: kind of GPU that the cost of a run is estimated for: h200, h100, b200, ….
+        prepare: check the study and make its folder for `tintype work`, and stop.
+        on_begin: called with the plan of the study before its first step.
         on_progress: called while runs train and are scored, with `key` (arm and seed), `state`, `share` and more.
+
+    Returns:
+        The results. With `dry_run` or `prepare`, the planned study: its arms, notes, and of a dry run the `cost`.
 
     Raises:
         UserError: the folder holds another study, the study cannot be trained or scored, or no run could be read. A
             single run that diverges or fails raises nothing: see `Results.failed`.
     """
+    from tintype.bench.expect import expected_seconds
     from tintype.study import lab
-    from tintype.study.study import Study
+    from tintype.study.costs import cost_of, parse_duration
+    from tintype.study.estimate import estimate_study
+    from tintype.study.folder import check_folder
+    from tintype.study.preview import PlannedStudy, notes_before
+    from tintype.study.supervisor import most_of, parse_jobs
 
-    resolved = study if isinstance(study, Study) else load_study(study)
-    outcome = lab.run_study(resolved, Path(out), jobs, _calling(on_progress or ignore))
-    deliver(outcome.signal)
-    if outcome.interrupted or outcome.report is None:
-        done = f"{outcome.done} of {outcome.total} runs are done; make the same call to resume"
-        raise UserError(outcome.no_report or f"{out} was interrupted: {done}")
-    return Results(Path(out), outcome.report.results)
+    progress, folder, past = _progress(on_progress), Path(out), None if like is None else Path(like)
+    resolved, wanted = _resolved(study, settings, arms), parse_jobs(jobs)
+    budget_s = None if budget is None else parse_duration(budget)
+    notes = notes_before(resolved, folder, [folder / _RESULTS, *([past] if past else [])])
+    planned = PlannedStudy(resolved, folder, notes, estimate_study(resolved, gpu))
+    (on_begin or ignore)(planned)
+    if dry_run:
+        check_folder(resolved, folder)
+        with progress.phase("estimating the time", NOT_MEASURED):
+            measure = partial(expected_seconds, resolved, planned.estimate.costs)
+            return replace(planned, cost=cost_of(resolved, folder, past, most_of(wanted), measure))
+    if prepare:
+        lab.prepare_study(resolved, folder, progress, progress.argv)
+        return planned
+    outcome = lab.run_study(resolved, folder, wanted, progress, progress.argv, budget_s, past)
+    return _results(outcome, folder, progress)
+
+
+def _resolved(study: AnyStudy, settings: Sequence[str], arms: Sequence[str]) -> Study:
+    from tintype.study.study import Study, choose_arms
+
+    if not isinstance(study, Study):
+        return load_study(study, *settings, arms=arms)
+    if settings:
+        raise UserError(
+            f"{option('set', settings[0])}: this study is made already", "give its settings to load_study or make_study"
+        )
+    return choose_arms(study, arms) if arms else study
+
+
+def report(folder: AnyPath, *, without_data: bool = False, on_progress: OnStudy | None = None) -> Results:
+    """Compare the runs of a study again, and write its report.
+
+    Args:
+        folder: folder of a study.
+        without_data: leave out images and captions of the data, and local paths.
+        on_progress: called as by `run_study`.
+
+    Raises:
+        UserError: the folder holds no study, or none of its runs is finished.
+    """
+    from tintype.study.lab import report_study
+
+    out = study_folder(folder)
+    return Results(out, report_study(out, _progress(on_progress), without_data).results)
+
+
+@dataclass(frozen=True)
+class WorkedRun:
+    """The last state of a run that a worker took."""
+
+    arm: str
+    seed: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Worked:
+    """The runs that the workers of one call took."""
+
+    folder: str
+    runs: list[WorkedRun]
+    spent: bool
+    """Whether the rest is left to a new process: GPU memory ran out in this one, or its GPU failed."""
+
+    @property
+    def done(self) -> int:
+        return sum(run.state == "done" for run in self.runs)
+
+
+def work(
+    folder: AnyPath,
+    *,
+    run: str | None = None,
+    wait: bool = True,
+    expiry: str = "120s",
+    jobs: AnyJobs | None = None,
+    on_progress: OnStudy | None = None,
+) -> Worked:
+    """Run what is left of a study, beside any number of other workers; end when nothing is left.
+
+    Args:
+        folder: folder of a study.
+        run: only this run, by its hash or the beginning of it; also one that failed.
+        wait: wait for the runs of other workers, which may die, and for the next look.
+        expiry: a worker that cannot write for so long loses its run to another; as 120s.
+        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
+            1 on a CPU.
+        on_progress: called as by `run_study`.
+
+    Raises:
+        UserError: the folder holds no study, or it cannot be trained or scored here.
+    """
+    from tintype.study.costs import parse_duration
+    from tintype.study.lab import work_on_study
+    from tintype.study.supervisor import parse_jobs
+
+    out, progress, wanted = study_folder(folder), _progress(on_progress), parse_jobs(jobs)
+    outcome = work_on_study(out, progress, run, wait, parse_duration(expiry), 1 if run is not None else wanted)
+    runs = [WorkedRun(*key, message.state) for key, message in outcome.last.items()]
+    worked = Worked(str(out), runs, outcome.spent)
+    if outcome.signal is not None:
+        done = f"{worked.done} of the {len(runs)} runs that were taken are done"
+        progress.stopped(outcome.signal, f"{done}, what was begun is saved; another worker resumes it")
+    return worked
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Workers that were started."""
+
+    study: str
+    lines: list[str]
+    """A line for each thing that was started or ended."""
+
+
+def launch(
+    folder: AnyPath,
+    *,
+    on: str,
+    workers: Count = 1,
+    gpus_per_worker: Annotated[int, Ge(0)] = 1,
+    jobs: AnyJobs | None = None,
+    time: str | None = None,
+    partition: str = "",
+    address: str = "",
+    on_line: Callable[[str], None] | None = None,
+) -> Launched:
+    """Start workers of a study on other machines, by Slurm, Ray or ssh.
+
+    Args:
+        folder: folder of a study, which all machines share.
+        on: where to start workers: slurm, ray, or ssh:HOST,HOST.
+        workers: workers; with ssh, on each machine.
+        gpus_per_worker: GPUs of each worker.
+        jobs: runs of each worker at a time: a number, or auto; by default auto on a GPU, 1 on a CPU.
+        time: time limit of a worker with slurm, as 4h: it then saves and is queued again.
+        partition: partition of slurm.
+        address: address of a Ray cluster; by default the one that Ray finds, or this machine.
+        on_line: called with a line for each thing that was started or ended; workers of Ray end with this call.
+
+    Raises:
+        UserError: the folder holds no study, or the workers cannot be started.
+    """
+    from tintype.study.costs import parse_duration
+    from tintype.study.launch.choose import choose_launcher
+    from tintype.study.launch.launcher import Crew
+    from tintype.study.supervisor import parse_jobs
+
+    out, time_s = study_folder(folder).resolve(), None if time is None else parse_duration(time)
+    launcher = choose_launcher(on, address)
+    if not (out / _STUDY).is_file():
+        raise UserError(f"{out} holds no study", "`tintype ablate STUDY --out DIR --prepare` makes one to work on")
+    if jobs:
+        parse_jobs(jobs)
+    lines: list[str] = []
+    for line in launcher.launch(Crew(out, workers, gpus_per_worker, time_s, partition, str(jobs or ""))):
+        (on_line or ignore)(line)
+        lines.append(line)
+    return Launched(str(out), lines)
+
+
+def replicate(
+    folder: AnyPath,
+    *,
+    seeds: Annotated[int, Ge(2)] = 10,
+    jobs: AnyJobs | None = None,
+    from_: AnyPath | None = None,
+    dry_run: bool = False,
+    on_progress: OnStudy | None = None,
+) -> Results | PlannedReplication:
+    """Hold each verdict of a study against fresh seeds: it holds, is open, or is contradicted.
+
+    Args:
+        folder: folder of a study.
+        seeds: fresh seeds for each arm with a verdict, and for the baseline.
+        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
+            1 on a CPU.
+        from_: run nothing: take the fresh runs of this finished study of the same plans (the number of seeds does not
+            count).
+        dry_run: show the verdicts, the number of fresh runs and their time, and stop.
+        on_progress: called as by `run_study`.
+
+    Returns:
+        The results of the study with what fresh seeds show, or the plan of a dry run.
+
+    Raises:
+        UserError: the study has no verdict, or was replicated before with other seeds.
+    """
+    from tintype.study import lab
+    from tintype.study.preview import PlannedReplication
+    from tintype.study.supervisor import parse_jobs
+
+    out, progress = study_folder(folder), _progress(on_progress)
+    if from_ is not None:
+        if dry_run:
+            found = lab.plan_replication_from(out, Path(from_), progress)
+            arms = [arm.label for arm in found.fresh.study.arms]
+            return PlannedReplication(found.fresh.seeds, arms, _held(found.claims, found.results), source=found.source)
+        return Results(out, lab.replicate_from(out, Path(from_), progress, progress.argv).results)
+    wanted = parse_jobs(jobs)
+    if dry_run:
+        return _planned_replication(lab.plan_replication(out, seeds, progress), wanted, progress)
+    return _results(lab.replicate_study(out, seeds, wanted, progress, progress.argv), out, progress)
+
+
+def _planned_replication(planned: ReplicationPlan, jobs: Jobs, progress: StudyProgress) -> PlannedReplication:
+    from tintype.bench.expect import expected_seconds
+    from tintype.study.costs import cost_of, seconds_here
+    from tintype.study.preview import PlannedReplication
+    from tintype.study.supervisor import most_of
+
+    tuned = planned.study.settings.model_copy(update={"tune": {}})  # the study's own choices are used
+    fresh = replace(planned.study, settings=tuned)
+    with progress.phase("estimating the time", NOT_MEASURED):
+        cost = cost_of(
+            fresh, planned.folder, None, most_of(jobs), lambda: seconds_here(planned.results) or expected_seconds(fresh)
+        )
+    arms = [arm.label for arm in planned.study.arms]
+    return PlannedReplication(planned.seeds, arms, _held(planned.claims, planned.results), cost)
+
+
+def _held(claims: Sequence[Claim], results: StudyResults) -> list[HeldVerdict]:
+    from tintype.study.preview import HeldVerdict
+
+    labels = {metric.name: metric.label for metric in results.metrics}
+    return [HeldVerdict(one.arm, one.metric, labels[one.metric], one.verdict) for one in claims]
+
+
+@overload
+def propose(folder: AnyPath, *, arm: None = None) -> list[Proposal]: ...
+@overload
+def propose(
+    folder: AnyPath,
+    *,
+    arm: str,
+    jobs: AnyJobs | None = None,
+    budget: str | None = None,
+    looks: str | None = None,
+    dry_run: bool = False,
+    on_progress: OnStudy | None = None,
+) -> Proposal: ...
+def propose(
+    folder: AnyPath,
+    *,
+    arm: str | None = None,
+    jobs: AnyJobs | None = None,
+    budget: str | None = None,
+    looks: str | None = None,
+    dry_run: bool = False,
+    on_progress: OnStudy | None = None,
+) -> Proposal | list[Proposal]:
+    """Propose one more arm to a study: run the seeds that it needs, and answer keep, drop or more seeds needed.
+
+    Args:
+        folder: folder of a study that was run.
+        arm: what to try: NAME=PARTS, the parts techniques or key.path=value, joined by ' + '. Without it, list all
+            proposals.
+        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
+            1 on a CPU.
+        budget: time that this may take, as 45m: a look begins only where it is expected to fit.
+        looks: seeds at each look, as 4,8,16; with the first proposal to a study only.
+        dry_run: show what it would take and spend, and stop.
+        on_progress: called as by `run_study`.
+
+    Returns:
+        The `answer` with its `reason` and `comparisons`, or without an arm all proposals, oldest first.
+
+    Raises:
+        UserError: the study has no baseline to compare with, or the arm changes nothing or has a name that is taken.
+    """
+    from tintype.study.costs import parse_duration
+    from tintype.study.propose import parse_arm, parse_looks, proposals, propose
+    from tintype.study.supervisor import parse_jobs
+
+    out, progress = study_folder(folder), _progress(on_progress)
+    if arm is None:
+        return proposals(out)
+    wanted, budget_s = parse_jobs(jobs), None if budget is None else parse_duration(budget)
+    argv = progress.argv or ["tintype", "propose", str(out), *shlex.split(rendered(option("arm", arm)))]
+    found = propose(out, parse_arm(arm), wanted, progress, argv, budget_s, parse_looks(looks), dry_run)
+    if found.signal is not None:
+        progress.stopped(found.signal, f"the runs that had begun are saved, and the proposal stays open; {again()}")
+    return found
 
 
 def load_results(path: AnyPath) -> Results:

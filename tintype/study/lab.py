@@ -117,6 +117,9 @@ class StudyOutcome:
 class StudyProgress:
     """Receives what a study reports while it works. This one shows nothing; `terminal/` has one that does."""
 
+    argv: Sequence[str] = ()
+    """The command line as it was given, for the report; empty where no command was given."""
+
     def phase(self, doing: str, kept: str) -> AbstractContextManager[Callable[[str], None]]:
         """Enclose a part of the work; call the value to name the next part.
 
@@ -132,6 +135,15 @@ class StudyProgress:
 
     def note(self, text: str) -> None:
         """Report something that the user should know and that stops nothing."""
+
+    def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
+        """End the call after a signal came; this one raises the signal again.
+
+        `kept` says what is saved and how to resume, and is empty if nothing was left to do. `number` is None if only
+        workers got the signal.
+        """
+        if number is not None:
+            signal.raise_signal(signal.Signals(number))
 
 
 SILENT = StudyProgress()

@@ -83,6 +83,19 @@ def parse_arm(text: str) -> ArmSettings:
     return parse(ArmSettings, Document(option("arm", name), {"name": name, **changes}))
 
 
+def parse_looks(text: str | None) -> SeedPlan | None:
+    """Return the plan of looks of growing numbers of seeds, as `4,8,16`."""
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(one) for one in text.split(","))
+        return SeedPlan(first=counts[0], most=counts[-1], looks=counts)
+    except ValueError:
+        raise UserError(
+            f"{option('looks', text)} is not a plan of looks", "give growing numbers of seeds from 2 on, as 4,8,16"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Judgement:
     """Answer of one look at a proposal."""
@@ -181,6 +194,11 @@ class Proposal(BaseModel):
     """Hash of the ledger's last line. A later ledger that has no such line was changed."""
     signal: int | None = None
     """The signal that stopped this command, if one did."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if runs failed, else 0."""
+        return int(bool(self.failed))
 
     @property
     def words(self) -> str:

@@ -84,10 +84,11 @@ Jobs = int | Literal["auto"]
 """Workers of a command: a number, or as many as raise the throughput."""
 
 
-def parse_jobs(text: str | None) -> Jobs:
-    """Read `--jobs`: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
-    if text is None:
+def parse_jobs(given: str | int | None) -> Jobs:
+    """Read how many runs are made at a time: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
+    if given is None:
         return "auto" if choose_device("auto").type == "cuda" else 1
+    text = str(given)
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:

@@ -11,13 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tintype.cost.memory import EXACT, Peak, peak_of, reserved
-from tintype.cost.plan import GPUS, PlanCost, Speed, cost_of_plan, estimated_speed
-from tintype.errors import UserError
+from tintype.cost.memory import EXACT, Peak, reserved
+from tintype.cost.plan import GPUS, PlanCost
 from tintype.page import numerals
-from tintype.plan import Plan
 from tintype.runtime.pools import CONTEXT_BYTES
-from tintype.study.study import Study
+from tintype.study.estimate import ArmEstimate, StudyEstimate
 from tintype.terminal import documents
 from tintype.terminal.lines import say, say_note
 from tintype.terminal.progress import Progress
@@ -171,74 +169,61 @@ def _days(days: float) -> str:
     return f"{days:,.3g} days" if days >= 1 else numerals.duration(days * 86_400)
 
 
-def show_study_cost(study: Study, console: Console, gpu: str) -> dict[str, PlanCost]:
-    """Print what a run of each arm costs on one GPU, and all runs together, by the estimate of `plan cost`.
+def show_study_cost(found: StudyEstimate, console: Console) -> None:
+    """Print what a run of each arm costs on one GPU, and all runs together.
 
     Each arm has its own peak of memory; that of the first arm is given by part. A study that is not meant for a GPU
-    has one line, without time, and notes on what is not counted. Return the costs that were counted, by the arm's
-    label.
+    has one line, without time, and notes on what is not counted.
     """
-    speed = estimated_speed(gpu)
-    baseline = study.arms[0].plans[0]
-    if not baseline.model.compile:
-        found = _cost_or_reason(baseline, speed)
-        if isinstance(found, PlanCost):
-            count, step = numerals.count(found.trained), _flop(found.step_flops)
+    missing = [text for one in found.arms for text in one.cost.missing]
+    if not found.for_gpu:
+        for one in found.arms:
+            count, step = numerals.count(one.cost.trained), _flop(one.cost.step_flops)
             say(console, f"a run of the baseline: {count} trained parameters, {step} a step")
-        for text in (found,) if isinstance(found, str) else found.missing:
-            say_note(console, f"not counted: {text}")
-        return {study.arms[0].label: found} if isinstance(found, PlanCost) else {}
-    heads = ("trained", "a step", "images/s", "train\nGiB", "score\nGiB", "GPU\ntime")
-    numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
-    table = Table(Column("arm", min_width=10), *numbers, title=escape(f"Estimated cost of a run on one {gpu}"))
-    runs, hours, missing, first = 0, 0.0, list[str](), None
-    uncounted: dict[str, list[str]] = {}
-    unknown: dict[str, list[str]] = {}
-    counted: dict[str, PlanCost] = {}
-    shared: dict[str, int] = {}
-    for arm in study.arms:
-        cost = _cost_or_reason(arm.plans[0], speed)
-        if isinstance(cost, str):
-            uncounted.setdefault(cost, []).append(arm.label)
-            continue
-        counted[arm.label] = cost
-        missing += cost.missing
-        runs += len(arm.plans)
-        hours += len(arm.plans) * cost.gpu_hours
-        row = (numerals.count(cost.trained), _flop(cost.step_flops), numerals.significant(cost.images_per_s))
-        along = study.along(arm.plans[0])
-        peak = peak_of(arm.plans[0], study.settings.evaluation, along.protocol if along else None)
-        shared |= peak.shared_host
-        unknown.update({text: [*unknown.get(text, []), arm.label] for text in peak.missing})
-        gib = [f"{size / _GIB:,.1f}" for size in (peak.training_bytes, peak.scoring_bytes)]
-        table.add_row(
-            escape(arm.label), *row, *(gib if peak.known else [f"> {one}" for one in gib]), _days(cost.gpu_hours / 24)
-        )
-        first = first or (peak, cost.largest_micro_batch, arm.label)
-    if first is not None:
-        console.print(table)
-        which = "these" if uncounted else "all"
-        say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {speed.words}; without scoring")
-        say(console, "a caption counts as text.max_tokens tokens, an upper bound")
-        peak, images, label = first
-        _show_peak(replace(peak, shared_host={}, missing=()), console, gpu, images, f"memory of a GPU, {label}")
-        _show_host(shared, console)
-        for text, arms in unknown.items():
-            say_note(console, f"memory that is not counted: {text} ({', '.join(arms)})")
-    missing += [f"{', '.join(arms)}: {reason}" for reason, arms in uncounted.items()]
+        missing += found.uncounted
+    else:
+        _show_arms(found, console)
+        missing += [f"{', '.join(arms)}: {reason}" for reason, arms in found.uncounted.items()]
     for text in dict.fromkeys(missing):
         say_note(console, f"not counted: {text}")
-    return counted
+
+
+def _show_arms(found: StudyEstimate, console: Console) -> None:
+    """Print a row for each arm, and the memory of the first by part."""
+    heads = ("trained", "a step", "images/s", "train\nGiB", "score\nGiB", "GPU\ntime")
+    numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
+    table = Table(Column("arm", min_width=10), *numbers, title=escape(f"Estimated cost of a run on one {found.gpu}"))
+    unknown: dict[str, list[str]] = {}
+    shared: dict[str, int] = {}
+    first: tuple[Peak, ArmEstimate] | None = None
+    for one in found.arms:
+        cost, peak = one.cost, one.peak
+        if peak is None:
+            continue
+        first = first or (peak, one)
+        row = (numerals.count(cost.trained), _flop(cost.step_flops), numerals.significant(cost.images_per_s))
+        shared |= peak.shared_host
+        unknown.update({text: [*unknown.get(text, []), one.arm] for text in peak.missing})
+        gib = [f"{size / _GIB:,.1f}" for size in (peak.training_bytes, peak.scoring_bytes)]
+        table.add_row(
+            escape(one.arm), *row, *(gib if peak.known else [f"> {size}" for size in gib]), _days(cost.gpu_hours / 24)
+        )
+    if first is None:
+        return
+    console.print(table)
+    which = "these" if found.uncounted else "all"
+    runs, hours = sum(one.runs for one in found.arms), sum(one.runs * one.cost.gpu_hours for one in found.arms)
+    say(console, f"{which} {runs} runs: {_gpu_time(hours)}, {found.speed.words}; without scoring")
+    say(console, "a caption counts as text.max_tokens tokens, an upper bound")
+    peak, one = first
+    alone = replace(peak, shared_host={}, missing=())
+    _show_peak(alone, console, found.gpu, one.cost.largest_micro_batch, f"memory of a GPU, {one.arm}")
+    _show_host(shared, console)
+    for text, arms in unknown.items():
+        say_note(console, f"memory that is not counted: {text} ({', '.join(arms)})")
 
 
 def _gpu_time(hours: float) -> str:
     if hours >= 100:
         return f"{hours:,.0f} GPU-hours"
     return f"{hours:,.3g} GPU-hours" if hours >= 1 else f"{60 * hours:,.2g} GPU-minutes"
-
-
-def _cost_or_reason(plan: Plan, speed: Speed) -> PlanCost | str:
-    try:
-        return cost_of_plan(plan, speed)
-    except UserError as error:
-        return str(error).splitlines()[0]

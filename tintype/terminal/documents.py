@@ -73,14 +73,6 @@ class CostRow(_Open):
     host_bytes: int
 
 
-class MixedRow(_Open):
-    """An arm that is better on some primary metrics and worse on others."""
-
-    arm: str
-    better: list[str]
-    worse: list[str]
-
-
 class PriorityRow(_Open):
     """An arm, or the baseline, on one primary metric. Gains are shares of the baseline's mean; more is better."""
 
@@ -109,20 +101,34 @@ class PriorityRow(_Open):
     """Plans that are shown better and are no dearer."""
 
 
-class Reported(Usual):
-    report: str | None = None
-    """Path of the report; None where there is none, which `no_report` explains."""
-    results: str | None = None
-    verdicts: list[VerdictRow] = []
-    costs: list[CostRow] = []
+class Reported(_Open):
+    report: str
+    """Path of the report."""
+    results: str
+    verdicts: list[VerdictRow]
+    notes: list[dict[str, Any]]
+    """Remarks on the verdicts, each with its `kind` and `text`."""
+    costs: list[CostRow]
     """Arms of which something was measured alone on a GPU."""
-    mixed: list[MixedRow] = []
-    priority: list[PriorityRow] = []
+    priority: list[PriorityRow]
     """Order in which to adopt arms, by primary metric: those on the front first."""
+
+
+class Ran(Reported):
     done: int | None = None
+    """Runs of this command; None where it took those of a finished study."""
     total: int | None = None
     failed: list[str] = []
-    cost: dict[str, Any] | None = None
+    left: str = ""
+    """The look that did not fit into the budget; empty where all were made."""
+
+
+class Planned(_Open):
+    folder: str
+    arms: list[dict[str, Any]]
+    """Each arm with its `changes`: value before and after, by dotted key."""
+    notes: list[dict[str, Any]]
+    cost: dict[str, Any] | None
     """With --dry-run: runs and seconds."""
 
 

@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.errors import UserError
 from tintype.page.numerals import significant
-from tintype.study.costs import parse_duration
 from tintype.study.ledger import ERROR, left_after
-from tintype.study.looks import SeedPlan
-from tintype.study.propose import Proposal, parse_arm, propose
-from tintype.study.supervisor import Jobs
-from tintype.terminal.interrupts import leave
+from tintype.study.propose import Proposal
 from tintype.terminal.lines import say, say_note
 from tintype.terminal.studies import ShownProgress
+from tintype.terminal.view import View
 
 _STYLE = {"keep": "green", "drop": "red"}
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of one proposal, as they were given."""
+class Answers(View[Proposal | list[Proposal]]):
+    """The progress of a proposal's runs and its answer, or the list of all proposals."""
 
-    arm: str
-    budget: str | None = None
-    looks: str | None = None
-    dry_run: bool = False
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the runs under way."""
+        yield {"on_progress": ShownProgress(self.lines)}
 
-
-def propose_with_progress(
-    out: Path, options: Options, jobs: Jobs, console: Console, argv: Sequence[str] = ()
-) -> Proposal:
-    """Judge a proposal and show the progress of its runs."""
-    budget_s = None if options.budget is None else parse_duration(options.budget)
-    arm, looks = parse_arm(options.arm), _looks(options.looks)
-    found = propose(out, arm, jobs, ShownProgress(console), argv, budget_s, looks, options.dry_run)
-    if found.signal is not None:
-        leave(
-            found.signal, "the runs that had begun are saved, and the proposal stays open; run the same command again"
-        )
-    return found
-
-
-def _looks(text: str | None) -> SeedPlan | None:
-    if text is None:
-        return None
-    try:
-        counts = tuple(int(one) for one in text.split(","))
-        return SeedPlan(first=counts[0], most=counts[-1], looks=counts)
-    except ValueError:
-        raise UserError(
-            f"--looks {text} is not a plan of looks", "give growing numbers of seeds from 2 on, as 4,8,16"
-        ) from None
+    def show(self, result: Proposal | list[Proposal]) -> None:
+        if isinstance(result, list):
+            show_proposals(result, self.console)
+        else:
+            show_proposal(result, self.console)
 
 
 def show_proposal(found: Proposal, console: Console) -> None:

@@ -7,46 +7,25 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.bench.expect import expected_seconds
-from tintype.errors import UserError
-from tintype.evaluation.protocol import definitions
-from tintype.metrics.table import TRAINING_METRICS
+from tintype.library.studies import Launched, Results, Worked
 from tintype.runtime.interrupt import Interrupt
-from tintype.settings import plain
-from tintype.study.bank import read_bank, serve, take_bank
-from tintype.study.costs import Cost, cost_of, minutes, seconds_here
-from tintype.study.lab import (
-    StudyOutcome,
-    StudyProgress,
-    StudyReport,
-    missing_files,
-    plan_replication,
-    plan_replication_from,
-    prepare_study,
-    replicate_from,
-    replicate_study,
-    report_study,
-    run_study,
-    work_on_study,
-)
-from tintype.study.launch.launcher import Crew, Launcher
+from tintype.study.costs import Cost, minutes
+from tintype.study.lab import StudyOutcome, StudyProgress
 from tintype.study.looks import DECIDED, SeedPlan, listed_seeds
 from tintype.study.numbers import compared_mean, primary_metrics, token_counts
-from tintype.study.priority import priorities
-from tintype.study.prompts import one_kind_note, reads_other_captions
-from tintype.study.replicate import Claim
+from tintype.study.preview import PlannedReplication, PlannedStudy
 from tintype.study.report import priority
 from tintype.study.report.findings import (
     REPLICATION_HEADS,
-    cost_rows,
     effects_at_ends,
     memory_words,
     replication_rows,
@@ -55,158 +34,174 @@ from tintype.study.report.findings import (
 from tintype.study.results import Arm, StudyResults
 from tintype.study.rows import TOO_FEW_SEEDS, Row
 from tintype.study.runner import ENDED, Message
-from tintype.study.search import range_of, words_of
 from tintype.study.study import ArmPlan, Study
-from tintype.study.supervisor import Jobs, most_of, parse_jobs
-from tintype.terminal.answers import answer
+from tintype.terminal import documents
+from tintype.terminal.costs import show_study_cost
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import VERDICT_STYLE, number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
+from tintype.terminal.view import View
 from tintype.wording import rendered
 
 
-def run_with_progress(
-    study: Study,
-    out: Path,
-    jobs: Jobs,
-    console: Console,
-    argv: Sequence[str] = (),
-    budget_s: float | None = None,
-    like: Path | None = None,
-) -> int:
-    """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
-    return _show_outcome(run_study(study, out, jobs, ShownProgress(console), argv, budget_s, like), console)
+class Verdicts(View[Results]):
+    """The progress of a study, and its verdicts."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the runs under way."""
+        yield {"on_progress": ShownProgress(self.lines)}
+
+    def show(self, result: Results) -> None:
+        show_report(result.content, result.report, self.console)
+        if self.given.get("without_data"):
+            say_note(
+                self.console,
+                "report.* and results.* are without images and captions of the data, and without paths of this "
+                f"machine; {result.path / 'real'} and {result.path / 'runs'} still have them, study.yaml and the "
+                "baselines still name paths",
+            )
+
+    def document(self, result: Results) -> documents.Reported:
+        return documents.Reported.model_validate(_reported(result))
 
 
-def replicate_with_progress(out: Path, seeds: int, jobs: Jobs, console: Console, argv: Sequence[str] = ()) -> int:
-    """Replicate a study's verdicts and show what fresh seeds say of them. Return the exit code."""
-    return _show_outcome(replicate_study(out, seeds, jobs, ShownProgress(console), argv), console)
+class Ablation(View[Results | PlannedStudy]):
+    """The arms and notes of a study before its first step, the progress of its runs, and its verdicts."""
 
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the plan, then the runs under way."""
+        yield {"on_begin": self._begin, "on_progress": ShownProgress(self.lines)}
 
-def replicate_from_with_progress(
-    out: Path, other: Path, dry_run: bool, console: Console, argv: Sequence[str] = ()
-) -> None:
-    """Hold a study's verdicts against the runs of a finished one, and show what they say; or, dry, which they are."""
-    progress = ShownProgress(console)
-    if not dry_run:
-        show_report(replicate_from(out, other, progress, argv), console)
-        return
-    planned = plan_replication_from(out, other, progress)
-    _show_claims(planned.fresh.seeds, planned.claims, planned.results, console)
-    arms = "; ".join(arm.label for arm in planned.fresh.study.arms)
-    say(console, f"fresh seeds of {planned.source}: {listed_seeds(planned.fresh.seeds)}, for {arms}; nothing is run")
+    def _begin(self, planned: PlannedStudy) -> None:
+        show_arms(planned.study, self.lines)
+        for note in planned.notes:
+            say(self.lines, f"{'warning' if note.warns else 'note'}: {note.text}", "yellow")
+        show_study_cost(planned.estimate, self.lines)
 
+    def show(self, result: Results | PlannedStudy) -> None:
+        if not isinstance(result, PlannedStudy):
+            _show_results(result, self.console)
+        elif result.cost is not None:
+            show_cost(result.cost, self.console)
+        else:
+            work = f"`tintype work {quote(str(result.folder))}`"
+            say(self.console, f"{result.folder} is ready: start any number of {work}, here or on other machines")
 
-def _show_claims(seeds: list[int], claims: Sequence[Claim], results: StudyResults, console: Console) -> None:
-    """Show the verdicts that fresh seeds will hold or not."""
-    answer(seeds=seeds, claims=[{"arm": one.arm, "metric": one.metric, "verdict": one.verdict} for one in claims])
-    labels = {metric.name: metric.label for metric in results.metrics}
-    table = Table("arm", "metric", "verdict to hold against fresh seeds")
-    for claim in claims:
-        table.add_row(escape(claim.arm), escape(labels[claim.metric]), claim.verdict)
-    console.print(table)
-
-
-def show_replication(out: Path, seeds: int, jobs: Jobs, console: Console) -> None:
-    """Show the verdicts that a replication would hold against fresh seeds, and what its runs take."""
-    planned = plan_replication(out, seeds, ShownProgress(console))
-    _show_claims(planned.seeds, planned.claims, planned.results, console)
-    say(
-        console, f"fresh seeds: {listed_seeds(planned.seeds)}, for {'; '.join(arm.label for arm in planned.study.arms)}"
-    )
-    tuned = planned.study.settings.model_copy(update={"tune": {}})  # the study's own choices are used
-    fresh = replace(planned.study, settings=tuned)
-    with Progress("estimating the time", kept="nothing was measured; run the same command again"):
-        cost = cost_of(
-            fresh, planned.folder, None, most_of(jobs), lambda: seconds_here(planned.results) or expected_seconds(fresh)
+    def document(self, result: Results | PlannedStudy) -> documents.Ran | documents.Planned:
+        if not isinstance(result, PlannedStudy):
+            return _ran(result)
+        return documents.Planned(
+            folder=str(result.folder),
+            arms=[{"arm": arm.label, "changes": arm.decisions} for arm in result.study.arms],
+            notes=[note.data for note in result.notes],
+            cost=None if result.cost is None else asdict(result.cost),
         )
-    show_cost(cost, console)
 
 
-def prepare_with_progress(study: Study, out: Path, console: Console, argv: Sequence[str] = ()) -> None:
-    """Make the folder of a study for workers, and say how they are started."""
-    prepare_study(study, out, ShownProgress(console), argv)
-    say(console, f"{out} is ready: start any number of `tintype work {quote(str(out))}`, here or on other machines")
+class Replication(View[Results | PlannedReplication]):
+    """The verdicts that are held against fresh seeds, the progress of these, and what they show."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the runs under way."""
+        yield {"on_progress": ShownProgress(self.lines)}
+
+    def show(self, result: Results | PlannedReplication) -> None:
+        if isinstance(result, Results):
+            _show_results(result, self.console)
+            return
+        cells = [[one.arm, one.label, one.verdict] for one in result.claims]
+        _show_table("", ("arm", "metric", "verdict to hold against fresh seeds"), cells, self.console)
+        of, end = (f" of {result.source}", "; nothing is run") if result.source else ("", "")
+        say(self.console, f"fresh seeds{of}: {listed_seeds(result.seeds)}, for {'; '.join(result.arms)}{end}")
+        if result.cost is not None:
+            show_cost(result.cost, self.console)
+
+    def document(self, result: Results | PlannedReplication) -> documents.Ran | PlannedReplication:
+        return _ran(result) if isinstance(result, Results) else result
 
 
-def work_with_progress(
-    out: Path, console: Console, run: str | None, wait: bool, expiry_s: float, jobs: Jobs = 1
-) -> None:
-    """Work on a study and show the progress of the runs that its workers take."""
-    jobs = 1 if run is not None else jobs
-    outcome = work_on_study(out, ShownProgress(console), run, wait, expiry_s, jobs)
-    who = "this worker" if jobs == 1 else "these workers"
-    done = f"{outcome.done} of the {len(outcome.last)} runs that {who} took are done"
-    if outcome.signal is None and outcome.spent:
-        say(console, f"{done}; the GPU failed or its memory ran out, so the worker starts again in a new process")
-        os.execv(sys.executable, [sys.executable, "-m", "tintype", *sys.argv[1:]])
-    if outcome.signal is not None:
-        leave(signal.SIGTERM, f"{done}, what it had begun is saved; another worker resumes it")
-    say(console, f"{done}; `tintype status {quote(str(out))}` shows all" if outcome.last else "nothing is left")
+class Workers(View[Worked]):
+    """The progress of the runs that the workers take."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show the runs under way."""
+        yield {"on_progress": ShownProgress(self.lines, signal.SIGTERM)}
+
+    def finish(self, result: Worked) -> None:
+        if result.spent:
+            why = "the GPU failed or its memory ran out, so the worker starts again in a new process"
+            say(self.lines, f"{_taken(result)}; {why}")
+            os.execv(sys.executable, [sys.executable, "-m", "tintype", *sys.argv[1:]])
+        super().finish(result)
+
+    def show(self, result: Worked) -> None:
+        follow = f"`tintype status {quote(result.folder)}` shows all"
+        say(self.console, f"{_taken(result)}; {follow}" if result.runs else "nothing is left")
 
 
-def launch_workers(crew: Crew, launcher: Launcher, console: Console) -> None:
-    """Start workers elsewhere, and say what was started and how to follow it."""
-    _check_folder(crew.study)
-    if crew.jobs:
-        parse_jobs(crew.jobs)
-    for line in launcher.launch(crew):
-        say(console, line)
-    say(console, f"`tintype status {quote(str(crew.study))} --watch` shows how far they are")
+def _taken(result: Worked) -> str:
+    return f"{result.done} of the {len(result.runs)} runs that were taken here are done"
 
 
-def _check_folder(out: Path) -> None:
-    if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study", "`tintype ablate STUDY --out DIR --prepare` makes one to work on")
+class Launch(View[Launched]):
+    """Lines on the workers that were started elsewhere, and how to follow them."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Show each line as it comes: workers of Ray end with the command."""
+        yield {"on_line": lambda line: say(self.lines, line)}
+
+    def show(self, result: Launched) -> None:
+        say(self.console, f"`tintype status {quote(result.study)} --watch` shows how far they are")
 
 
-def _show_outcome(outcome: StudyOutcome, console: Console) -> int:
-    failed = [
-        f"{arm}, seed {seed}: {message.state}"
-        for (arm, seed), message in outcome.last.items()
-        if message in outcome.failed
-    ]
-    answer(done=outcome.done, total=outcome.total, failed=failed, no_report=outcome.no_report, left=outcome.left)
-    if outcome.report is None:
-        say(console, f"no report: {outcome.no_report}", "yellow")
-    else:
-        show_report(outcome.report, console)
-    if outcome.left:
-        say(console, f"{outcome.left}; run the same command with a larger --budget, or none, to go on", "yellow")
-    if outcome.interrupted:
-        kept = f"{outcome.done} of {outcome.total} runs are done, those that had begun are saved"
-        leave(outcome.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
-    return 1 if outcome.failed else 0
+def _reported(result: Results) -> dict[str, Any]:
+    page = result.report.resolve()
+    return {
+        "report": str(page),
+        "results": str(page.with_name("results.json")),
+        "verdicts": result.rows(),
+        "notes": [note.data for note in result.content.notes()],
+        "costs": result.costs(),
+        "priority": result.priority(),
+    }
 
 
-def report_with_progress(out: Path, console: Console, without_data: bool = False) -> None:
-    """Write a study's report again and show its verdicts."""
-    show_report(report_study(out, ShownProgress(console), without_data), console)
-    if without_data:
-        say_note(
+def _ran(result: Results) -> documents.Ran:
+    runs = {} if result.outcome is None else _counts(result.outcome)
+    return documents.Ran.model_validate({**_reported(result), **runs})
+
+
+def _counts(outcome: StudyOutcome) -> dict[str, Any]:
+    failed = [f"{one.key[0]}, seed {one.key[1]}: {one.state}" for one in outcome.failed]
+    return {"done": outcome.done, "total": outcome.total, "failed": failed, "left": outcome.left}
+
+
+def _show_results(result: Results, console: Console) -> None:
+    show_report(result.content, result.report, console)
+    if result.outcome is not None and result.outcome.left:
+        say(
             console,
-            "report.* and results.* are without images and captions of the data, and without paths of this machine; "
-            f"{out / 'real'} and {out / 'runs'} still have them, study.yaml and the baselines still name paths",
+            f"{result.outcome.left}; run the same command with a larger --budget, or none, to go on",
+            "yellow",
         )
 
 
-def show_report(report: StudyReport, console: Console) -> None:
-    page, results = report.page.resolve(), report.results
-    answer(
-        report=str(page),
-        results=str(page.with_name("results.json")),
-        verdicts=[row.data for row in results.rows()],
-        notes=[note.data for note in results.notes()],
-        costs=cost_rows(results),
-        priority=[row.row for row in priorities(results)],
-    )
+def show_report(results: StudyResults, page: Path, console: Console) -> None:
     show_verdicts(results, console)
-    say(console, f"report: {page}")
+    say(console, f"report: {page.resolve()}")
 
 
 class ShownProgress(StudyProgress):
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    """Shows what a study reports. `ends_by` replaces the signal in the exit code of a command that was stopped."""
+
+    def __init__(self, console: Console, ends_by: int | None = None) -> None:
+        self._console, self._ends_by = console, ends_by
+        self.argv = ["tintype", *sys.argv[1:]]
 
     @contextmanager
     def phase(self, doing: str, kept: str) -> Iterator[Callable[[str], None]]:
@@ -224,6 +219,16 @@ class ShownProgress(StudyProgress):
     def note(self, text: str) -> None:
         say(progress_console, f"note: {rendered(text)}")
 
+    def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
+        """Show what is done, and end the command if something is left."""
+        if not kept:
+            return
+        if outcome is not None and outcome.report is not None:
+            show_report(outcome.report.results, outcome.report.page, self._console)
+        elif outcome is not None:
+            say(self._console, f"no report: {outcome.no_report}", "yellow")
+        leave(self._ends_by or number or signal.SIGTERM, rendered(kept))
+
 
 def show_arms(study: Study, console: Console) -> None:
     """Show the resolved diff of every arm, before the first step."""
@@ -239,81 +244,6 @@ def show_arms(study: Study, console: Console) -> None:
         where = [_where(arm)] if first else []
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
-    if pairs := [f"{first.label} against {second.label}" for first, second in study.declared()]:
-        say_note(console, f"compared with each other too: {'; '.join(pairs)}")
-    if study.settings.tune:
-        say_note(console, _tuning_words(study))
-    others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
-    protocol = study.settings.evaluation
-    if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
-        say_note(console, note)
-    if note := _copies_note(study):
-        say_note(console, note)
-    _show_warnings(study, console)
-    for note in (*study.notes, *missing_files(study)):
-        say_note(console, note)
-
-
-def show_bank(study: Study, out: Path, console: Console) -> None:
-    """Say how many stored runs will serve a study, before its first step; nothing where it names none."""
-    if not study.settings.analysis.bank:
-        return
-    if (bank := read_bank(out) or take_bank(study)) is None:
-        return
-    served = serve(bank, study, {}, {})
-    count, devices = sum(map(len, served.runs.values())), {run.device for one in bank.sources for run in one.runs}
-    left = [*served.left_out, *(f"of {one.study}, {words}" for one in bank.sources for words in one.left_out)]
-    where = f", made on {' and '.join(sorted(filter(None, devices)))}" if any(devices) else ""
-    without = f" Without: {'; '.join(left)}." if left else ""
-    say_note(
-        console,
-        f"{count} stored runs of the baseline will serve, from {', '.join(one.study for one in bank.sources)}{where}; "
-        f"in each metric where the study's own runs on that kind of device agree with them.{without}",
-    )
-    if not any(arm.role == "control" for arm in study.arms):
-        say_note(
-            console,
-            "stored runs are checked against the study's own runs of the baseline, and a control doubles these: "
-            "without one, stored runs that differ are often missed",
-        )
-
-
-def _copies_note(study: Study) -> str:
-    """Return a note where arms are fine-tuned and no metric looks for copies of their training images; else ''."""
-    protocol = study.settings.evaluation
-    tuned = [arm.label for arm in study.arms if arm.plans[0].start is not None]
-    if not tuned or protocol.reads_training_images:
-        return ""
-    return (
-        f"Copies of training images are not measured, though {', '.join(tuned)} may learn few images by heart: "
-        f'--set "evaluation.metrics=[{",".join([*protocol.metrics, *TRAINING_METRICS])}]"'
-    )
-
-
-def _show_warnings(study: Study, console: Console) -> None:
-    """Print each warning of the arms' plans once, after the names of its arms."""
-    about: dict[str, list[str]] = {}
-    for arm in study.arms:
-        for text in arm.plans[0].warnings:
-            about.setdefault(text, []).append(arm.label)
-    for text, arms in about.items():
-        names = ", ".join(arms) if len(arms) < len(study.arms) else "all arms"
-        say(console, f"warning: {names}: {text}", "yellow")
-
-
-def _tuning_words(study: Study) -> str:
-    settings, tried = study.settings, [arm for arm in study.arms if arm.role != "control"]
-    if settings.tune_by.kind == "grid":
-        values = " × ".join(f"{len(range_of(one).choice or ())} values of {key}" for key, one in settings.tune.items())
-    else:
-        ranges = ", ".join(f"{key} from {words_of(one)}" for key, one in settings.tune.items())
-        values = f"{settings.tuning_trials} trials by {settings.tune_by.words} ({ranges})"
-    seeds = f"{len(settings.tune_seeds)} seed{'s' if len(settings.tune_seeds) > 1 else ''}"
-    runs = len(tried) * settings.tuning_trials * len(settings.tune_seeds)
-    return (
-        f"tuning comes first: {values} × {seeds} for the baseline and each arm, {runs} runs; the best by "
-        f"{settings.primary[0]} are chosen for each, then the comparison runs on other seeds"
-    )
 
 
 def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
@@ -325,7 +255,6 @@ def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
 
 def show_cost(cost: Cost, console: Console) -> None:
     """Show how many runs a study has and the time that they take here, before the first step."""
-    answer(cost=asdict(cost))
     least, most = cost.least, cost.most
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
     done = f"; {cost.done} of them are done" if cost.done else ""

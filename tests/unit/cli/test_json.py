@@ -110,7 +110,7 @@ def test_documents_of_studies(here: Path) -> None:
         assert document("report", "out")["verdicts"] == found["verdicts"]
         assert document("replicate", "out", "--seeds", "2")["total"] == 4
         assert document("status", "out")
-        assert document("work", "out")["command"] == "work"
+        assert document("work", "out") == {"folder": "out", "runs": [], "spent": False}
         assert document("power", "out")["groups"]
         proposal = document("propose", "out", "--arm", "next=optimizer.lr=0.02")
         assert proposal["answer"] == "drop"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from rich.console import Console
+from typer.testing import CliRunner
 
+import tintype
 from tests.edit_checked import edit_json
 from tests.studies import run_study
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
+from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.run import evaluate
 from tintype.plan import plan_from_folder
@@ -27,7 +28,6 @@ from tintype.study.folder import claim_folder, stored_study
 from tintype.study.lab import report_study
 from tintype.study.results import FORMAT, read_results_file
 from tintype.study.study import Study, load_study
-from tintype.terminal.studies import report_with_progress, run_with_progress
 from tintype.train.loop import train
 from tintype.train.record import RunRecord
 from tintype.train.session import Session
@@ -188,11 +188,8 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     report_study(finished)
     prompts = read_results_file(finished / "results.json").resolution.prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
-    console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
-    report_with_progress(finished, console, without_data=True)
-    assert (
-        f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in console.export_text()
-    )
+    shown = CliRunner().invoke(app, ["report", str(finished), "--without-data"]).stdout
+    assert f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in shown
     found = read_results_file(finished / "results.json").resolution
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):
@@ -257,9 +254,8 @@ def test_a_report_without_the_runs_is_written_from_the_stored_results(finished: 
     prompts = read_results_file(finished / "results.json").resolution.prompts
     before = contents(finished)
     (finished / "report.md").unlink()
-    console = Console(record=True, file=io.StringIO(), width=200)
-    report_with_progress(finished, console)
-    assert contents(finished) == before and "Sketch: one seed, no verdicts" in console.export_text()
+    shown = CliRunner().invoke(app, ["report", str(finished)]).stdout
+    assert contents(finished) == before and "Sketch: one seed, no verdicts" in shown
     report_study(finished, without_data=True)
     assert not any(prompts[0] in (finished / name).read_text() for name in ("report.html", "results.json"))
 
@@ -270,9 +266,9 @@ def test_a_study_without_any_finished_run_keeps_the_results_of_before(
     before = (finished / "results.json").read_bytes()
     shutil.rmtree(finished / "runs")
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})
-    console = Console(record=True, width=400, file=io.StringIO())
-    run_with_progress(stored_study(finished), finished, 1, console)
-    assert "no report: " in console.export_text() and (finished / "results.json").read_bytes() == before
+    with pytest.raises(UserError, match="1 finished runs, and none of the study's 1 runs was found"):
+        tintype.run_study(stored_study(finished), finished)
+    assert (finished / "results.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

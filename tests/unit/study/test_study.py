@@ -3,13 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.recipes import packaged
+from tintype.study.preview import notes_before
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
-from tintype.terminal.studies import show_arms
 
 TEXT = """
 question: why?
@@ -56,22 +55,23 @@ def test_the_study_of_captions_asks_for_both_kinds_of_prompts(name: str) -> None
 
 @pytest.mark.parametrize(("also", "said"), [("[]", True), ("[{name: short, prompts: short}]", False)])
 def test_arms_of_captions_that_are_asked_for_one_kind_of_prompt_are_noted_before_they_run(
-    also: str, said: bool, capsys: pytest.CaptureFixture[str]
+    also: str, said: bool, tmp_path: Path
 ) -> None:
     text = f"{TEXT}primary: [scene_accuracy]\nevaluation: {{also: {also}}}\n"
-    show_arms(study(text), Console(width=120))
-    assert ("Scored on long prompts only, though both reads other captions" in capsys.readouterr().out) == said
+    texts = " ".join(note.text for note in notes_before(study(text), tmp_path))
+    assert ("Scored on long prompts only, though both reads other captions" in texts) == said
 
 
 @pytest.mark.parametrize(
     ("name", "metrics", "said"), [("phases", "[fd]", True), ("phases", "", False), ("routing", "[fd]", False)]
 )
 def test_a_study_with_a_fine_tune_says_before_it_runs_where_copies_are_not_measured(
-    name: str, metrics: str, said: bool, capsys: pytest.CaptureFixture[str]
+    name: str, metrics: str, said: bool, tmp_path: Path
 ) -> None:
-    show_arms(load_study(name, [f"evaluation.metrics={metrics}"] if metrics else []), Console(width=200))
+    found = load_study(name, [f"evaluation.metrics={metrics}"] if metrics else [])
+    texts = " ".join(note.text for note in notes_before(found, tmp_path))
     note = "Copies of training images are not measured, though sft may learn few images by heart"
-    assert (note in capsys.readouterr().out) == said
+    assert (note in texts) == said
 
 
 def test_every_packaged_study_with_a_fine_tune_looks_for_copies() -> None:

@@ -26,11 +26,11 @@ from tintype.optim.ema import Ema, EmaSettings
 from tintype.plan import Plan, plan_from_folder, plan_from_yaml
 from tintype.runtime.files import without_seal, write_sealed
 from tintype.runtime.interrupt import Interrupt
+from tintype.study.preview import notes_before
 from tintype.study.settings import StudySettings
 from tintype.study.study import resolve
 from tintype.techniques.apply import apply_techniques
 from tintype.terminal.runs import Training
-from tintype.terminal.studies import show_arms
 from tintype.train import checkpoint
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -222,16 +222,15 @@ def test_the_start_of_a_run_prints_and_logs_the_warning_once(tmp_path: Path) -> 
     assert warnings_of(tmp_path / "control") == []
 
 
-def test_a_study_prints_each_warning_once_with_its_arms_before_the_first_step() -> None:
+def test_a_study_notes_each_warning_once_with_its_arms_before_the_first_step(tmp_path: Path) -> None:
     baseline = plan_from_yaml(TINY, "tiny", ["time.shift=3.0"])
     arms = [{"techniques": ["ema:ramp=false"], "name": "fixed"}, {"techniques": ["ema"], "name": "ramped"}]
     arms.append({"techniques": ["ema:ramp=false", "x-prediction"], "name": "two"})
     text = f"question: q\nrecipe: pocket\nseeds: [0, 1]\narms: {arms}\n"
-    console = Console(width=400, file=io.StringIO())
-    show_arms(resolve("s", parse(StudySettings, read_yaml(text, "study")), {"": baseline}), console)
-    shown = text_of(console)
-    assert shown.count("warning:") == 2 and "warning: fixed, two: after 6 steps 99%" in shown
-    assert "warning: all arms: time.shift is 3, and sampling.shift is 1" in shown
+    study = resolve("s", parse(StudySettings, read_yaml(text, "study")), {"": baseline})
+    found = [note.text for note in notes_before(study, tmp_path) if note.warns]
+    assert len(found) == 2 and any(one.startswith("fixed, two: after 6 steps 99%") for one in found)
+    assert any(one.startswith("all arms: time.shift is 3, and sampling.shift is 1") for one in found)
 
 
 @pytest.mark.parametrize(("technique", "found"), [("ema:ramp=false", True), ("ema", False), ("power-ema", False)])
