@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tintype.library.plugins import check, load_plugins, new_technique
     from tintype.library.publish import ExportedRun, SyncUnit, export_run, import_model, push, sync, write_card
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
+    from tintype.library.serve import Served, serve
     from tintype.library.studies import (
         Launched,
         Results,
@@ -135,6 +136,7 @@ __all__ = [
     "Run",
     "Sampled",
     "SavedTokenizer",
+    "Served",
     "Shapes",
     "SideBySide",
     "StoppedError",
@@ -187,6 +189,7 @@ __all__ = [
     "run_study",
     "sample",
     "save_tokenizer",
+    "serve",
     "show_plan",
     "show_store",
     "status",
@@ -246,6 +249,7 @@ _MODULES = {
     "library.plugins": ("check", "load_plugins", "new_technique"),
     "library.publish": ("ExportedRun", "SyncUnit", "export_run", "import_model", "push", "sync", "write_card"),
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
+    "library.serve": ("Served", "serve"),
     "library.studies": (
         "Launched",
         "Results",

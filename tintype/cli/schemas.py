@@ -21,6 +21,10 @@ def _of(type_: Any) -> Callable[[], Any]:
 
 TYPES: dict[str, Callable[[], Any]] = {
     "serve": _of(documents.Address),
+    "bench": _of(dict[str, Any]),
+    "export": _of(documents.Folder),
+    "import": _of(documents.Folder),
+    "push": _of(documents.Pushed),
     "schema": _of(dict[str, Any]),
 }
 """Types of the documents; commands that are not among them write a `Usual` one."""

@@ -208,10 +208,6 @@ class CheckedFile(_Open):
     """Technique, check and outcome of each."""
 
 
-class Address(_Open):
-    url: str
-
-
 class EmaCurve(_Open):
     run: str
     step: int

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 
-from tintype.runtime.garbage import without_pauses
-from tintype.serve.server import LiveServer
+from tintype.library.serve import Served
 from tintype.terminal.answers import put_now
 from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Heartbeat
+from tintype.terminal.view import View
 
 
-def serve_until_stopped(server: LiveServer, folder: Path, console: Console) -> None:
-    """Say where the pages are, and answer requests until a signal comes. A log gets no more than the address."""
-    put_now({"url": server.url, "folder": str(folder)})
-    say(console, f"{folder}: open {server.url} (stop with Ctrl-C)")
-    begin_work()
-    try:
-        with Heartbeat(Console(quiet=True), lambda: ""), without_pauses():
-            server.serve_forever()
-    except Interrupted as stopped:
-        stopped.kept = f"{folder} is as it was; run the same command again"
-        raise
+class Serving(View[Served]):
+    """The address of the pages, which `--json` writes at once. A log gets no more than that."""
+
+    @contextmanager
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Say where the pages are, and that nothing is lost when a signal ends the command."""
+
+        def on_start(served: Served) -> None:
+            put_now(asdict(served))
+            say(self.lines, f"{served.folder}: open {served.url} (stop with Ctrl-C)")
+            begin_work()
+
+        try:
+            with Heartbeat(Console(quiet=True), lambda: ""):
+                yield {"on_start": on_start}
+        except Interrupted as stopped:
+            stopped.kept = f"{self.given['folder']} is as it was; run the same command again"
+            raise
+
+    def finish(self, result: Served) -> None:
+        """Print no more: the address was printed at the start."""

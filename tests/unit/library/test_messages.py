@@ -108,6 +108,7 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     (tintype.propose, lambda here: (here / "study",), {"arm": "x"}, '^arm="x" is not an arm'),
     (tintype.work, lambda here: (here / "study",), {"run": "x"}, '^run="x": is no run of this study'),
     (tintype.launch, lambda here: (here / "study",), {"on": "nowhere"}, '^on="nowhere"'),
+    (tintype.serve, lambda here: (here / "nothing",), {}, "is no folder; give the folder of runs"),
     (tintype.power, lambda here: ([here / "study"],), {"effect": "much"}, '^effect="much" is not the size of a change'),
     (tintype.load_study, lambda here: ("pocket", "seeds=[0,"), {}, r'^"seeds" is not valid YAML'),
     (tintype.load_study, lambda here: ("pocket",), {"arms": ["muom"]}, "^unknown arm 'muom'"),

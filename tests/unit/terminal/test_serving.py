@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tintype.errors import UserError
+from tintype.library.serve import serve
 from tintype.serve.server import LiveServer
 from tintype.terminal.interrupts import Interrupted
-from tintype.terminal.serving import serve_until_stopped
+from tintype.terminal.serving import Serving
 
 
 def test_it_says_its_address_and_ends_by_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,11 +21,11 @@ def test_it_says_its_address_and_ends_by_a_signal(tmp_path: Path, monkeypatch: p
         raise Interrupted(2)
 
     written = io.StringIO()
-    with LiveServer(tmp_path, port=0) as server:
-        monkeypatch.setattr(server, "serve_forever", stop)
-        with pytest.raises(Interrupted) as stopped:
-            serve_until_stopped(server, tmp_path, Console(file=written, width=40))
-        assert f"open http://127.0.0.1:{server.guard.port}/ " in written.getvalue()
+    monkeypatch.setattr(LiveServer, "serve_forever", lambda server: stop())
+    shown = Serving(Console(file=written, width=40), {"folder": tmp_path}, as_json=False)
+    with pytest.raises(Interrupted) as stopped, shown.calls() as calls:
+        serve(tmp_path, port=0, **calls)
+    assert re.search(r"open http://127\.0\.0\.1:\d+/ ", written.getvalue())
     assert stopped.value.kept == f"{tmp_path} is as it was; run the same command again"
 
 
