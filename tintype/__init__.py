@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from tintype.library.runs import Run, Sampled, ema, evaluate, load_run, sample, train
     from tintype.library.serve import Served, serve
     from tintype.library.studies import (
-        Launched,
         Results,
         Worked,
         compare,
@@ -116,7 +115,6 @@ __all__ = [
     "ImportedModel",
     "Inspection",
     "Judgement",
-    "Launched",
     "ListedRecipe",
     "ListedStudy",
     "ListedTechnique",
@@ -251,7 +249,6 @@ _MODULES = {
     "library.runs": ("Run", "Sampled", "ema", "evaluate", "load_run", "sample", "train"),
     "library.serve": ("Served", "serve"),
     "library.studies": (
-        "Launched",
         "Results",
         "Worked",
         "compare",

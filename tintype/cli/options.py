@@ -36,6 +36,10 @@ def folder_of(study: Path) -> Path:
 
 StudyFolder = Annotated[Path, Argument(help="Folder of a study", callback=folder_of)]
 Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
+EmaLength = Annotated[
+    float | None,
+    Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
+]
 _OF_RUN = Argument(help="Folder of a run, or of a study with --arm")
 RunFolder = Annotated[Path, _OF_RUN]
 OptionalRunFolder = Annotated[Path | None, _OF_RUN]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, overload
 
 from annotated_types import Ge
 
-from tintype.errors import UserError
+from tintype.errors import StoppedError, UserError
 from tintype.library.kinds import AnyJobs, AnyPath, AnyPlan, AnyRun, AnyStudy, Count
 from tintype.library.plans import check_texts, plan_of
 from tintype.library.runs import ignore, path_of
@@ -210,7 +210,6 @@ def _progress(given: OnStudy | None) -> StudyProgress:
 
     if isinstance(given, StudyProgress):
         return given
-
     call: Callable[[Message], None] = given or ignore
 
     class Calls(StudyProgress):
@@ -229,7 +228,7 @@ def _results(outcome: StudyOutcome, out: Path, progress: StudyProgress) -> Resul
     done = f"{outcome.done} of {outcome.total} runs are done"
     if outcome.interrupted:
         progress.stopped(outcome.signal, f"{done}, those that had begun are saved; {again()} to resume", outcome)
-        raise UserError(f"{out} was interrupted: {done}", f"{again()} to resume")
+        raise StoppedError(f"{out} was interrupted: {done}", f"{again()} to resume")
     if outcome.signal is not None:
         progress.stopped(outcome.signal, "", outcome)
     if outcome.report is None:
@@ -421,15 +420,6 @@ def work(
     return worked
 
 
-@dataclass(frozen=True)
-class Launched:
-    """Workers that were started."""
-
-    study: str
-    lines: list[str]
-    """A line for each thing that was started or ended."""
-
-
 def launch(
     folder: AnyPath,
     *,
@@ -441,7 +431,7 @@ def launch(
     partition: str = "",
     address: str = "",
     on_line: Callable[[str], None] | None = None,
-) -> Launched:
+) -> list[str]:
     """Start workers of a study on other machines, by Slurm, Ray or ssh.
 
     Args:
@@ -453,7 +443,10 @@ def launch(
         time: time limit of a worker with slurm, as 4h: it then saves and is queued again.
         partition: partition of slurm.
         address: address of a Ray cluster; by default the one that Ray finds, or this machine.
-        on_line: called with a line for each thing that was started or ended; workers of Ray end with this call.
+        on_line: called with each line at once; workers of Ray end with this call.
+
+    Returns:
+        A line for each thing that was started or ended.
 
     Raises:
         UserError: the folder holds no study, or the workers cannot be started.
@@ -473,7 +466,7 @@ def launch(
     for line in launcher.launch(Crew(out, workers, gpus_per_worker, time_s, partition, str(jobs or ""))):
         (on_line or ignore)(line)
         lines.append(line)
-    return Launched(str(out), lines)
+    return lines
 
 
 def replicate(

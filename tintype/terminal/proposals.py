@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,19 +12,13 @@ from tintype.page.numerals import significant
 from tintype.study.ledger import ERROR, left_after
 from tintype.study.propose import Proposal
 from tintype.terminal.lines import say, say_note
-from tintype.terminal.studies import ShownProgress
-from tintype.terminal.view import View
+from tintype.terminal.studies import OfRuns
 
 _STYLE = {"keep": "green", "drop": "red"}
 
 
-class Answers(View[Proposal | list[Proposal]]):
+class Answers(OfRuns[Proposal | list[Proposal]]):
     """The progress of a proposal's runs and its answer, or the list of all proposals."""
-
-    @contextmanager
-    def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the runs under way."""
-        yield {"on_progress": ShownProgress(self.lines)}
 
     def show(self, result: Proposal | list[Proposal]) -> None:
         if isinstance(result, list):

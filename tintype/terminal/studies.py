@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.library.studies import Launched, Results, Worked
+from tintype.library.studies import Results, Worked, study_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.costs import Cost, minutes
 from tintype.study.lab import StudyOutcome, StudyProgress
@@ -43,18 +43,31 @@ from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.view import View
 from tintype.wording import rendered
 
+R = TypeVar("R")
 
-class Verdicts(View[Results]):
-    """The progress of a study, and its verdicts."""
+
+class OfRuns(View[R]):
+    """A view of a command that runs a study's runs, or reads them."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         """Show the runs under way."""
         yield {"on_progress": ShownProgress(self.lines)}
 
-    def show(self, result: Results) -> None:
+    def show_results(self, result: Results) -> None:
+        """Print the verdicts, and what was left for later."""
         show_report(result.content, result.report, self.console)
-        if self.given.get("without_data"):
+        if result.outcome is not None and result.outcome.left:
+            then = "run the same command with a larger --budget, or none, to go on"
+            say(self.console, f"{result.outcome.left}; {then}", "yellow")
+
+
+class Verdicts(OfRuns[Results]):
+    """The verdicts of a study, read again."""
+
+    def show(self, result: Results) -> None:
+        self.show_results(result)
+        if self.given["without_data"]:
             say_note(
                 self.console,
                 "report.* and results.* are without images and captions of the data, and without paths of this "
@@ -63,16 +76,17 @@ class Verdicts(View[Results]):
             )
 
     def document(self, result: Results) -> documents.Reported:
-        return documents.Reported.model_validate(_reported(result))
+        return _reported(result)
 
 
-class Ablation(View[Results | PlannedStudy]):
+class Ablation(OfRuns[Results | PlannedStudy]):
     """The arms and notes of a study before its first step, the progress of its runs, and its verdicts."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         """Show the plan, then the runs under way."""
-        yield {"on_begin": self._begin, "on_progress": ShownProgress(self.lines)}
+        with super().calls() as calls:
+            yield {"on_begin": self._begin, **calls}
 
     def _begin(self, planned: PlannedStudy) -> None:
         show_arms(planned.study, self.lines)
@@ -81,8 +95,8 @@ class Ablation(View[Results | PlannedStudy]):
         show_study_cost(planned.estimate, self.lines)
 
     def show(self, result: Results | PlannedStudy) -> None:
-        if not isinstance(result, PlannedStudy):
-            _show_results(result, self.console)
+        if isinstance(result, Results):
+            self.show_results(result)
         elif result.cost is not None:
             show_cost(result.cost, self.console)
         else:
@@ -90,7 +104,7 @@ class Ablation(View[Results | PlannedStudy]):
             say(self.console, f"{result.folder} is ready: start any number of {work}, here or on other machines")
 
     def document(self, result: Results | PlannedStudy) -> documents.Ran | documents.Planned:
-        if not isinstance(result, PlannedStudy):
+        if isinstance(result, Results):
             return _ran(result)
         return documents.Planned(
             folder=str(result.folder),
@@ -100,17 +114,12 @@ class Ablation(View[Results | PlannedStudy]):
         )
 
 
-class Replication(View[Results | PlannedReplication]):
+class Replication(OfRuns[Results | PlannedReplication]):
     """The verdicts that are held against fresh seeds, the progress of these, and what they show."""
-
-    @contextmanager
-    def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the runs under way."""
-        yield {"on_progress": ShownProgress(self.lines)}
 
     def show(self, result: Results | PlannedReplication) -> None:
         if isinstance(result, Results):
-            _show_results(result, self.console)
+            self.show_results(result)
             return
         cells = [[one.arm, one.label, one.verdict] for one in result.claims]
         _show_table("", ("arm", "metric", "verdict to hold against fresh seeds"), cells, self.console)
@@ -147,7 +156,7 @@ def _taken(result: Worked) -> str:
     return f"{result.done} of the {len(result.runs)} runs that were taken here are done"
 
 
-class Launch(View[Launched]):
+class Launch(View[list[str]]):
     """Lines on the workers that were started elsewhere, and how to follow them."""
 
     @contextmanager
@@ -155,40 +164,32 @@ class Launch(View[Launched]):
         """Show each line as it comes: workers of Ray end with the command."""
         yield {"on_line": lambda line: say(self.lines, line)}
 
-    def show(self, result: Launched) -> None:
-        say(self.console, f"`tintype status {quote(result.study)} --watch` shows how far they are")
+    def show(self, result: list[str]) -> None:
+        folder = study_folder(self.given["folder"]).resolve()
+        say(self.console, f"`tintype status {quote(str(folder))} --watch` shows how far they are")
 
 
-def _reported(result: Results) -> dict[str, Any]:
+def _reported(result: Results) -> documents.Reported:
     page = result.report.resolve()
-    return {
-        "report": str(page),
-        "results": str(page.with_name("results.json")),
-        "verdicts": result.rows(),
-        "notes": [note.data for note in result.content.notes()],
-        "costs": result.costs(),
-        "priority": result.priority(),
-    }
+    return documents.Reported.model_validate(
+        {
+            "report": str(page),
+            "results": str(page.with_name("results.json")),
+            "verdicts": result.rows(),
+            "notes": [note.data for note in result.content.notes()],
+            "costs": result.costs(),
+            "priority": result.priority(),
+        }
+    )
 
 
 def _ran(result: Results) -> documents.Ran:
-    runs = {} if result.outcome is None else _counts(result.outcome)
-    return documents.Ran.model_validate({**_reported(result), **runs})
-
-
-def _counts(outcome: StudyOutcome) -> dict[str, Any]:
-    failed = [f"{one.key[0]}, seed {one.key[1]}: {one.state}" for one in outcome.failed]
-    return {"done": outcome.done, "total": outcome.total, "failed": failed, "left": outcome.left}
-
-
-def _show_results(result: Results, console: Console) -> None:
-    show_report(result.content, result.report, console)
-    if result.outcome is not None and result.outcome.left:
-        say(
-            console,
-            f"{result.outcome.left}; run the same command with a larger --budget, or none, to go on",
-            "yellow",
-        )
+    """Return the document of runs, with counts if this command made any."""
+    found, outcome = documents.Ran(**dict(_reported(result))), result.outcome
+    if outcome is not None:
+        found.done, found.total, found.left = outcome.done, outcome.total, outcome.left
+        found.failed = [f"{one.key[0]}, seed {one.key[1]}: {one.state}" for one in outcome.failed]
+    return found
 
 
 def show_report(results: StudyResults, page: Path, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import re
@@ -427,7 +428,7 @@ def test_after_much_was_read_the_garbage_collector_runs_at_once(
     """It would otherwise run in the middle of a later update."""
     live, more, collected = LiveRun(tmp_path / "run", "run"), iter([True, True, False, False]), list[str]()
     monkeypatch.setattr(live, "look", lambda: next(more))
-    monkeypatch.setattr(live_module.gc, "collect", lambda: collected.append("whole"))
+    monkeypatch.setattr(gc, "collect", lambda: collected.append("whole"))
     assert [(live.step(), len(collected)) for _ in range(4)] == [(True, 0), (True, 0), (False, 1), (False, 1)]
 
 
