@@ -108,6 +108,8 @@ def test_documents_of_studies(here: Path) -> None:
         assert verdicts["fast", "validation_loss"] == "better"
         assert (found["done"], found["total"], found["failed"]) == (12, 12, [])
         assert document("report", "out")["verdicts"] == found["verdicts"]
+        planned = document("replicate", "out", "--seeds", "2", "--dry-run")
+        assert [claim["verdict"] for claim in planned["claims"]] == ["better"] and len(planned["seeds"]) == 2
         assert document("replicate", "out", "--seeds", "2")["total"] == 4
         assert document("status", "out")
         assert document("work", "out") == {"folder": "out", "runs": [], "spent": False}

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats as scipy_stats
+from typer.testing import CliRunner
 
 from tests.unit.study.example_results import at_resolution, example, several
+from tintype.cli import app
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.files import write_checked
@@ -345,6 +347,11 @@ def test_the_table_has_the_change_that_each_number_of_seeds_finds() -> None:
     found = row(bank, "scene_accuracy")
     share = replace(found, metric=found.metric.model_copy(update={"range": (0.0, 1.0)}))
     assert [reach(change, share, bank.effect) for change in (0.5, 0.6)] == ["0.5", "–"], "from 0.546 on"
+
+
+def test_the_command_says_that_there_is_no_control() -> None:
+    shown = CliRunner().invoke(app, ["power", str(STUDIES), "--no-control"]).stdout
+    assert "(no control)" in shown and "(one of them the control)" not in shown
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
