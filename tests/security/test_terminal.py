@@ -37,7 +37,7 @@ from tintype.runtime.printable import acts, visible
 from tintype.runtime.streams import VisibleStream
 from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
-from tintype.terminal import lines, progress
+from tintype.terminal import answers, lines, progress
 from tintype.terminal.lines import EncodedConsole, say
 from tintype.terminal.progress import Progress
 from tintype.train.loop import train
@@ -223,7 +223,7 @@ def test_a_plan_that_is_shown_can_be_read_again(things: Path, shown: Shown) -> N
 def test_json_stays_json(shown: Shown, things: Path) -> None:
     found = json.loads(shown("data", "show", things / "store", "--json"))
     assert found["captions"] == ["long"]
-    cli.shared.print_json({"a": HOSTILE})
+    answers.put({"a": HOSTILE})
 
 
 def test_a_table_on_a_terminal_has_colours_of_its_own_only() -> None:

@@ -15,12 +15,7 @@ import typer
 from safetensors import SafetensorError
 
 import tintype
-
-# isort: off
-# Each adds its commands, and `--help` lists them in this order.
-from tintype.cli import runs, studies, judge, serve, plans, data, tokenizers, export  # noqa: F401
-
-# isort: on
+from tintype.cli import commands  # noqa: F401 (it adds them)
 from tintype.cli.options import Plugins
 from tintype.cli.shared import LAUNCHED, app, console, named_command
 from tintype.errors import UserError

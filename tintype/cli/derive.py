@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le
 from typer import Argument, Option
 
 from tintype.cli import complete, options
-from tintype.cli.shared import App, console, plan_of, run_of
+from tintype.cli.shared import App, as_document, console, plan_of, refuse_unwritable, run_of
 from tintype.errors import UserError
 from tintype.library import kinds
 from tintype.terminal.view import View
@@ -79,14 +79,16 @@ def command(app: App, name: str, function: str, view: str = "") -> None:
         for one in parameters.values():
             (required if one.default is inspect.Parameter.empty else optional).append(one)
 
-    def run(json_: bool = False, **given: Any) -> Any:
-        positional, named = _given(signature, expanded, given)
-        bound = signature.bind(*positional, **named)
-        bound.apply_defaults()
-        shown = derived.view(console, {**given, **bound.arguments}, json_)
-        with shown.calls() as calls:
-            result = called(*positional, **named, **calls)
-        shown.finish(result)
+    def run(json_: bool = False, **given: Any) -> None:
+        with as_document(json_):
+            refuse_unwritable(given)
+            positional, named = _given(signature, expanded, given)
+            bound = signature.bind(*positional, **named)
+            bound.apply_defaults()
+            shown = derived.view(console, {**given, **bound.arguments}, json_)
+            with shown.calls() as calls:
+                result = called(*positional, **named, **calls)
+            shown.finish(result)
 
     run.__doc__ = words.summary
     every = [*required, *optional, *_named(json_=(options.Json, False)).values()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -13,21 +12,6 @@ from tintype.config.strict import nearest
 from tintype.errors import UserError
 from tintype.terminal import documents
 from tintype.terminal.view import View
-
-
-def _of(type_: Any) -> Callable[[], Any]:
-    return lambda: type_
-
-
-TYPES: dict[str, Callable[[], Any]] = {
-    "serve": _of(documents.Address),
-    "bench": _of(dict[str, Any]),
-    "export": _of(documents.Folder),
-    "import": _of(documents.Folder),
-    "push": _of(documents.Pushed),
-    "schema": _of(dict[str, Any]),
-}
-"""Types of the documents; commands that are not among them write a `Usual` one."""
 
 
 def _result_type(one: Derived) -> Any:
@@ -41,7 +25,7 @@ def _result_type(one: Derived) -> Any:
 
 def document_type(command: str) -> TypeAdapter[Any]:
     """Return what a command writes: its result, or an error."""
-    found = _result_type(COMMANDS[command]) if command in COMMANDS else TYPES.get(command, _of(documents.Usual))()
+    found: Any = _result_type(COMMANDS[command]) if command in COMMANDS else dict[str, Any]  # a schema
     return TypeAdapter(found | documents.ErrorDocument)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from tintype.cli.options import Json
 from tintype.errors import UserError
 from tintype.terminal import answers
 from tintype.terminal.lines import EncodedConsole, say_chosen
@@ -84,41 +82,24 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    """An application or group each of whose commands has `--json`, by which it writes one document to stdout."""
+    """An application, or a group of its commands."""
 
     path = ""
     """Name of the group with a space; empty for the application."""
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # type: ignore[override]
-        register = super().command(name, **options)
 
-        def add(body: Callable[..., Any]) -> Callable[..., Any]:
-            register(_with_json(body, f"{self.path}{name or body.__name__}"))
-            return body
-
-        return add
+@contextmanager
+def as_document(asked: bool) -> Iterator[None]:
+    """Write one document to stdout and nothing else, if that is asked for by `--json`."""
+    with answers.one_document(lambda: console.quiet) if asked else nullcontext():
+        yield
 
 
-def _with_json(body: Callable[..., Any], command: str) -> Callable[..., Any]:
-    """Return the command with the option `--json`, which it may have already."""
-    signature = inspect.signature(body, eval_str=True)
-    own = "json_" in signature.parameters
-
-    @functools.wraps(body)
-    def run(*arguments: Any, json_: bool = False, **options: Any) -> Any:
-        given = {**options, "json_": json_} if own else options
-        with answers.one_document(command, lambda: console.quiet) if json_ else nullcontext():
-            for name in _WRITTEN:
-                if isinstance(path := options.get(name), Path):
-                    _refuse_unwritable(f"--{name.replace('_', '-')}", path)
-            return body(*arguments, **given)
-
-    parameters = [*signature.parameters.values()]
-    if not own:
-        parameters.append(inspect.Parameter("json_", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
+def refuse_unwritable(options: Mapping[str, object]) -> None:
+    """Refuse options that name what nothing can be written to."""
+    for name in _WRITTEN:
+        if isinstance(path := options.get(name), Path):
+            _refuse_unwritable(f"--{name.replace('_', '-')}", path)
 
 
 def _refuse_unwritable(option: str, path: Path) -> None:
@@ -197,11 +178,6 @@ def named_command(words: Sequence[str]) -> str:
     """Return the command and what it works on, up to its first option, by which a log names it."""
     _, others = _take_plugins(list(words))
     return textwrap.shorten(shlex.join(["tintype", *takewhile(lambda word: not word.startswith("-"), others)]), 100)
-
-
-def print_json(value: object) -> None:
-    if not console.quiet:  # another rank prints it
-        answers.put(value)
 
 
 def command_names() -> list[str]:

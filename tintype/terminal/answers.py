@@ -1,7 +1,7 @@
 """The one JSON document that a command with `--json` writes to stdout: its result, or why it has none.
 
-A command gives its result by `put`, or adds values to the usual document by `answer`. What it prints meanwhile becomes
-the `text` of that document, so nothing else comes out. A command without `--json` prints as ever.
+A command gives its document by `put`. Nothing that it prints meanwhile comes out. A command without `--json` prints as
+ever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import ClassVar, TextIO
+from typing import TextIO
 
 from tintype.errors import DivergedError, UserError
 from tintype.terminal.interrupts import Interrupted, last_words
@@ -39,12 +39,6 @@ class _State:
     document: object = _NONE
     stdout: TextIO | None = None
     """Stream of the document, while what is printed is caught."""
-    values: ClassVar[dict[str, object]] = {}
-
-
-def answer(**values: object) -> None:
-    """Add values to the document of a command that puts none of its own. They are ignored without `--json`."""
-    _State.values.update(values)
 
 
 def put(document: object) -> None:
@@ -80,32 +74,26 @@ def write_error(code: int, message: str, stream: TextIO | None = None) -> None:
 
 
 @contextmanager
-def one_document(command: str, silent: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Write one document to stdout, whatever the command prints and however it ends. A `silent` rank writes none."""
-    stdout, printed = sys.stdout, io.StringIO()
-    _State.asked, _State.document, _State.values, _State.stdout = True, _NONE, {}, stdout
+def one_document(silent: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Write one document to stdout, however the command ends. A `silent` rank writes none."""
+    stdout = sys.stdout
+    _State.asked, _State.document, _State.stdout = True, _NONE, stdout
     try:
-        with redirect_stdout(printed):
+        with redirect_stdout(io.StringIO()):
             yield
-        document = _usual(command, printed.getvalue())
     except BaseException as error:
-        document = _ended(error, command, printed.getvalue())
+        if _State.document is _NONE:
+            _State.document = _ended(error)
         raise
     finally:
         _State.asked = False
-        if not silent() and _State.document is not _WRITTEN:
-            _write(document if _State.document is _NONE else _State.document, stdout)
+        if not silent() and _State.document not in (_NONE, _WRITTEN):
+            _write(_State.document, stdout)
 
 
-def _usual(command: str, text: str) -> dict[str, object]:
-    return {"command": command, "text": text, **_State.values}
-
-
-def _ended(error: BaseException, command: str, text: str) -> dict[str, object]:
-    """Return the document of a command that ended by an exception, which may be no error but an exit code."""
+def _ended(error: BaseException) -> dict[str, object]:
+    """Return the document of a command that ended by an exception."""
     code = exit_code(error)
-    if isinstance(error, SystemExit) and code < 128:
-        return _usual(command, text)
     if isinstance(error, UserError):
         return _error(code, str(error), error.problem, error.fix)
     stopped = isinstance(error, SystemExit | Interrupted)

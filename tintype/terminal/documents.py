@@ -33,14 +33,6 @@ class ErrorDocument(BaseModel):
     error: Failure
 
 
-class Usual(_Open):
-    """A command that says in words what it did."""
-
-    command: str
-    text: str
-    """All that it would have printed without `--json`."""
-
-
 class Trained(_Open):
     folder: str
     plan: str
