@@ -34,6 +34,7 @@ NOT_GIVEN = {
     "argv": "the command line itself",
 }
 """Arguments without an option. Callbacks, which show progress, have none either."""
+STUDY = str(Path(__file__).parents[2] / "studies" / "2026-11-15_captions-and-target-mini")
 FAST: dict[str, tuple[list[str], Callable[[], object]]] = {
     "recipes": ([], lambda: tintype.recipes()),
     "techniques": ([], lambda: tintype.techniques()),
@@ -45,6 +46,8 @@ FAST: dict[str, tuple[list[str], Callable[[], object]]] = {
     "plan cost": (["plan.yaml", "--gpu", "h100"], lambda: tintype.plan_cost("plan.yaml", gpu="h100")),
     "plan schema": ([], lambda: tintype.plan_schema()),
     "audit": (["plan.yaml", "--steps", "1"], lambda: tintype.audit("plan.yaml", steps=1)),
+    "status": ([STUDY], lambda: tintype.status(STUDY)),
+    "power": ([STUDY, "--seeds", "4"], lambda: tintype.power([STUDY], seeds=4)),
     "sync": ([".", "--list"], lambda: tintype.sync(".", list_=True)),
 }
 """Arguments of commands that take milliseconds, and the same call in Python."""
