@@ -15,7 +15,7 @@ import pytest
 from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
-from tintype.study.lab import StudyOutcome
+from tintype.study.lab import StudyOutcome, StudyProgress
 from tintype.study.results import StudyResults
 from tintype.study.runner import Message, Task
 from tintype.study.study import Study
@@ -44,10 +44,17 @@ def studies_in_process() -> Iterator[None]:
         yield
 
 
+def by_command(argv: Sequence[str]) -> StudyProgress:
+    """Return the progress of a command line."""
+    progress = StudyProgress()
+    progress.argv = argv
+    return progress
+
+
 def run_study(study: Study, out: Path, jobs: int, argv: Sequence[str] = ()) -> StudyOutcome:
     """Do in this process what the package's `run_study` does in workers."""
     with studies_in_process():
-        return lab.run_study(study, out, jobs, argv=argv)
+        return lab.run_study(study, out, jobs, by_command(argv))
 
 
 def noted(results: StudyResults, *kinds: str) -> str:

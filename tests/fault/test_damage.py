@@ -19,6 +19,7 @@ import pytest
 
 from tests.fault.promises import Promise
 from tests.full_disk import disk_of
+from tests.studies import by_command
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
@@ -82,7 +83,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, inline: None) -> Path:
 
 def ablate(out: Path) -> StudyResults:
     study = load_study(str(out.parent / "study.yaml"))
-    assert not lab.run_study(study, out, 1, argv=COMMAND).failed
+    assert not lab.run_study(study, out, 1, by_command(COMMAND)).failed
     return read_results_file(out / "results.json")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fault.promises import Promise
 from tests.fault.test_damage import COMMAND, events_said, outcome, run_in_this_process
+from tests.studies import by_command
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
@@ -69,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def ablate(out: Path) -> StudyResults:
-    assert not lab.run_study(load_study(str(out.parent / "study.yaml")), out, 1, argv=COMMAND).failed
+    assert not lab.run_study(load_study(str(out.parent / "study.yaml")), out, 1, by_command(COMMAND)).failed
     return read_results_file(out / "results.json")
 
 

@@ -325,9 +325,9 @@ def run_study(
             measure = partial(expected_seconds, resolved, planned.estimate.costs)
             return replace(planned, cost=cost_of(resolved, folder, past, most_of(wanted), measure))
     if prepare:
-        lab.prepare_study(resolved, folder, progress, progress.argv)
+        lab.prepare_study(resolved, folder, progress)
         return planned
-    outcome = lab.run_study(resolved, folder, wanted, progress, progress.argv, budget_s, past)
+    outcome = lab.run_study(resolved, folder, wanted, progress, budget_s, past)
     return _results(outcome, folder, progress)
 
 
@@ -506,11 +506,11 @@ def replicate(
             found = lab.plan_replication_from(out, Path(from_), progress)
             arms = [arm.label for arm in found.fresh.study.arms]
             return PlannedReplication(found.fresh.seeds, arms, _held(found.claims, found.results), source=found.source)
-        return Results(out, lab.replicate_from(out, Path(from_), progress, progress.argv).results)
+        return Results(out, lab.replicate_from(out, Path(from_), progress).results)
     wanted = parse_jobs(jobs)
     if dry_run:
         return _planned_replication(lab.plan_replication(out, seeds, progress), wanted, progress)
-    return _results(lab.replicate_study(out, seeds, wanted, progress, progress.argv), out, progress)
+    return _results(lab.replicate_study(out, seeds, wanted, progress), out, progress)
 
 
 def _planned_replication(planned: ReplicationPlan, jobs: Jobs, progress: StudyProgress) -> PlannedReplication:
@@ -586,8 +586,9 @@ def propose(
     if arm is None:
         return proposals(out)
     wanted, budget_s = parse_jobs(jobs), None if budget is None else parse_duration(budget)
-    argv = progress.argv or ["tintype", "propose", str(out), *shlex.split(rendered(option("arm", arm)))]
-    found = propose(out, parse_arm(arm), wanted, progress, argv, budget_s, parse_looks(looks), dry_run)
+    if not progress.argv:  # a ledger may be gone only where no command is noted that made it
+        progress.argv = ["tintype", "propose", str(out), *shlex.split(rendered(option("arm", arm)))]
+    found = propose(out, parse_arm(arm), wanted, progress, budget_s, parse_looks(looks), dry_run)
     if found.signal is not None:
         progress.stopped(found.signal, f"the runs that had begun are saved, and the proposal stays open; {again()}")
     return found

@@ -155,15 +155,13 @@ def run_study(
     out: Path,
     jobs: Jobs,
     progress: StudyProgress = SILENT,
-    argv: Sequence[str] = (),
     budget_s: float | None = None,
     like: Path | None = None,
 ) -> StudyOutcome:
     """Run what is not done yet, then write the report.
 
-    `argv` is the command line as it was given, for the report; empty where the study was not started by one. A look
-    after the first begins only where its expected time fits into what is left of `budget_s`. What a past study `like`
-    has measured of the same shapes is taken from it.
+    A look after the first begins only where its expected time fits into what is left of `budget_s`. What a past study
+    `like` has measured of the same shapes is taken from it.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -172,7 +170,7 @@ def run_study(
         )
     with locked(out):
         _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
-        _prepare(study, out, progress, argv)
+        _prepare(study, out, progress)
         if like is not None and not copy_shapes(like, out, {shape_of(arm.plans[0]) for arm in study.arms}):
             progress.note(
                 f"{option('like', like)}: it has measured no plan of this study that is not measured here already"
@@ -226,20 +224,20 @@ def _run_tuning(
     return len(tried), last
 
 
-def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT, argv: Sequence[str] = ()) -> None:
+def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
     """Check a study and make its folder, for workers that are started elsewhere."""
     with locked(out):
-        _prepare(study, out, progress, argv)
+        _prepare(study, out, progress)
 
 
-def _prepare(study: Study, out: Path, progress: StudyProgress, argv: Sequence[str]) -> None:
+def _prepare(study: Study, out: Path, progress: StudyProgress) -> None:
     tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
     check_sampler(study)
     _refuse_missing_files(study)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         untrained = _check_data(study, tasks)
         claim_folder(study, out, progress.note)
-        note_command(argv, out, progress.note)
+        note_command(progress.argv, out, progress.note)
         _check_weights(tasks, untrained)
 
 
@@ -605,7 +603,7 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
     return StoredReplication(fresh, held, results, other.name)
 
 
-def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT, argv: Sequence[str] = ()) -> StudyReport:
+def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StudyReport:
     """Hold each verdict of a study against the runs of a finished one, and write its report again. Nothing is run."""
     with locked(out):
         planned = plan_replication_from(out, path, progress)
@@ -615,14 +613,12 @@ def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT, argv
             rows=[replicated(claim, rows.get(claim.key)) for claim in planned.claims],
             source=planned.source,
         )
-        note_command(argv, out, progress.note)
+        note_command(progress.argv, out, progress.note)
         write_replication(made, out)
         return _report_replicated(out, planned.results.model_copy(update={"replication": made}), progress)
 
 
-def replicate_study(
-    out: Path, count: int, jobs: Jobs, progress: StudyProgress = SILENT, argv: Sequence[str] = ()
-) -> StudyOutcome:
+def replicate_study(out: Path, count: int, jobs: Jobs, progress: StudyProgress = SILENT) -> StudyOutcome:
     """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
     planned = plan_replication(out, count, progress)
     fresh, tasks, claims = planned.study, planned.tasks, planned.claims
@@ -630,7 +626,7 @@ def replicate_study(
         _check_devices(tasks)
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             _check_weights(tasks, _check_data(fresh, tasks))
-            note_command(argv, out, progress.note)
+            note_command(progress.argv, out, progress.note)
         with watch_signals() as interrupt, progress.runs(len(tasks), interrupt, "replication") as on_message:
             last = run_tasks(tasks, fresh.settings.evaluation, jobs, interrupt, on_message)
         if interrupt.signal is not None:

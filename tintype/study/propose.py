@@ -216,7 +216,6 @@ def propose(
     arm: ArmSettings,
     jobs: Jobs = 1,
     progress: StudyProgress = SILENT,
-    argv: Sequence[str] = (),
     budget_s: float | None = None,
     looks: SeedPlan | None = None,
     dry_run: bool = False,
@@ -242,7 +241,7 @@ def propose(
         if entered is None:
             chain = chain.charge(arm, study)
             entered = chain.ledger.charged[-1]
-            note_command(argv, out, progress.note)
+            note_command(progress.argv, out, progress.note)
         with watch_signals() as interrupt:
             return replace(work, chain=chain).judge(entered, interrupt, run=not dry_run)
 

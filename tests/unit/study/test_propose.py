@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.studies import by_command
 from tests.tiny import TINY
 from tests.written_runs import METRIC, Writer, written_runs
 from tintype.errors import DamagedFileError, UserError
@@ -261,7 +262,7 @@ def _edit(out: Path, change: str) -> None:
 @pytest.mark.parametrize("change", ["cut", "empty", "gone", "headless", "answer", "renumbered"])
 def test_a_ledger_that_was_shortened_or_edited_is_refused(out: Path, change: str) -> None:
     for name, rate in (("a", 0.02), ("b", 0.03)):
-        ask(out, f"{name}=optimizer.lr={rate}", argv=["tintype", "propose", name])
+        ask(out, f"{name}=optimizer.lr={rate}", progress=by_command(["tintype", "propose", name]))
     _edit(out, change)
     with pytest.raises(DamagedFileError, match=r"ledger\.jsonl|head\.json"):
         ask(out, "c=optimizer.lr=0.04")
