@@ -35,11 +35,11 @@ from tintype.cli.schemas import document_type
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
+from tintype.library import studies
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.sample import save_png
 from tintype.study.folder import claim_folder
 from tintype.study.study import load_study
-from tintype.terminal import status
 from tintype.terminal.interrupts import begin_work
 from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
@@ -419,7 +419,7 @@ def test_the_status_is_watched_in_place(
         if looks == 40:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(studies, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(sys, "argv", ["tintype", "status", str(shared / "study"), "--watch"])
     with on_a_terminal(terminal) as screen, pytest.raises(SystemExit) as ended:
         cli.main()
