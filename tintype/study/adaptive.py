@@ -1,17 +1,18 @@
-"""Seeds for the arms that need them: which arms go on after each planned look, and which runs are wanted next.
+"""Decide which arms get more seeds after each planned look, and which runs to make next.
 
-Every decision is a pure function of the runs that are there, so a study that was killed resumes at the same look with
-the same decisions. Stopping an arm never makes a verdict: it only leaves the arm undecided, so the level of the study
-holds whatever the rule. An arm gets no more seeds when
+Every decision is a pure function of the finished runs. So a study that was killed resumes at the same look with the
+same decisions. Stopping an arm never makes a verdict: it leaves the arm undecided. So the level of the study holds
+whatever the rule.
 
-- every comparison on a primary metric is decided, the declared ones with other arms included, or none can be made, or
-- nothing is in sight: each that is undecided has p > 0.5 (or no p at all), and would not be decided by the seeds of the
-  last look if means and spreads stayed as they are, or
+An arm gets no more seeds if
+- every comparison on a primary metric is decided, including declared comparisons with other arms, or none can be made,
+  or
+- nothing is in sight: each undecided comparison has p > 0.5 (or no p). Also, the seeds of the last look would not
+  decide it if means and spreads stayed the same, or
 - one of its runs diverged or failed, so that it can have no verdict.
 
-A declared comparison with an arm that has stopped does not count: it gets no more seeds of that arm.
-
-The baseline and the control have as many seeds as the arm with most.
+A declared comparison with a stopped arm does not count: that arm gets no more seeds. The baseline and the control have
+as many seeds as the arm with most.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ Rows = Mapping[Key, Comparison]
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a study with planned looks has come."""
+    """The progress of a study with planned looks."""
 
     made: list[Look]
     read: list[Study]
-    """The arms and seeds of each look that was made."""
+    """The arms and seeds of each look so far."""
     rows: dict[Key, Comparison]
-    """Every comparison, as the first look that decided it shows it, or its last."""
+    """Every comparison: from the first look that decided it, or else from its last look."""
     stopped: dict[str, str]
-    """Why an arm gets no more seeds, by its name."""
+    """The reason why an arm gets no more seeds, by the arm's name."""
     counts: dict[str, int]
-    """Seeds that each arm has been compared with, by its name; of the baseline and the control, at the last look."""
+    """Seeds with which each arm was compared, by its name. For the baseline and the control: those of the last look."""
     next: Look | None
-    """The look that is under way; None where every arm has stopped or has all its seeds."""
+    """The look in progress; None if every arm has stopped or has all its seeds."""
 
 
 def follow(
@@ -53,10 +54,10 @@ def follow(
     compare_at: Callable[[Study, Look], Rows],
     ended: Callable[[Study], bool],
 ) -> Standing:
-    """Replay the looks that were made and the decisions after each.
+    """Replay the past looks and the decisions after each.
 
-    `ended` returns whether every run of a study has ended: it is called with the arms and seeds of a look, and so is
-    `compare_at`.
+    `ended` and `compare_at` are called with the arms and seeds of a look. `ended` returns whether every run of that
+    study has ended.
     """
     made: list[Look] = []
     read: list[Study] = []
@@ -93,9 +94,11 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 
 
 def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> list[Comparison]:
-    """Return an arm's comparisons on the primary metrics: at all resolutions, between them, with arms, as a factor.
+    """Return an arm's comparisons on the primary metrics: at all resolutions, across them, with other arms, and as a
+    factor.
 
-    Contrasts that lost a run are left out: the arm whose run it was says so itself, and the others can be decided.
+    Contrasts that lost a run are left out. The arm that lost the run stops for that reason, and the other arms can
+    still be decided.
     """
     asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
     factors = {one.name for _, one in study.contrasts() if name in one.weights}
@@ -114,7 +117,7 @@ def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> lis
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:
-    """Return why an arm with these comparisons gets no more seeds; empty where it does. `most` are those it may get."""
+    """Return why an arm with these comparisons gets no more seeds; empty if it gets more. `most` is the maximum."""
     if not rows:
         return "no primary metric can be compared"
     open_rows = [row for row in rows if not is_decided(row)]
@@ -128,13 +131,13 @@ def why_stop(rows: Sequence[Comparison], most: int) -> str:
 
 
 def _hopeless(row: Comparison, most: int) -> bool:
-    """Return whether neither a difference nor its absence is in sight."""
+    """Return whether neither a difference nor *same* is in sight."""
     in_reach = row.seeds_needed is not None and row.seeds_needed <= most
     return not in_reach and (row.p is None or row.p > HOPELESS_P)
 
 
 def wanted_arms(study: Study, look: Look, stopped: Collection[str]) -> Study:
-    """Return the arms and seeds of a look, with the arms that they start from, which may have stopped."""
+    """Return the arms and seeds of a look, and the arms that they start from, which may have stopped."""
     active = {arm.name for arm in study.arms} - set(stopped)
     while missing := {arm.parent for arm in study.arms if arm.name in active and arm.parent} - active:
         active |= missing

@@ -1,9 +1,11 @@
-"""Whether a run may start now: by the memory that it needs of its GPU and of the host, beside those that run there.
+"""Decide whether a run may start now, by the memory that it needs on its GPU and on the host, beside the running runs.
 
-What a run needs was measured on an earlier run of its shape (`tintype.study.shapes`), or is estimated with everything
-in it (`tintype.cost`). A run whose need is not known has the GPU for itself. torch's allocator is held to the share, so
-that a run which needs more than was thought runs out of memory itself and not its neighbours: its share is corrected,
-and it goes back to the queue. That is no failure of the run, unless it was alone on an empty GPU.
+The need of a run was measured on an earlier run of the same shape (`tintype.study.shapes`), or is an estimate of
+everything in it (`tintype.cost`). A run of unknown need has the GPU for itself.
+
+torch's allocator is limited to the share. So a run that needs more than expected runs out of memory itself, and its
+neighbours do not. Its share is corrected, and it goes back to the queue. The run has not failed, unless it was alone on
+an empty GPU.
 """
 
 from __future__ import annotations
@@ -27,32 +29,32 @@ from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, 
 from tintype.study.shapes import ShapeFacts, note_shape, read_shapes, shape_of
 
 MARGIN = 1.05
-"""A run may take so many times what was measured of its shape: text of another length, other scores."""
+"""A run may take this multiple of the memory measured for its shape, since captions and scores differ between runs."""
 GROWTH = 1.5
-"""A run that reached its share gets so many times as much the next time."""
+"""A run that reached its share gets this multiple of it the next time."""
 REACHED = 0.8
-"""A run that ran out of memory with so much of its share in use has reached it: what it asked for last is not in."""
+"""A run that ran out of memory with this much of its share in use has reached it: its last request is not counted."""
 MOST_CROWDED = 3
-"""A run that was sent back so often in a row has the GPU for itself the next time."""
+"""After this many crowded attempts in a row, a run has the GPU for itself the next time."""
 HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30
-"""Allowance for the host's memory of a run that was not measured, on a GPU and on a CPU: torch, its libraries, data."""
+"""Host memory allowed for a run that was not measured, on a GPU and on a CPU: torch, its libraries and data."""
 _FIRST_WAIT_S, _MOST_WAIT_S = 10.0, 300.0
-"""A run that was sent back waits so long before it is tried again, twice as long each time."""
+"""Seconds before a crowded run is tried again; each further attempt doubles them."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a run needs."""
+    """Memory that a run needs, in bytes."""
 
     gpu: int | None
-    """Bytes of each of its GPUs; None where that is not known: it gets them for itself."""
+    """Bytes on each of its GPUs. None if unknown: the run then has them for itself."""
     host: int | None
     words: str
-    """How the GPU's was found."""
+    """How the GPU memory was found."""
 
 
 def end_of(claim: Claim) -> str:
-    """Return the state in which an attempt ended; where its process did not say, by what others saw."""
+    """Return the state in which an attempt ended; if its process left none, from the records of others."""
     if claim.ended is not None:
         return str(claim.ended.get("state", "died"))
     died = str(claim.now.get("died", ""))
@@ -60,7 +62,7 @@ def end_of(claim: Claim) -> str:
 
 
 def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
-    """Return the attempts that were sent back for want of memory since the run last got further, oldest first."""
+    """Return the attempts that ended for lack of memory since the run last advanced, oldest first."""
     found: list[Claim] = []
     for claim in reversed(claims):
         state = end_of(claim)
@@ -71,17 +73,17 @@ def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
 
 
 def kills_in(claims: Sequence[Claim]) -> list[Claim]:
-    """Return the attempts that the kernel ended for want of the host's memory."""
+    """Return the attempts that the kernel killed for lack of host memory."""
     return [claim for claim in claims if claim.ended is None and str(claim.now.get("died")).startswith(HOST_KILLED)]
 
 
 def wait_s(crowds: int) -> float:
-    """Return how long a run is left alone after it was sent back so often."""
+    """Return how many seconds a run waits after this many crowded attempts."""
     return min(_FIRST_WAIT_S * 2.0 ** (crowds - 1), _MOST_WAIT_S) if crowds else 0.0
 
 
 def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
-    """Return the need as earlier attempts have corrected it."""
+    """Return the need, corrected by earlier attempts."""
     told = [int(known) for one in crowds if isinstance(known := (one.ended or {}).get("needs_bytes"), int) and known]
     gpu, host = need.gpu, need.host
     if told:
@@ -94,7 +96,7 @@ def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
 
 
 class Grant:
-    """The shares that a run has while it runs."""
+    """The shares of memory that a run holds while it runs."""
 
     def __init__(self, gpus: Sequence[Share], host: Share, need: Need, hold: bool) -> None:
         self.gpus, self.host, self.need = gpus, host, need
@@ -102,16 +104,16 @@ class Grant:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the run has its GPUs for itself, and nobody held anything of note there when it began."""
+        """Return whether the run has its GPUs for itself, and they were almost empty when it began."""
         return all(one.whole and one.empty for one in self.gpus)
 
     @property
     def is_alone(self) -> bool:
-        """Return whether nobody else is on its GPUs now."""
+        """Return whether nobody else uses its GPUs now."""
         return bool(self.gpus) and all(one.is_alone for one in self.gpus)
 
     def begin(self) -> None:
-        """Hold this process to its share of the GPU."""
+        """Limit this process to its share of the GPU."""
         if self._hold:
             total = torch.cuda.get_device_properties(0).total_memory
             share = 1.0 if self.gpus[0].whole else (self.gpus[0].bytes - CONTEXT_BYTES) / total
@@ -122,7 +124,9 @@ class Grant:
             share.release()
 
     def judge(self, message: Message) -> Message:
-        """Return what the end of a run means that ran out of memory, or whose GPU failed, beside others or alone."""
+        """Return the verdict on a run that ran out of memory, or whose GPU failed: crowded beside others, or failed
+        alone.
+        """
         ran_out, lost = message.text.startswith(OUT_OF_MEMORY), message.text.startswith(GPU_LOST)
         if message.state != "died" or not (ran_out or lost):
             return message
@@ -143,7 +147,7 @@ class Grant:
 
 
 class Admission:
-    """Decides which runs of a study this process may start."""
+    """Decide which runs of a study this process may start."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class Admission:
 
     @classmethod
     def here(cls, out: Path, protocol: Protocol, gpus: Sequence[int] | None = None) -> Admission:
-        """Return that of this process on the GPUs that it sees, or on some of them by their index."""
+        """Return the admission of this process, on all GPUs that it sees or on some of them by index."""
         seen = range(torch.cuda.device_count()) if gpus is None else gpus
         found = cls(
             out,
@@ -175,11 +179,11 @@ class Admission:
         return found
 
     def refresh(self) -> None:
-        """Read again what was measured."""
+        """Read the measurements again."""
         self._known = read_shapes(self.out, self.device)
 
     def need_of(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Need:
-        """Return what a run needs, by what is known now."""
+        """Return what a run needs, as far as known now."""
         if not self.gpus_of(task):
             return with_corrections(Need(0, CPU_BYTES, "an allowance"), crowds_in(claims, step))
         shape = shape_of(task.plan)
@@ -193,11 +197,11 @@ class Admission:
         return with_corrections(need, crowds_in(claims, step))
 
     def gpus_of(self, task: Task) -> Sequence[Shares]:
-        """Return the GPUs of a run's ranks; none where it trains on the CPU."""
+        """Return the GPUs of a run's ranks; none if it trains on the CPU."""
         return self.gpus[: task.plan.run.ranks] if task.plan.run.device != "cpu" else ()
 
     def admit(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Grant | None:
-        """Take the shares of a run; None where they do not fit beside those that run."""
+        """Take the shares of a run; None if they do not fit beside the running runs."""
         need, taken = self.need_of(task, claims, step), list[Share]()
         wanted = [(gpu, need.gpu) for gpu in self.gpus_of(task)] + [(self.host, need.host)]
         for shares, size in wanted:
@@ -209,7 +213,7 @@ class Admission:
         return Grant(taken[:-1], taken[-1], need, self._hold and len(taken) > 1 and task.plan.run.ranks == 1)
 
     def count_fitting(self, tasks: Sequence[Task]) -> int:
-        """Return how many of these runs, the first ones first, fit beside those that run, on one of its GPUs each."""
+        """Return how many of these runs, from the first on, fit beside the running runs on one of its GPUs each."""
         free, host, count = [gpu.left() for gpu in self.gpus], self.host.left(), 0
         idle = [not gpu.promises() for gpu in self.gpus]
         for task in tasks:
@@ -228,17 +232,17 @@ class Admission:
         return count
 
     def note(self, task: Task, message: Message, grant: Grant) -> None:
-        """Store what a run that was trained and scored took of GPU and host."""
+        """Store the GPU and host memory of a run that was trained and scored."""
         if message.state == "done" and task.plan.run.ranks == 1 and message.peak_bytes:
             facts = ShapeFacts(self.device, message.peak_bytes, grant.host.most)
             note_shape(self.out, shape_of(task.plan), facts)
 
     def note_step(self, task: Task, step_s: float, steps: int) -> None:
-        """Store how long a step took alone on the GPU."""
+        """Store the time of a step alone on the GPU."""
         note_shape(self.out, shape_of(task.plan), ShapeFacts(self.device, step_s=step_s, steps=steps))
 
     def step_s_of(self, task: Task) -> float | None:
-        """Return the seconds of a step alone on the GPU; of a shape that was not timed, the mean of the others."""
+        """Return the seconds of a step alone on the GPU; if the shape was not timed, the mean of the others."""
         known = [facts.step_s for facts in self._known.values() if facts.step_s is not None]
         facts = self._known.get(shape_of(task.plan))
         if facts is not None and facts.step_s is not None:
@@ -246,18 +250,18 @@ class Admission:
         return fmean(known) if known else None
 
     def words(self) -> str:
-        """Say how much memory is free now."""
+        """Describe how much memory is free now."""
         free = [f"{max(0, one.left()) / 1e9:.1f} GB of {one.pool.name}" for one in (*self.gpus, self.host)]
         return f"free: {', '.join(free)}"
 
     def has_step(self, task: Task) -> bool:
-        """Return whether the step of a run's shape was timed on this kind of device."""
+        """Return whether a step of the run's shape was timed on this kind of device."""
         facts = self._known.get(shape_of(task.plan))
         return facts is not None and facts.step_s is not None
 
 
 def estimated_need(task: Task, protocol: Protocol) -> Need:
-    """Return the estimated need of a run, without what all processes of the machine share."""
+    """Return the estimated need of a run, without memory that all processes of the machine share."""
     try:
         peak = peak_of(task.plan, protocol, task.along.protocol if task.along else None, task.plan.run.ranks)
     except UserError:

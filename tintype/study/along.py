@@ -1,19 +1,21 @@
-"""Arms against the baseline along training: at each scored step, until the baseline's final quality, at equal time.
+"""Compare arms with the baseline along training: at each scored step, until the baseline's final quality, at equal
+time.
 
-All numbers are of scores by one protocol (`evaluation.early`), means over the runs that have every score of their arm
-and did not collapse. Intervals share the seed spread of all arms (`study.stats.spread`), on the
-scale of the metric.
-Differences and their intervals are descriptive: a study's verdicts are on its end, and nothing of their error is spent
-here. The one exception is a crossing, which has an error of 5% of its own for each arm and metric, shared by the scored
-steps (Bonferroni).
+All numbers are of scores by one protocol (`evaluation.early`). Means are over the runs that have every score of their
+arm and did not collapse. Intervals share the seed spread of all arms (`study.stats.spread`), on the scale of the
+metric.
 
-When an arm reaches the baseline's final quality is read off its difference from the baseline's end: where the mean
-crosses zero, and where the interval begins and ends to allow that. Between scored steps everything is linear; before
-the first and after the last nothing is known, and nothing is said.
+Differences and their intervals are descriptive: the verdicts of a study are on its end, and none of their error is
+spent here. The one exception is a crossing. It has an error of 5% of its own for each arm and metric, shared by the
+scored steps (Bonferroni).
 
-Where the protocol scores weights at the size of their stage, only scores of one size are compared: a difference at a
-step is there if arm and baseline have images of one size; a crossing, and what is held against the baseline's end, are
-of the last stage.
+An arm reaches the baseline's final quality at the step where the mean of its difference from the baseline's end crosses
+zero. The interval begins and ends where the difference's interval allows zero. Between scored steps everything is
+linear. Before the first and after the last step nothing is known.
+
+If the protocol scores weights at the image size of their stage, only scores of one size are compared. A difference at a
+step exists if arm and baseline have images of one size. A crossing is of the last stage, and so are comparisons with
+the baseline's end.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ _Value = TypeVar("_Value")
 _INCOMPLETE = "not all runs of the arm and the baseline have all scores"
 NO_CROSSING = "no crossing shown"
 SAME_TIME = 0.02
-"""Two trainings whose seconds differ by no more than this share took the same time."""
+"""Two trainings took the same time if their seconds differ by at most this share."""
 
 
 def with_along(results: StudyResults) -> StudyResults:
-    """Return the results with the comparison of scores along training; as they are where there are no such scores."""
+    """Return the results with the comparison of scores along training; unchanged if there are no such scores."""
     found = [
         one
         for view in results.by_resolution()
@@ -81,11 +83,11 @@ class _Curve:
     seconds: list[float]
     """Training seconds at each step; see `seconds_of`."""
     sizes: list[int | None]
-    """At each step, the size of the images where it is that of a stage."""
+    """Image size at each step, if it is a stage's size."""
     values: list[list[float]]
     """At each step, one value for each run."""
     complete: bool
-    """Whether no other run of the arm lacks a score."""
+    """Whether every run of the arm has all scores."""
 
     def at(self, step: int) -> list[float]:
         return self.values[self.steps.index(step)]
@@ -95,7 +97,7 @@ class _Curve:
 
     @property
     def last_stage(self) -> _Curve:
-        """The scores with images of the size that the last one has; those of other sizes measure another thing."""
+        """The scores on images of the last score's size. Other sizes measure a different quantity."""
         kept = [index for index, size_px in enumerate(self.sizes) if size_px == self.sizes[-1]]
 
         def of(values: Sequence[_Value]) -> list[_Value]:
@@ -109,7 +111,7 @@ class _Curve:
 
 
 def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
-    """Return an arm's curve; None where no run has two scores."""
+    """Return an arm's curve; None if no run has two scores."""
     healthy = view.healthy(arm, metric)
     runs = [[one for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))] for run in healthy]
     steps = sorted({score.step for scores in runs for score in scores})
@@ -129,7 +131,7 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
 def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float:
     """Return an arm's training seconds up to scores of one step.
 
-    They are those of steps alone on a GPU where every arm of the resolution was timed so, else the mean over the runs.
+    If every arm of the resolution was timed alone on a GPU, these times are used; otherwise the mean over the runs.
     """
     if view.timed_alone and arm.step_s is not None:
         return arm.step_s * scores[0].step
@@ -142,7 +144,7 @@ class _Group:
 
     curves: Mapping[str, _Curve]
     baselines: Sequence[str]
-    """The baseline, then the control, whose runs are the baseline's too."""
+    """The baseline, then the control, whose runs count as the baseline's."""
     scale: Scale
     direction: Literal["lower", "higher"]
     confidence: float
@@ -156,14 +158,14 @@ class _Group:
         return self.old.steps
 
     def at(self, step: int, arm: str, confidence: float) -> DifferenceAt:
-        """Compare an arm with the baseline at a step that both have, with images of one size."""
+        """Compare an arm with the baseline at a common step, on images of one size."""
         size_px = self.curves[arm].size_at(step)
         alike = {name: one for name, one in self.curves.items() if step in one.steps and one.size_at(step) == size_px}
         found = self._difference(step, arm, {name: curve.at(step) for name, curve in alike.items()}, confidence)
         return found.model_copy(update={"size_px": size_px})
 
     def with_end(self, step: int, arm: str, values: Sequence[float]) -> DifferenceAt:
-        """Compare these values of an arm with the baseline at its end; `step` is theirs."""
+        """Compare these values of an arm, scored at `step`, with the baseline at its end."""
         ends = {name: curve.values[-1] for name, curve in self.curves.items() if curve.sizes[-1] == self.old.sizes[-1]}
         return self._difference(step, arm, {**ends, arm: list(values)}, self.confidence)
 
@@ -181,7 +183,7 @@ class _Group:
 def difference_at(
     arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], scale: Scale, confidence: float
 ) -> Interval:
-    """Return an arm's difference from the baselines, with its interval where there is a seed spread.
+    """Return an arm's difference from the baselines, with its interval if there is a seed spread.
 
     The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`.
     """
@@ -220,7 +222,7 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
 
 
 def _collapse_words(arm: Arm, metric: str) -> str:
-    """Say whose runs collapsed; empty where none did."""
+    """List the arms with collapsed runs; empty if there are none."""
     row = arm.comparisons.get(metric)
     if row is None or not (row.collapsed or row.baseline_collapsed):
         return ""
@@ -243,7 +245,7 @@ def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower
 
 
 def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
-    """Return the first place at which a broken line through the points is at zero or above; infinity if it never is."""
+    """Return the first place at which a broken line through the points reaches zero; infinity if there is none."""
     if ahead[0] >= 0:
         return float(places[0])
     for (x, y), (later, above) in pairwise(zip(places, ahead, strict=True)):
@@ -253,7 +255,9 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
 
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
-    """Compare the arm at the baseline's total seconds with the baseline's end, or say why it has no score there."""
+    """Compare the arm at the baseline's total seconds with the baseline's end; without a score there, return the
+    reason.
+    """
     new = group.curves[arm].last_stage
     seconds, last = group.old.seconds[-1], new.seconds[-1]
     if seconds > last * (1 + SAME_TIME):
@@ -280,7 +284,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
-    """Return since when an arm is ahead or behind, where its intervals show both; else that they do not."""
+    """Return from which step on an arm is ahead or behind, if its intervals show both; otherwise that they do not."""
     if any(one.difference.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]
@@ -293,7 +297,7 @@ def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "
 
 
 def _side(one: DifferenceAt, direction: Literal["lower", "higher"]) -> str:
-    """Return whether the arm is ahead or behind at a step; empty where the interval contains zero."""
+    """Return whether the arm is ahead or behind at a step; empty if the interval contains zero."""
     assert one.difference.ends is not None
     low, high = one.difference.ends
     if low <= 0 <= high:

@@ -1,4 +1,4 @@
-"""How a study turns differences into verdicts, as the user writes it."""
+"""Settings that turn differences into verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.study.effect import Effect, parse_effect
 
 
 def _text_of_number(value: object) -> object:
-    """Return a number as it is written; YAML reads `0.02` as a number and `3%` as text."""
+    """Return a number as the user wrote it; YAML reads `0.02` as a number and `3%` as text."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -1,12 +1,13 @@
 """Stored runs of the baseline from other studies: more runs of the baseline, and a prior of the spread.
 
 The study file names them (`analysis: {bank: [PATH, …]}`). They are copied into the study's folder when it begins, and
-into its results, so that its verdicts are computed again without the other studies. A stored run serves where it has
-the plan of the baseline but for the seed, the same protocol, `NUMERICS`, frozen networks and kind of device, and where
-the study itself has no run of that seed.
+into its results. So its verdicts can be computed again without the other studies.
 
-Each metric is checked by itself: where the study's own runs of the baseline and the stored ones differ, by an interval
-with a confidence of 80%, the stored runs do not serve in that metric.
+A stored run serves if it has the baseline's plan apart from the seed, and the same protocol, `NUMERICS`, frozen
+networks and kind of device. The study itself must not have a run of that seed.
+
+Each metric is checked by itself: if an 80% interval of the study's own baseline runs against the stored ones excludes
+zero, the stored runs do not serve in that metric.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from tintype.study.verdicts import STORED, cells_of
 
 FILE = "bank.json"
 LEVEL = 0.8
-"""Confidence of the interval of own runs against stored ones. A wider interval misses more stored runs that differ.
+"""Confidence of the interval of own runs against stored ones.
 
-Where they do not differ, a fifth of the metrics go without them (docs/stored.json).
+A wider interval misses more stored runs that differ. If they do not differ, a fifth of the metrics lose them by chance
+(docs/stored.json).
 """
 
 
 def take_bank(study: Study) -> Bank | None:
-    """Read the stored runs that the study's settings name; None where they name none."""
+    """Read the stored runs that the study's settings name; None if they name none."""
     if not study.settings.analysis.bank:
         return None
     sources, taken = list[BankSource](), set[str]()
@@ -57,7 +59,7 @@ def take_bank(study: Study) -> Bank | None:
 
 
 def _read_source(study: Study, other: StoredStudy) -> BankSource:
-    """Return the runs of the baseline in another study; raise where it has none that can serve."""
+    """Return the runs of the baseline in another study; raise if none of them can serve."""
     if reason := why_apart(other, study.settings.evaluation.hash, tintype.NUMERICS):
         raise UserError(f"analysis.bank: {reason}", "take it out")
     found = runs_like(study, other, metric_infos(study))
@@ -96,7 +98,7 @@ def _device(run: Run) -> str:
 
 
 def keep_bank(study: Study, out: Path, looked: bool) -> None:
-    """Copy the stored runs into the study's folder. Once the study was looked at, those that are there stay."""
+    """Copy the stored runs into the study's folder. After the first look at the study, existing copies stay."""
     file, paths = out / FILE, list(study.settings.analysis.bank)
     if not paths:
         file.unlink(missing_ok=True)
@@ -107,7 +109,7 @@ def keep_bank(study: Study, out: Path, looked: bool) -> None:
 
 
 def read_bank(out: Path) -> Bank | None:
-    """Return the stored runs in a study's folder; None where there are none."""
+    """Return the stored runs in a study's folder; None if there are none."""
     file = out / FILE
     if not file.exists():
         return None
@@ -121,7 +123,7 @@ def read_bank(out: Path) -> Bank | None:
 
 @dataclass(frozen=True)
 class Served:
-    """The stored runs that serve a study beside its own."""
+    """The stored runs that serve a study, beside its own runs."""
 
     runs: Mapping[str, Sequence[Run]]
     """By resolution."""
@@ -129,7 +131,7 @@ class Served:
 
 
 def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
-    """Return the stored runs that can stand beside the study's own `runs`. Own plans are not taken twice."""
+    """Return the stored runs that serve beside the study's own `runs`. Plans that the study has itself are left out."""
     if bank is None:
         return Served({}, [])
     own = {plan.hash for arm in study.arms for plan in arm.plans}
@@ -162,9 +164,10 @@ def _runs(count: int) -> str:
 
 
 def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
-    """Estimate the study's own runs of the baseline, the first arm, minus the stored ones; None where either has none.
+    """Estimate the study's own runs of the baseline, the first arm, minus the stored ones; None if either set is empty.
 
-    Here the stored runs are a plan of their own: they lend the others no mean, and no more than a share of the spread.
+    Here the stored runs are a plan of their own: they add nothing to a mean of the others, and only a share to the
+    spread.
     """
     baseline = next(iter(cells.values))
     if not cells.seeds(baseline) or not cells.seeds(STORED):
@@ -174,7 +177,7 @@ def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
 
 
 def agrees(cells: Cells, found: Estimate | None) -> bool:
-    """Return whether stored runs serve, by the difference from the study's own; not where they cannot be compared."""
+    """Return whether stored runs serve, by the difference from the study's own; False if it cannot be estimated."""
     if found is None or found.error is None:
         return False
     if found.interval is None:  # all runs have one value
@@ -185,7 +188,7 @@ def agrees(cells: Cells, found: Estimate | None) -> bool:
 def check_stored(
     arms: Mapping[str, Role], runs: Runs, metric: str, meaning: MetricInfo, stored: Sequence[Run], resolution: str = ""
 ) -> BankCheck:
-    """Hold the study's own runs of the baseline against the stored ones, in one metric."""
+    """Compare the study's own runs of the baseline with the stored ones, in one metric."""
     cells = cells_of(arms, runs, metric, meaning, stored=stored)
     baseline, found = next(iter(arms)), against_stored(cells)
     own = [label for label in cells.values if cells.plan_of(label) == baseline and label != STORED]
@@ -208,7 +211,7 @@ def check_stored(
 def with_checks(
     bank: Bank, served: Served, arms: Mapping[str, Mapping[str, Role]], runs: Runs, metrics: Metrics
 ) -> Bank:
-    """Return the bank with what serves, and how each metric's stored runs agree with the study's own."""
+    """Return the bank with the runs that serve, and how well each metric's stored runs agree with the study's own."""
     checks = [
         check_stored(arms[resolution], runs, metric, info, stored, resolution)
         for resolution, stored in served.runs.items()
@@ -220,5 +223,5 @@ def with_checks(
 
 
 def is_checked(metric: str, stored: Sequence[Run]) -> bool:
-    """Return whether stored runs can serve in a metric: it is tested, and they have it."""
+    """Return whether stored runs can serve in a metric: it is tested, and they have values."""
     return is_tested(metric) and any(run.loss(metric) is None for run in stored)

@@ -1,4 +1,4 @@
-"""Compare the runs of a study: every contrast that it plans, at each of its looks, with a share of its error."""
+"""Compare the runs of a study: every planned contrast, at each look, with a share of the study's error."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ StoredRuns: TypeAlias = Mapping[str, Sequence[results.Run]]
 """Runs of the baselines from other studies, by resolution."""
 NO_RUNS: StoredRuns = MappingProxyType({})
 ONE_SIDED = 2.0
-"""Share of a test whose sign is stated before: both ends of its interval have 5% each."""
+"""Share of a test whose sign was stated beforehand: each end of its interval has 5%."""
 
 
 def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
     """Read the runs of a study from its folder, and compare them.
 
-    Where the runs are `known`, and the numbers of their `images`, only what is beside them is read, and nothing is
-    written: for a page that looks at a study while others work on it.
+    If the runs are `known`, and the numbers of their `images`, only the rest is read and nothing is written. A page
+    uses this to show a study while others work on it.
     """
     protocol, settings = study.settings.evaluation, study.settings
     every = read_runs(study, out) if known is None else known
@@ -127,23 +127,23 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
 
 @dataclass(frozen=True)
 class Reading:
-    """A study as its looks show it."""
+    """A study at its looks."""
 
     study: Study
-    """The arms with the seeds that were read."""
+    """The arms with the seeds that were compared."""
     runs: Runs
     """The runs of these seeds."""
     at_looks: Sequence[Study]
-    """The arms and seeds of each look; a row's `look` counts them from one."""
+    """The arms and seeds of each look; `look` of a row counts from one."""
     metrics: Metrics
     family: Sequence[Key]
-    """The comparisons that share the study's error, with those of arms that it no longer has."""
+    """The comparisons that share the study's error, including those of removed arms."""
     rows: Rows
     looks: list[results.LookInfo]
     planned: bool
     stopped: Mapping[str, str]
     bank: results.Bank | None = None
-    """The stored runs that serve, and their checks, as the last look reads them."""
+    """The stored runs that serve, and their checks, at the last look."""
     stored: StoredRuns = field(default_factory=dict)
 
     def with_verdicts(self, arm: results.Arm) -> results.Arm:
@@ -190,7 +190,7 @@ class Reading:
         )
 
     def _trend(self, key: Key, reason: str) -> results.Trend:
-        """Return a trend with the arm's effect at each resolution, or why there is none."""
+        """Return a trend with the arm's effect at each resolution, or the reason why there is none."""
         if not reason:
             matched = match(asked_of(self.study, self.metrics)[key], self.runs, key.metric)
             reason = matched if isinstance(matched, str) else ""
@@ -246,7 +246,7 @@ def _factor_effect(
     contrast: FactorContrast,
     cells: Cells,
 ) -> results.FactorEffect:
-    """Describe a contrast by the runs of the look that its row is of."""
+    """Describe a contrast by the runs of its row's look."""
     labels = labels_of(arms)
     collapsed = [arm.name for arm in arms if arm.name in contrast.weights and cells.collapsed.get(arm.label)]
     if collapsed:
@@ -272,7 +272,7 @@ def read_at_looks(
     images: PerImage = NO_IMAGES,
     bank: results.Bank | None = None,
 ) -> Reading:
-    """Compare the runs at each look: those that were `made`, and this one where its seeds or comparisons are others.
+    """Compare the runs at each look: the looks `made`, and a new one if its seeds or comparisons differ.
 
     Stored runs of the `bank` serve at each.
     """
@@ -307,7 +307,7 @@ def _read_at_looks(
 
 
 def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
-    """Return the looks at a study with their families: those that are planned, or those that were made and this one."""
+    """Return the looks at a study with their families: the planned looks, or the looks made and this one."""
     planned, seeds = list(asked_of(study, metrics)), study.settings.seeds
     if isinstance(seeds, SeedPlan):
         return [MadeLook.of(look.read, every_key(made, planned)) for look in planned_looks(seeds)]
@@ -315,13 +315,13 @@ def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) ->
 
 
 def looks_to_record(study: Study, found: results.StudyResults, out: Path) -> list[MadeLook]:
-    """Return the looks that were made at a study, the one of these results among them."""
+    """Return the looks made at a study, including the look of these results."""
     looks = _looks_of(study, [metric.name for metric in found.metrics], made_looks(out))
     return [look for look, info in zip(looks, found.looks, strict=True) if info.made]
 
 
 def _known_arms(at_look: Study, looks: Sequence[MadeLook]) -> Study:
-    """Return the study without arms that were added after these looks: their spread is not shared then either."""
+    """Return the study without arms added after these looks, so that their spread is not shared yet."""
     known = {(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
     arms = [arm for arm in at_look.arms if arm.role == "baseline" or (arm.name, arm.resolution) in known]
     return replace(at_look, arms=tuple(arms))
@@ -361,12 +361,12 @@ def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.Loo
 
 
 def is_read(row: results.Comparison) -> bool:
-    """Return whether a comparison was tested, so that reading it spends error."""
+    """Return whether a comparison was tested, and so reading it spends error."""
     return row.verdict in (*DECIDED, "undecided")
 
 
 def made_looks(out: Path) -> list[MadeLook]:
-    """Return each look that was made at a study. A report whose looks are not recorded was one."""
+    """Return each look made at a study. A report without recorded looks was one look."""
     if (recorded := read_looks(out)) is not None:
         return recorded
     last = last_results(out)
@@ -399,7 +399,7 @@ def _reported_keys(last: results.StudyResults) -> list[Key]:
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:
-    """Return the comparisons that share the error of a study: those that it plans, and those of the looks at it."""
+    """Return the comparisons that share the error of a study: its planned comparisons, and those of its looks."""
     return every_key(made_looks(out), asked_of(study, metric_infos(study)))
 
 
@@ -412,9 +412,9 @@ def follow_runs(
     images: PerImage = NO_IMAGES,
     stored: StoredRuns = NO_RUNS,
 ) -> Standing:
-    """Return how far a study with planned looks has come. The comparisons of its `family` share the error.
+    """Return the progress of a study with planned looks. The comparisons of its `family` share the error.
 
-    A run that failed or diverged has ended if it is among those that were `tried`; by default it has.
+    A failed or diverged run has ended if it is among those `tried`; by default all have.
     """
     assert isinstance(study.settings.seeds, SeedPlan)
 
@@ -443,7 +443,7 @@ def compare_at(
     family: Sequence[Key],
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Compare the arms and seeds of a look, as far as they are of its `family`, which shares its error.
+    """Compare the arms and seeds of a look, as far as they belong to its `family`, which shares its error.
 
     `stored` runs of the baselines serve beside the study's own.
     """
@@ -500,11 +500,12 @@ def compare(
     images: PerImage = NO_IMAGES,
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Compare what is asked and measured. All comparisons of the `family` share the study's error.
+    """Make the planned comparisons on the metrics that were measured. All comparisons of the `family` share the study's
+    error.
 
     `arms` are the roles of the arms by label, the baseline's first, by resolution. `share` is the part of the study's
-    5% that this look at it may spend. `stored` are runs of the baselines from other studies, by resolution: they serve
-    in the metrics in which they agree with the study's own.
+    5% that this look may spend. `stored` are runs of the baselines from other studies, by resolution. They serve in the
+    metrics in which they agree with the study's own.
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
@@ -541,7 +542,7 @@ def compare(
 
 
 class _Sheets:
-    """The cells of each metric, made when they are asked for: of one resolution, or of all as ratios for a trend."""
+    """The cells of each metric, made when needed: of one resolution, or of all as ratios for a trend."""
 
     def __init__(
         self,
@@ -556,7 +557,7 @@ class _Sheets:
         self._correlated: dict[Key, dict[str, Correlation]] = {}
 
     def of(self, key: Key, search: bool = True) -> Cells:
-        """Return the cells of a comparison, without collapsed runs unless there is no `search` for them."""
+        """Return the cells of a comparison, without collapsed runs unless `search` is None."""
         if key.kind != "trend":
             return self._at(key.resolution, key.metric, False, search)
         sheets = {resolution: self._at(resolution, key.metric, True, search) for resolution in self._arms}
@@ -582,7 +583,7 @@ class _Sheets:
         return self._made[place][metric]
 
     def estimate(self, one: Asked, level: float, cells: Cells | None = None) -> Estimate:
-        """Estimate a comparison, of its cells or of those given. An arm is compared in pairs where they pay."""
+        """Estimate a comparison from its cells or the given ones, with pairs if they narrow the interval."""
         key, cells = one.key, cells or self.of(one.key)
         if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
@@ -598,7 +599,7 @@ class _Sheets:
         return estimate_arm(cells, own, baseline, level, self._correlated[both].get(key.metric))
 
     def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
-        """Count the runs of an arm, and of what it is compared with, that collapsed on a primary metric."""
+        """Count the collapsed runs on a primary metric, of an arm and of its reference."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
         labels = [*self._arms[one.key.resolution], STORED]
         collapsed = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
@@ -616,7 +617,7 @@ class _Sheets:
 def agreeing(
     arms: Mapping[str, results.Role], runs: Runs, metric: results.MetricInfo, stored: Sequence[results.Run]
 ) -> Sequence[results.Run]:
-    """Return the stored runs where they agree with the study's own in a metric; else none."""
+    """Return the stored runs if they agree with the study's own in a metric; otherwise none."""
     if not is_checked(metric.name, stored):
         return ()
     return stored if check_stored(arms, runs, metric.name, metric, stored).agrees else ()
@@ -625,10 +626,10 @@ def agreeing(
 def _sampling_error(
     new: Sequence[results.Run], old: Sequence[results.Run], metric: str, images: PerImage
 ) -> float | None:
-    """Return the standard error of a mean difference that comes from sampling.
+    """Return the part of a mean difference's standard error that comes from sampling images.
 
-    All runs share prompts and noises: where single images have numbers, it is that of the images' differences. The
-    others, distances, are taken as independent.
+    All runs share prompts and noises. If single images have numbers, this is the error of the images' differences.
+    Other metrics, the distances, count as independent.
     """
     values = [
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)

@@ -1,9 +1,9 @@
-"""The contrasts of a study: all that it compares, each with a typed key and weights over its arms.
+"""The contrasts of a study: each comparison has a typed key and weights over the arms.
 
-An arm and the control are compared with the baseline of their resolution, and an arm with another arm where the study
-declares it (`compare`). With several resolutions, a trend is an
-arm's effect at the most tokens minus that at the fewest. Baselines of several resolutions differ in every metric, so
-these effects are relative, log(arm / baseline). Main effects and interactions are contrasts of factorial arms.
+An arm and the control are compared with the baseline of their resolution, and an arm with another arm if the study
+declares it (`compare`). With several resolutions, a trend is an arm's effect at the most tokens minus its effect at the
+fewest. Baselines of several resolutions differ in every metric, so these effects are relative, log(arm / baseline).
+Main effects and interactions are contrasts of factorial arms.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tintype.study.study import ArmPlan, Study
 ANOTHER_SPACE = "another space"
 UNPAIRED = "the control has seeds of its own, so it has no pairs"
 _OF_NO_SPACE = ("compute", "sha256")
-"""Settings of a tokenizer that change its latents by rounding, or not at all."""
+"""Settings of a tokenizer that change its latents by rounding only, or not at all."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A comparison that a study makes."""
+    """A comparison in a study."""
 
     key: Key
     contrast: Contrast
     """Weights by the label of the arm."""
     names: Mapping[str, str]
-    """Name of each label where its runs are missing; empty for the arm that is asked about."""
+    """Name of each label in messages about missing runs; empty for the arm under test."""
     baselines: Collection[str]
-    """Labels of the baseline and the control; of two arms, that of the second."""
+    """Labels of the reference: the baseline and the control, or the second of two arms."""
 
     @property
     def own(self) -> str:
-        """Return the label of the arm that is asked about."""
+        """Return the label of the arm under test."""
         return next(iter(self.contrast.weights))
 
 
@@ -64,7 +64,7 @@ def factor_key(one: FactorContrast, resolution: str, metric: str) -> Key:
 
 
 def is_tested(metric: str) -> bool:
-    """Return whether a difference gets a verdict. The throughput is measured: it does not depend on the seed."""
+    """Return whether a difference gets a verdict. Throughput gets none: it does not depend on the seed."""
     return metric != SPEED
 
 
@@ -84,9 +84,9 @@ def count_comparisons(
 ) -> Counts:
     """Count the comparisons of a study. `arms` does not count the control.
 
-    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`; each of the
-    `contrasts` between factorial arms is one for each primary metric, at each resolution. `between` counts the declared
-    pairs of arms.
+    With several resolutions, each arm's trend is one more comparison for each of `trend_metrics`. Each of the
+    `contrasts` between factorial arms is one comparison for each primary metric, at each resolution. `between` counts
+    the declared pairs of arms.
     """
     asked = list(filter(is_tested, primary))
     other = [metric for metric in metrics if metric not in primary and is_tested(metric)]
@@ -96,7 +96,7 @@ def count_comparisons(
 
 
 def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
-    """Return every comparison that a study plans. What cannot be compared does not count in the correction."""
+    """Return every comparison that a study plans. Impossible comparisons do not count in the correction."""
     apart, found = incomparable(study), list[Asked]()
     for baseline, *others in study.by_resolution():
         baselines = [baseline.label, *(arm.label for arm in others if arm.role == "control")]
@@ -115,7 +115,7 @@ def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
 
 
 def trends_of(study: Study) -> dict[Key, str]:
-    """Return the key of each trend; with the reason where an arm cannot have one."""
+    """Return the key of each trend, with the reason if an arm cannot have one."""
     resolutions, apart = study.by_resolution(), incomparable(study)
     reasons: dict[Key, str] = {}
     for arm in (arm for arms in resolutions if len(resolutions) > 1 for arm in arms[1:]):
@@ -134,7 +134,7 @@ def _trend(study: Study, key: Key) -> Asked:
 
 
 def factors_of(study: Study) -> list[Asked]:
-    """Return the contrasts between factorial arms on the primary metrics that all their arms can be compared in."""
+    """Return the contrasts between factorial arms, on the primary metrics in which all their arms can be compared."""
     apart, found = incomparable(study), list[Asked]()
     for arms, one in study.contrasts():
         labels = labels_of(arms)
@@ -154,7 +154,7 @@ def labels_of(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 
 def incomparable(study: Study) -> dict[Key, str]:
-    """Return why arms are not compared with their baseline, or with another arm."""
+    """Return why arms cannot be compared with their baseline, or with another arm."""
     meanings = definitions(study.settings.evaluation)
     in_latents = [name for name, meaning in meanings.items() if meaning.metric.in_latents]
     found: dict[Key, str] = {}
@@ -168,19 +168,18 @@ def incomparable(study: Study) -> dict[Key, str]:
 
 
 def _class_token(plan: Plan) -> object:
-    """Return the teacher whose class token of the clean image the denoiser reads, noised; None where it reads none."""
+    """Return the teacher whose noised class token of the clean image the denoiser reads; None if it reads none."""
     return next((plain(loss)["teacher"] for loss in plan.losses if loss.kind == CLASS_TOKEN), None)
 
 
 def another_space(new: Plan, old: Plan, name: str = "the baseline") -> str:
-    """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+    """Return why an error in the latents of one plan cannot be compared with that of the other plan, called `name`;
+    else ''.
 
-    `name` is that of the other.
-
-    The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale
-    and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
-    p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise. It
-    is known from the plans alone, so that a study knows before its first run what it will compare.
+    The validation loss is measured in the latents of a run's own tokenizer. Another tokenizer's latents have another
+    scale and another share of noise. So a difference between the two says nothing about the denoisers, however small
+    its p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise.
+    The plans alone decide this, so a study knows before its first run which comparisons it can make.
     """
     if _class_token(new) != _class_token(old):
         return f"{ANOTHER_SPACE}: the denoisers do not read the same class token of the clean image beside the image"

@@ -1,4 +1,4 @@
-"""Cost of a study: its runs by look, and the seconds that they take, from the runs that were measured."""
+"""Cost of a study: its runs by look, and their seconds, from measured runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration as `45m`, `1h30m` or `90s`."""
+    """Parse a duration such as `45m`, `1h30m` or `90s` into seconds."""
     found = _DURATION.findall(text)
     if not found or _DURATION.sub("", text).strip():
         raise UserError(f"'{text}' is no duration", "give a number with s, m, h or d, as 45m or 1h30m")
@@ -40,7 +40,7 @@ def parse_duration(text: str) -> float:
 
 @dataclass(frozen=True)
 class RunSeconds:
-    """Mean seconds of training and scoring of the runs that are done, by the arm's label."""
+    """Mean seconds of training and scoring of the finished runs, by the arm's label."""
 
     by_arm: Mapping[str, float]
 
@@ -49,7 +49,7 @@ class RunSeconds:
         return bool(self.by_arm)
 
     def of(self, arm: str) -> float:
-        """Return an arm's seconds; of one that was not measured, the mean of the others."""
+        """Return an arm's seconds; if it was not measured, the mean of the others."""
         return self.by_arm.get(arm, fmean(self.by_arm.values()))
 
     def total(self, tasks: Iterable[Task]) -> float:
@@ -63,30 +63,30 @@ class Measured:
     seconds: RunSeconds
     words: str
     at_least: bool = False
-    """Whether the runs will take longer than that."""
+    """Whether the seconds are a lower bound."""
 
 
 Measure = Callable[[], Measured | str]
-"""Measures runs on this machine, or says why it does not."""
+"""Measures runs on this machine, or returns the reason why it does not."""
 
 
 def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
-    """Return the seconds that runs took, from those that are done."""
+    """Return the seconds that finished runs took."""
     taken = {arm: [run.train_s + run.evaluate_s for run in some if run.state == "done"] for arm, some in runs.items()}
     return RunSeconds({arm: fmean(seconds) for arm, seconds in taken.items() if seconds})
 
 
 @dataclass
 class Budget:
-    """The wall-clock time that one command may take. It decides between looks, and never stops a run."""
+    """The wall-clock time that one command may take. It applies between looks, and never stops a run."""
 
     seconds: float | None
     jobs: int
     began_s: float = field(default_factory=time.monotonic)
     running_s: float = 0.0
-    """Time in which runs were made."""
+    """Seconds during which runs were made."""
     measured_s: float = 0.0
-    """Seconds that these runs measured: training and scoring, without the start of workers."""
+    """Seconds measured by these runs: training and scoring, without the start of workers."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -98,12 +98,12 @@ class Budget:
         self.measured_s += measured_s
 
     def expected_s(self, tasks: Sequence[Task], seconds: RunSeconds) -> float:
-        """Return the time that the tasks are expected to take, at the pace of those that this command has made."""
+        """Return the expected time of the tasks, at the pace of this command so far."""
         pace = self.running_s * self.jobs / self.measured_s if self.measured_s else 1.0
         return max(1.0, pace) * seconds.total(tasks) / self.jobs
 
     def refusal(self, tasks: Sequence[Task], seconds: RunSeconds) -> str:
-        """Return why the tasks do not fit into the budget; empty where they do, or where no run was measured yet."""
+        """Return why the tasks do not fit into the budget; empty if they fit, or if no run was measured yet."""
         if self.seconds is None or not seconds.known:
             return ""
         left_s = max(0.0, self.seconds - (time.monotonic() - self.began_s))
@@ -129,7 +129,7 @@ def minutes(seconds: float) -> str:
 
 
 def seeds_of_looks(study: Study) -> list[int]:
-    """Return the number of seeds at each look; of a study with fixed seeds, that of its one look."""
+    """Return the number of seeds at each look; a study with fixed seeds has one look."""
     seeds = study.settings.seeds
     return list(seeds.counts) if isinstance(seeds, SeedPlan) else [len(seeds)]
 
@@ -139,33 +139,36 @@ class Cost:
     """The number of runs of a study, and the seconds that they take."""
 
     least: int
-    """Where every arm stops after the first look, or the runs that are done where those are more; the same as `most`
-    with fixed seeds. Tuning runs count in all."""
+    """Runs if every arm stops after the first look, or the finished runs if there are more.
+
+    Equal to `most` with fixed seeds. Tuning runs always count.
+    """
     expected: int
-    """Where no arm changes anything: nothing comes in sight of most of them."""
+    """Expected runs if no arm changes anything: most of these arms stop early."""
     most: int
-    """Where every arm that no look has stopped gets all its seeds."""
+    """Runs if every arm not stopped yet gets all its seeds."""
     done: int
     seconds: float | None
-    """Mean seconds of a run over all arms; None where no run was measured."""
+    """Mean seconds of a run over all arms; None if no run was measured."""
     left_s: float
-    """Seconds of the runs that are not done, if every arm gets the most seeds; 0 where no run was measured."""
+    """Seconds of the remaining runs if every arm gets the most seeds; 0 if no run was measured."""
     measured: str = ""
-    """How the seconds were found, or why they were not."""
+    """How the seconds were found, or why they are unknown."""
     at_least: bool = False
     """Whether the seconds are a lower bound only."""
     jobs: int = 1
-    """Runs that this machine makes at a time."""
+    """Number of runs that this machine makes at the same time."""
 
     def seconds_of(self, runs: int) -> float:
-        """Return the time that so many runs take, as many at a time as there are jobs."""
+        """Return the time of this many runs, `jobs` at a time."""
         return -(-runs // self.jobs) * (self.seconds or 0.0)
 
 
 def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, measure: Measure = lambda: "") -> Cost:
-    """Return what a study costs: by the runs in its folder, by those of a past study of the same baseline, or measured.
+    """Return the cost of a study, from the runs in its folder, from a past study of the same baseline, or measured
+    here.
 
-    `jobs` runs are made at a time, but on a CPU no more than its cores allow.
+    `jobs` runs are made at the same time; on a CPU at most one for each core.
     """
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
@@ -211,14 +214,14 @@ def is_for_cpu(plan: Plan) -> bool:
 
 
 def _at_a_time(plan: Plan, jobs: int) -> int:
-    """Return how many runs are really made at a time: on a CPU more workers than cores only wait for each other."""
+    """Return how many runs are really made at a time: on a CPU, more workers than cores only wait for each other."""
     if not is_for_cpu(plan):
         return jobs
     return max(1, min(jobs, cores() // plan.run.threads))
 
 
 def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[str]:
-    """Return the labels of the arms that may still get runs: all but those that a planned look has stopped."""
+    """Return the labels of the arms that may still get runs: all arms that no planned look has stopped."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set(runs)
     stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
@@ -229,7 +232,7 @@ def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[st
 
 
 def seconds_here(results: StudyResults) -> Measured | None:
-    """Return the seconds of a past study's runs if they were made on a device like this machine's; else None."""
+    """Return the seconds of a past study's runs if their device is like this machine's; otherwise None."""
     device = str(environment(choose_device("auto"))["device"])
     runs = {arm.label: [run for run in arm.runs if run.environment.get("device") == device] for arm in results.arms}
     seconds = run_seconds(runs)
@@ -241,7 +244,7 @@ def seconds_here(results: StudyResults) -> Measured | None:
 
 
 def _seconds_like(study: Study, like: Path) -> RunSeconds:
-    """Return the seconds of a past study; refuse one of another baseline."""
+    """Return the seconds of a past study; raise if its baseline differs."""
     results = read_results_file(like / "results.json" if like.is_dir() else like)
     if not has_baseline(results, study.arms[0].plans[0]):
         raise UserError(
@@ -258,13 +261,15 @@ def has_baseline(results: StudyResults, plan: Plan) -> bool:
 
 _SIMULATED = 2_000
 _HALF = NormalDist().inv_cdf(1 - HOPELESS_P / 2)
-"""A difference of so many standard errors has p = 0.5."""
+"""A difference of this many standard errors has p = 0.5."""
 
 
 def expected_seeds(counts: Sequence[int], arms: int, metrics: int) -> tuple[float, float]:
-    """Return the expected seeds of an arm that changes nothing, and of the baseline, which has the most of any arm.
+    """Return the expected seeds of an arm that changes nothing, and of the baseline, which has as many as the largest
+    arm.
 
-    By simulated studies of independent metrics with normal spreads. Arms stop where p > 0.5 on every primary metric.
+    Computed from simulated studies with independent metrics and normal spreads. Arms stop if p > 0.5 on every primary
+    metric.
     """
     if not arms:
         return float(counts[0]), float(counts[0])

@@ -1,11 +1,11 @@
-"""Factorial arms: combinations of factors, and the contrasts that say whether their effects add up.
+"""Factorial arms: combinations of factors, and the contrasts that show whether their effects add up.
 
-With two or three factors every combination is an arm. With more, the arms are each factor alone, all of them together,
-and all but one, so that their number grows with that of the factors and not with its power of two.
+With two or three factors every combination is an arm. With more, the arms are each factor alone, all together, and all
+but one. So the number of arms grows linearly with the factors, not as a power of two.
 
-A contrast is a weighted sum of the means of arms, whose weights sum to zero. The main effect of a
-factor is its effect averaged over all pairs of arms that differ in it alone. An interaction is what the combination of
-two parts gains beyond the sum of what each gains alone: both - first - second + baseline.
+A contrast is a weighted sum of the means of arms, with weights that sum to zero. The main effect of a factor is its
+effect averaged over all pairs of arms that differ in that factor alone. An interaction is the gain of a combination
+beyond the sum of its parts' gains: both - first - second + baseline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations as subsets
 
 WHOLE = 3
-"""Most factors of which all combinations are arms."""
+"""Up to this many factors, all combinations are arms."""
 
 Chosen = tuple[int, ...]
 """Indices of the factors that an arm has, ascending; empty for the baseline."""
@@ -33,9 +33,9 @@ class FactorContrast:
     """A weighted sum of arms: a main effect of one part, or an interaction of two."""
 
     parts: tuple[str, ...]
-    """Names of the arms that are combined; of a main effect, the factor."""
+    """Names of the combined arms; for a main effect, the factor."""
     weights: dict[str, float]
-    """By the name of the arm; the baseline's is ''. They sum to zero."""
+    """By the name of the arm; '' is the baseline. They sum to zero."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,8 @@ class FactorContrast:
 def contrasts(labels: Sequence[str]) -> list[FactorContrast]:
     """Return the main effect of each factor, then the interactions.
 
-    Those are of every pair of two or three factors, and of each of three or more with all the others together.
+    Every pair of two or three factors has an interaction. So does each of three or more factors with all others
+    together.
     """
     arms = combinations(len(labels))
     names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}

@@ -1,7 +1,8 @@
-"""The folder of a study: whose it is, and the study as it stands there.
+"""The folder of a study: which study owns it, and the study stored there.
 
-A folder is one study's. It may get more arms, seeds and resolutions, but no other baseline, and once its results were
-seen no other question, no other settings of an arm, nor arms that planned looks left no error for.
+A folder belongs to one study. The study may get more arms, seeds and resolutions, but no other baseline. Once its
+results were seen, the question and the settings of its arms are fixed. Planned looks that share all of the error allow
+no new arms then.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _BASELINE = "baseline.yaml"
 
 
 def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
-    """Refuse a folder that holds other files, or that this study may not move into. Writes nothing."""
+    """Raise if a folder holds other files, or another study that this one cannot replace. Writes nothing."""
     if not (out / STUDY).exists() and not (out / "runs").exists():
         if out.is_dir():
             refuse_foreign(out, STUDY)
@@ -79,7 +80,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
 
 
 def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
-    """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
+    """Make the folder this study's. The study may get more arms, seeds and resolutions, but no other baseline."""
     check_folder(study, out, note)
     try:
         recorded = _plugins(out)
@@ -104,7 +105,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
 
 
 def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
-    """Refuse a study that the one in the folder cannot become; `there` is that one."""
+    """Raise if the study in the folder, `there`, cannot become this one."""
     _refuse_another_baseline(study, there, out)
     if looks := made_looks(out):
         seen = {arm_label(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
@@ -116,7 +117,7 @@ def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
 
 
 def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
-    """Refuse another baseline at a resolution of both studies, or studies that have no baseline in common."""
+    """Raise if a shared resolution has another baseline, or if the studies have no baseline in common."""
     mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
     changed = [name for name in mine if name in stored and mine[name] != stored[name]]
     if changed or not set(mine.values()) & set(stored.values()):
@@ -127,7 +128,7 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
 
 
 def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
-    """Refuse to change planned looks once a study was looked at: the error is shared among those that were planned."""
+    """Raise if planned looks change after a look at the study: the error is shared among the planned looks."""
     new, old = study.settings.seeds, there.settings.seeds
     if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
@@ -139,7 +140,7 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
 
 
 def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
-    """Refuse arms besides those that were `seen` where planned looks share all of the error: none is left for them."""
+    """Raise if arms besides those `seen` are added to planned looks that share all of the error."""
     added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
     if isinstance(study.settings.seeds, SeedPlan) and added:
         raise UserError(
@@ -150,7 +151,10 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
 
 
 def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[tuple[str, str]], out: Path) -> None:
-    """Refuse to compare two arms that were both `seen`, unless that was `asked` before: the best pair can be chosen."""
+    """Raise if a new comparison is of two arms that were both `seen`, unless it was `asked` before.
+
+    Otherwise the best pair could be chosen.
+    """
     for first, second in study.declared():
         key = between_key(first.name, second.name, first.resolution, "")
         if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
@@ -162,7 +166,7 @@ def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[t
 
 
 def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out: Path) -> None:
-    """Refuse other settings under the name of an arm that was `seen`: each try of them is another chance."""
+    """Raise if an arm that was `seen` gets other settings under its name: each try is another chance."""
     before = {arm.label: arm.changes for arm in there.arms if arm.label in seen}
     changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
     if changed:
@@ -174,7 +178,7 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
 
 
 def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
-    """Refuse to choose other primary metrics, margins or tests once the results are known: any can be made to win."""
+    """Raise if primary metrics, margins or tests change once the results are known: any can be made to win."""
     new, old = (
         {
             "primary": list(one.settings.primary),
@@ -194,12 +198,12 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
 
 
 def check_own_plugins(out: Path) -> None:
-    """Refuse to resume a study with other plugins than it was made with."""
+    """Raise if a study is resumed with other plugins than it was made with."""
     check_plugins(out, _plugins(out))
 
 
 def _plugins(out: Path) -> dict[str, Any]:
-    """Return the plugins that a study was made with."""
+    """Return the plugins with which a study was made."""
     return read_checked(out / PLUGINS, remake_study(out))
 
 
@@ -223,14 +227,14 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
 
 
 def _check_prompts(protocol: Protocol, out: Path) -> None:
-    """Refuse a copy of a prompt file that is not what its folder is named after."""
+    """Raise if a copied prompt file differs from the hash in its folder's name."""
     for place in map(Path, protocol.prompt_files):
         if place.is_relative_to(out / "prompts"):
             check_sha256(place, place.parent.name, remake_study(out))
 
 
 def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
-    """Remove baselines and real images of resolutions that the study no longer has."""
+    """Remove baselines and real images of resolutions that are no longer in the study."""
     folders = {out / real_folder(name) for name in resolutions}
     baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")}
     stale = baselines - {_baseline_file(out, name) for name in resolutions}
@@ -246,7 +250,7 @@ def _baseline_file(out: Path, resolution: str) -> Path:
 
 
 def stored_study(out: Path) -> Study:
-    """Return the study of a folder, with its baselines as they were when it began and the values that tuning chose."""
+    """Return the study of a folder, with its baselines as they were when it began and the tuned values."""
     study = untuned_study(out)
     return tuned(study, tuning_of(study, out))
 
@@ -254,8 +258,8 @@ def stored_study(out: Path) -> Study:
 def open_study(name: str, assignments: Sequence[str] = ()) -> Study:
     """Load a packaged study, a study file, or a stored study: its folder, or the study.yaml in it.
 
-    A stored study has the baselines that are stored with it, not those that its recipe has today. `assignments`
-    override keys of the study; of a stored one, `set` changes its baselines further.
+    A stored study uses its stored baselines, not today's recipes. `assignments` override keys of the study; for a
+    stored study, `set` changes its baselines further.
     """
     folder = Path(name).parent if Path(name).name == STUDY else Path(name)
     if name in packaged.names("studies") or not (folder / STUDY).is_file():
@@ -276,7 +280,7 @@ def _is_stored(folder: Path) -> bool:
 
 
 def _making_commands(study: Study, folder: Path) -> dict[str, str]:
-    """Return the commands in the folder's README that make files which the study's plans name, by path."""
+    """Return the commands in the folder's README that make files named in the study's plans, by path."""
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -291,7 +295,7 @@ _MADE = re.compile(r" (?:--out|--local-dir) (\S+)")
 
 
 def untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Study:
-    """Return the study of a folder before tuning, with other settings where they are given."""
+    """Return the study of a folder before tuning, with other settings if given."""
     with naming_missing_plugin(out):
         return _read_study(out, changes)
 
@@ -334,7 +338,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
 
 
 def known_tokenizers(stored: Path) -> Known:
-    """Return what the last report knew of small-vae folders, which may not exist where the study was moved to."""
+    """Return the small-vae facts of the last report. The small-vae folders may be missing if the study was moved."""
     found: dict[str, Compression] = {}
     try:
         runs = _runs_of(stored)
@@ -353,14 +357,14 @@ def finished_runs(stored: Path) -> int:
 
 
 def passed_on(out: Path) -> dict[str, str]:
-    """Return how the runs of a study ended that was passed on without its runs, by their hash; else nothing."""
+    """Return how the runs of a study without run folders ended, by their hash, from results.json; otherwise nothing."""
     if (out / "runs").is_dir():
         return {}
     return {run["hash"]: run["state"] for run in _runs_of(out / RESULTS) if "hash" in run and "state" in run}
 
 
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Read the runs of a results.json; return none where there is none. Refuse one that is damaged or older."""
+    """Read the runs of a results.json; return none if it is missing. Raise if it is damaged or older."""
     found = read_checked(stored, remake_results(stored), FORMAT)
     try:
         return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
@@ -369,7 +373,7 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
 
 
 def note_command(argv: Sequence[str], out: Path, note: Callable[[str], None]) -> None:
-    """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
+    """Record a command line in the study's folder. A repeated command, which resumes the study, is recorded once."""
     argv = [hide_passwords(word) for word in argv]
     try:
         known = read_commands(out)

@@ -1,7 +1,7 @@
 """Verdicts on interactions of factorial arms: whether the effects of two parts add up.
 
-A contrast is compared with zero like any other difference of the study, on the metric's scale: logarithms for distances
-and losses, so that effects add up where their ratios multiply, and logits for shares.
+A contrast is compared with zero like any other difference of the study, on the metric's scale. Distances and losses use
+logarithms, so effects add up if their ratios multiply. Shares use logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VERDICTS: dict[str, FactorVerdict] = {"better": "reinforces", "same": "adds up"
 
 
 def expected_mean(contrast: FactorContrast, means: Mapping[str, float], scale: Scale) -> float | None:
-    """Return the mean of the combination if its parts added up; None of a main effect, or where a mean is missing."""
+    """Return the combination's mean if its parts added up; None for a main effect, or if a mean is missing."""
     if not contrast.is_interaction or any(name not in means for name in contrast.weights):
         return None
     first, second, base = means[contrast.parts[0]], means[contrast.parts[1]], means[""]
@@ -28,10 +28,10 @@ def expected_mean(contrast: FactorContrast, means: Mapping[str, float], scale: S
 def factor_verdict(
     contrast: FactorContrast, row: Comparison, means: Mapping[str, float], direction: Direction
 ) -> FactorVerdict:
-    """Return the verdict on a contrast: of an interaction, whether its parts add up.
+    """Return the verdict on a contrast. For an interaction it says whether the parts add up.
 
-    A combination that falls short of the sum of its parts cancels them where its mean is no better than that of the
-    best of its parts or the baseline, and else overlaps.
+    A combination that falls short of the sum of its parts *cancels* them if its mean does not beat the best part or the
+    baseline. Otherwise it *overlaps*.
     """
     if not contrast.is_interaction:
         return row.verdict

@@ -1,4 +1,4 @@
-"""A study from its file to its report: run what is not done yet, read the runs, write the report."""
+"""Take a study from its file to its report: make the missing runs, read the runs, write the report."""
 
 from __future__ import annotations
 
@@ -87,17 +87,17 @@ class StudyReport:
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """The last message of every run that was begun, and the report."""
+    """The last message of every run that was started, and the report."""
 
     total: int
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the study, if one did."""
+    """The signal that stopped the study; None if none did."""
     report: StudyReport | None
     no_report: str = ""
-    """Why there is no report."""
+    """The reason why there is no report."""
     left: str = ""
-    """The look that was not begun because it did not fit into the budget; empty where all were."""
+    """The look that did not fit into the budget; empty if all looks were made."""
 
     @property
     def done(self) -> int:
@@ -109,13 +109,13 @@ class StudyOutcome:
 
     @property
     def interrupted(self) -> bool:
-        """Return whether runs are left to do because of a signal, to the study or to a worker."""
+        """Return whether runs remain because of a signal to the study or to a worker."""
         stopped = self.signal is not None or any(message.state == "interrupted" for message in self.last.values())
         return stopped and self.done + len(self.failed) < self.total
 
 
 class StudyProgress:
-    """Receives what a study reports while it works. This one shows nothing; `terminal/` has one that does."""
+    """Receives the progress of a study. This one shows nothing; `terminal/` has one that does."""
 
     argv: Sequence[str] = ()
     """The command line as it was given, for the report; empty where no command was given."""
@@ -134,7 +134,7 @@ class StudyProgress:
         return nullcontext(lambda message: None)
 
     def note(self, text: str) -> None:
-        """Report something that the user should know and that stops nothing."""
+        """Report a note that stops nothing."""
 
     def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
         """End the call after a signal came; this one raises the signal again.
@@ -147,7 +147,7 @@ class StudyProgress:
 
 
 SILENT = StudyProgress()
-"""Progress that nobody sees."""
+"""Progress that shows nothing."""
 
 
 def run_study(
@@ -158,10 +158,10 @@ def run_study(
     budget_s: float | None = None,
     like: Path | None = None,
 ) -> StudyOutcome:
-    """Run what is not done yet, then write the report.
+    """Make the missing runs, then write the report.
 
-    A look after the first begins only where its expected time fits into what is left of `budget_s`. What a past study
-    `like` has measured of the same shapes is taken from it.
+    A look after the first begins only if its expected time fits into the rest of `budget_s`. Measurements of the same
+    shapes are taken from a past study `like`.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -207,9 +207,9 @@ def run_study(
 def _run_tuning(
     study: Study, out: Path, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress
 ) -> tuple[int, dict[tuple[str, int], Message]]:
-    """Run what the tuning wants; return how many runs that were, and the last message of each that was begun.
+    """Make the runs that tuning needs; return their number, and the last message of each run that was started.
 
-    A grid wants all at once. A sampler that learns proposes the next trial of an arm when its last one has ended.
+    A grid needs all at once. A sampler that learns proposes the next trial of an arm when its last one has ended.
     """
     tried: set[tuple[str, int]] = set()
     last: dict[tuple[str, int], Message] = {}
@@ -225,7 +225,7 @@ def _run_tuning(
 
 
 def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
-    """Check a study and make its folder, for workers that are started elsewhere."""
+    """Check a study and make its folder, for workers that start elsewhere."""
     with locked(out):
         _prepare(study, out, progress)
 
@@ -242,7 +242,7 @@ def _prepare(study: Study, out: Path, progress: StudyProgress) -> None:
 
 
 def missing_files(study: Study) -> list[str]:
-    """Return a line for each file of a stored study that is not here and whose command its README gives."""
+    """Return a line for each missing file of a stored study that a command in its README makes."""
     missing = [path for path in study.made_by if not Path(path).expanduser().exists()]
     return [f"{path} is not here; this makes it: {study.made_by[path]}" for path in missing]
 
@@ -254,13 +254,13 @@ def _refuse_missing_files(study: Study) -> None:
 
 @dataclass(frozen=True)
 class WorkOutcome:
-    """The last message of every run that a worker has worked on."""
+    """The last message of every run of this worker."""
 
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the worker, if one did."""
+    """The signal that stopped the worker; None if none did."""
     spent: bool = False
-    """Whether the rest is left to a new process: GPU memory ran out in this one, or its GPU failed."""
+    """Whether the rest needs a new process: GPU memory ran out in this one, or its GPU failed."""
 
     @property
     def done(self) -> int:
@@ -275,10 +275,10 @@ def work_on_study(
     expiry_s: float = EXPIRY_S,
     jobs: Jobs = 1,
 ) -> WorkOutcome:
-    """Run what a study wants and nobody else runs, until nothing is left or a signal comes.
+    """Make the runs of a study that nobody else makes, until none is left or a signal comes.
 
     `run` is the hash of one run, or its beginning: it is tried even if it has failed. With `wait` the worker also waits
-    for the runs of others, which may die, and for the next planned look. Several `jobs` are workers of their own; one
+    for runs of others, which may die, and for the next planned look. Several `jobs` start one worker each; one job
     works in this process.
     """
     if not (out / STUDY).is_file():
@@ -320,7 +320,7 @@ def work_on_study(
 
 
 def _unsettled(study: Study, out: Path) -> list[Task]:
-    """Return the runs that are wanted now and have not ended, by the study's files alone."""
+    """Return the runs to make now that have not ended, from the study's files alone."""
     ask_trials(study, out)
     tuning = tuning_of(study, out)
     tasks = tuning_tasks(study, out) if untuned_words(tuning) else next_runs(tuned(study, tuning), out, None).tasks
@@ -328,7 +328,7 @@ def _unsettled(study: Study, out: Path) -> list[Task]:
 
 
 def _choose_task(study: Study, out: Path, run: str) -> Task:
-    """Return the run whose hash begins so."""
+    """Return the run whose hash begins with this text."""
     tasks = [*tuning_tasks(study, out), *tasks_of(tuned(study, tuning_of(study, out)), out)]
     found = {task.plan.hash: task for task in tasks if task.plan.hash.startswith(run)}
     if len(found) != 1:
@@ -341,14 +341,14 @@ def _choose_task(study: Study, out: Path, run: str) -> Task:
 
 
 def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
-    """Refuse a study that cannot be trained or scored on its data; return the tasks that are not trained yet."""
+    """Raise if a study cannot be trained or scored on its data; return the tasks that are not trained yet."""
     untrained = [task for task in tasks if not task.record.is_trained]
     check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
     return untrained
 
 
 def _check_devices(tasks: Sequence[Task]) -> None:
-    """Refuse runs that this machine cannot train. A study that is only prepared may be for another machine."""
+    """Raise if this machine cannot train these runs. A study that is only prepared may be for another machine."""
     for task in tasks:
         if not task.record.is_trained:
             try:
@@ -358,7 +358,7 @@ def _check_devices(tasks: Sequence[Task]) -> None:
 
 
 def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
-    """Find and load what the tasks start from, so that problems show before the first step."""
+    """Find and load the weights from which the tasks start, so that problems show before the first step."""
     _check_latents_folder([task.plan for task in tasks])
     for task in untrained:
         if task.plan.start is not None and task.parent is None:
@@ -369,20 +369,20 @@ def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
 
 @dataclass(frozen=True)
 class NextRuns:
-    """The runs that a study wants next, and all that it has."""
+    """The next runs of a study, and all of its runs."""
 
     tasks: list[Task]
     runs: Runs
     words: str = ""
-    """The planned look that they belong to; empty with fixed seeds."""
+    """The planned look of these runs; empty with fixed seeds."""
 
 
 def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None = ()) -> NextRuns:
-    """Return the runs that are wanted next, without those that were `tried`. A function of the study's files alone.
+    """Return the next runs of a study, without those that were `tried`, from the study's files alone.
 
-    With None in place of these, runs that failed have ended too. With fixed seeds these are all runs; with planned
-    looks those of the look that is under way, and none where every arm has stopped or has all its seeds. Runs of
-    earlier looks that were stopped while their scores along training were taken come first.
+    If `tried` is None, failed runs count as ended. With fixed seeds these are all runs. With planned looks they are the
+    runs of the look in progress, and none if every arm has stopped or has all its seeds. Runs of earlier looks that
+    were stopped during their scores along training come first.
     """
     wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
@@ -404,14 +404,14 @@ def _arms(study: Study) -> str:
 
 
 def _seconds_of_new(wanted: NextRuns, after: Runs) -> float:
-    """Return the seconds of the runs that were not done before and are now."""
+    """Return the seconds of the runs that finished in this command."""
     before = {run.hash for some in wanted.runs.values() for run in some if run.state == "done"}
     new = [run for some in after.values() for run in some if run.state == "done" and run.hash not in before]
     return sum(run.train_s + run.evaluate_s for run in new)
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
-    """Refuse one folder for the latents of several tokenizers or sizes. By default each has its own."""
+    """Raise if several tokenizers or sizes share one folder of latents. By default each has its own."""
     kept = [
         plan
         for plan in plans
@@ -426,9 +426,9 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
 
 
 def _fetch_weights(untrained: Sequence[Plan]) -> None:
-    """Load tokenizers, teachers and perceptual losses once, so that problems are found before the first step.
+    """Load tokenizers, teachers and perceptual losses once, so that problems show before the first step.
 
-    Text encoders may have billions of weights: only their package is asked for.
+    Text encoders may have billions of weights: only their package is checked.
     """
     for text in dict.fromkeys(plan.text for plan in untrained):
         text.check_packages()
@@ -441,7 +441,7 @@ def _fetch_weights(untrained: Sequence[Plan]) -> None:
 
 
 def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
-    """Name the runs that were trained, wholly or in part, before the study asked for scores along training."""
+    """List the runs that were trained, wholly or in part, before the study asked for scores along training."""
     lost = {task: lost_steps(task.folder, task.along.steps, task.along.protocol) for task in tasks if task.along}
     runs = [f"{task.arm}, seed {task.plan.seed}" for task, steps in lost.items() if steps]
     if runs:
@@ -453,7 +453,7 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
 
 
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
-    """Compare the runs of a study again, and write its report; from results.json where the runs are not there."""
+    """Compare the runs of a study again, and write its report; from results.json if the run folders are missing."""
     if not (out / STUDY).is_file():
         raise UserError(f"{out} holds no study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
@@ -467,7 +467,7 @@ def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool
 
 
 def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
-    """Write the report of a study that was passed on without its runs."""
+    """Write the report of a study without run folders."""
     progress.note(
         f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the report.html that "
         "is there"
@@ -479,7 +479,7 @@ def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> St
 
 
 def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
-    """Return the results of a study with its comparisons made again from the runs in results.json."""
+    """Return the results of a study, with comparisons made again from the runs in results.json."""
     stored = read_results_file(out / RESULTS)
     try:
         return recompute(tuned(untuned_study(out), stored.tuning), stored, made_looks(out))
@@ -491,7 +491,9 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Return why a report would lose results: it would have no finished run where the last one had some. Or ''."""
+    """Return why a report would lose results: it would have no finished run although the last one had some. Otherwise
+    ''.
+    """
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
     stored = out / RESULTS
@@ -534,7 +536,7 @@ class ReplicationPlan:
 
 
 def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) -> ReplicationPlan:
-    """Return the runs that hold each verdict of a study against `count` fresh seeds. Nothing is written."""
+    """Return the runs that test each verdict of a study on `count` fresh seeds. Writes nothing."""
     for file in (STUDY, RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}", "give the folder of a study that `tintype ablate` has reported")
@@ -562,24 +564,24 @@ def _claims_to_hold(out: Path, results: StudyResults) -> list[Claim]:
 
 
 def _seeds_read(results: StudyResults, before: Replication | None) -> list[int]:
-    """Return the seeds of a replication that was moved away: they were read, and are not fresh."""
+    """Return the seeds of a replication whose folder was moved away: they were read, so they are not fresh."""
     return results.replication.seeds if before is None and results.replication else []
 
 
 @dataclass(frozen=True)
 class StoredReplication:
-    """A replication by the runs of a finished study."""
+    """A replication that uses the runs of a finished study."""
 
     fresh: FreshRuns
     claims: list[Claim]
-    """The verdicts on arms that both studies have."""
+    """The verdicts on arms that are in both studies."""
     results: StudyResults
     source: str
     """Name of the finished study."""
 
 
 def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StoredReplication:
-    """Return the runs of a finished study that hold each verdict of a study. Nothing is written."""
+    """Return the runs of a finished study that test each verdict of a study. Writes nothing."""
     for file in (STUDY, RESULTS):
         if not (out / file).is_file():
             raise UserError(f"{out} has no {file}", "give the folder of a study that `tintype ablate` has reported")
@@ -604,7 +606,7 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
 
 
 def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StudyReport:
-    """Hold each verdict of a study against the runs of a finished one, and write its report again. Nothing is run."""
+    """Test each verdict of a study on the runs of a finished one, and write its report again. Runs nothing."""
     with locked(out):
         planned = plan_replication_from(out, path, progress)
         rows = compare_fresh(planned.fresh.study, planned.fresh.runs, [claim.key for claim in planned.claims])
@@ -619,7 +621,7 @@ def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> S
 
 
 def replicate_study(out: Path, count: int, jobs: Jobs, progress: StudyProgress = SILENT) -> StudyOutcome:
-    """Hold each verdict of a study against `count` fresh seeds, and write its report again with what they show."""
+    """Test each verdict of a study on `count` fresh seeds, and write its report again with the outcomes."""
     planned = plan_replication(out, count, progress)
     fresh, tasks, claims = planned.study, planned.tasks, planned.claims
     with locked(out):
@@ -639,7 +641,7 @@ def replicate_study(out: Path, count: int, jobs: Jobs, progress: StudyProgress =
 
 
 def seeds_in(out: Path) -> list[int]:
-    """Return the seeds of all runs in a study's folder, those of arms that it no longer has too."""
+    """Return the seeds of all runs in a study's folder, including those of removed arms."""
     plans = [read_yaml(file.read_text(), str(file)).data for file in (out / "runs").glob("*/plan.yaml")]
     return [seed for plan in plans if isinstance(plan, dict) and isinstance(seed := plan.get("seed"), int)]
 
@@ -658,7 +660,8 @@ def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress
 def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_seeds: Sequence[int]) -> Study:
     """Return the study of a folder with one more arm, the last, and with these seeds.
 
-    Where the study was tuned, its baseline has the chosen values, and the other arms, which have their own, are gone.
+    If the study was tuned, its baseline has the chosen values. The other arms, which have their own values, are left
+    out.
     """
     study = stored_study(out)
     if any(one.name == arm.label for one in study.arms):
@@ -683,7 +686,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
 
 
 def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SILENT) -> None:
-    """Refuse runs that cannot be trained or scored, before the first of them begins."""
+    """Raise before the first run if a run cannot be trained or scored."""
     _check_devices(tasks)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         _check_weights(tasks, _check_data(study, tasks))
@@ -692,13 +695,13 @@ def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SI
 def run_more(
     tasks: Sequence[Task], protocol: Protocol, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress = SILENT
 ) -> dict[tuple[str, int], Message]:
-    """Run these tasks of a study; return the last message of each that was begun."""
+    """Make these runs of a study; return the last message of each run that was started."""
     with progress.runs(len(tasks), interrupt, "proposal") as on_message:
         return run_tasks(tasks, protocol, jobs, interrupt, on_message)
 
 
 def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
-    """Return the run of an arm and a seed, by default the arm's first; with one arm only, the arm needs no name."""
+    """Return the run of an arm and a seed, by default the arm's first; if there is only one arm, it needs no name."""
     study = stored_study(folder)
     chosen = _choose_arm(study, folder, arm)
     seeds = [plan.seed for plan in chosen.plans]

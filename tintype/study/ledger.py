@@ -1,13 +1,13 @@
-"""Ledger of the proposals to a study: what each may spend of the error, and what it was answered.
+"""Ledger of the proposals to a study: the level that each may spend, and its answer.
 
-Whoever proposes one change after another gives chance many chances. All proposals to a study therefore share one error
-of 5%: over the whole chain, however long, the chance that any change without a gain is kept is at most that. Proposal i
-may spend 5% · 10 / ((9 + i)(10 + i)); these levels sum to 5%, so the bound holds by Bonferroni's inequality, whatever
-the proposals have in common: the baseline's runs, for one. A level is spent when the proposal begins, and stays spent
-whether it wins, loses or is left half done.
+Proposing one change after another gives chance many chances. So all proposals to a study share one error of 5%. Over
+the whole chain, however long, the chance of keeping any change without a gain is at most 5%. Proposal i may spend 5% ·
+10 / ((9 + i)(10 + i)). These levels sum to 5%, so the bound holds by Bonferroni's inequality, although proposals share
+the baseline's runs. A level is spent when the proposal begins, and stays spent whether it wins, loses or is
+interrupted.
 
-The ledger only grows. Each line has the hash of the one before it, and a second file has the number of lines and the
-hash of the last: a line that is changed, removed or moved is noticed, and so is a ledger that was cut short.
+The ledger only grows. Each line has the hash of the line before it, and a second file has the number of lines and the
+hash of the last. So a line that is changed, removed or moved is noticed, and so is a truncated ledger.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tintype.runtime.files import append_line, checksum_of, damaged, flush, read_checked, read_lines, write_checked
 
 FOLDER = "proposals"
-"""Folder in a study's own that has the ledger, and the plans of proposals that were kept."""
+"""Folder in a study's folder with the ledger and the plans of kept proposals."""
 ERROR = 0.05
 """The chance of any false `keep` in a chain of proposals."""
 FLATNESS = 10
-"""How slowly the levels fall: the larger, the less the first proposals get and the more the later ones."""
+"""How slowly the levels fall: a larger value gives less to the first proposals and more to later ones."""
 _LEDGER, _HEAD = "ledger.jsonl", "head.json"
 _REMEDY = (
     "put the ledger back from a copy. Without it nobody knows what the proposals have spent, so no other is judged "
@@ -36,12 +36,12 @@ _REMEDY = (
 
 
 def level_of(number: int) -> float:
-    """Return what the proposal of this number, from 1 on, may spend of the error."""
+    """Return how much of the error the proposal of this number, from 1 on, may spend."""
     return ERROR * FLATNESS / ((FLATNESS + number - 1) * (FLATNESS + number))
 
 
 def left_after(number: int) -> float:
-    """Return what all proposals after this number may spend together."""
+    """Return how much of the error all proposals after this number may spend together."""
     return ERROR * FLATNESS / (FLATNESS + number)
 
 
@@ -54,11 +54,11 @@ class LookSeeds(_Entry):
 
     arm: tuple[int, ...]
     baseline: tuple[int, ...]
-    """Seeds of the arm, and those that the study had when the first proposal was made."""
+    """Seeds of the arm, taken from the seeds of the study at the first proposal."""
 
 
 class Begun(_Entry):
-    """First line of a ledger: what all proposals are compared with, fixed before the first of them is seen."""
+    """First line of a ledger: the reference of all proposals, fixed before the first result."""
 
     kind: Literal["begun"] = "begun"
     baseline: str
@@ -87,7 +87,7 @@ class Charged(_Entry):
 
 
 class Answered(_Entry):
-    """The answer that a proposal got. It never gets another."""
+    """The final answer to a proposal."""
 
     kind: Literal["answered"] = "answered"
     number: int
@@ -130,19 +130,19 @@ class Ledger:
         return next((one for one in self.charged if one.name == name), None)
 
     def begin(self, begun: Begun) -> Ledger:
-        """Return the ledger with its first line, written; as it is where it has one."""
+        """Return the ledger after its first line is written; unchanged if it has one."""
         return self if self.begun is not None else self._with(begun)
 
     def charge(self, entry: Charged) -> Ledger:
-        """Return the ledger with one more proposal, dated and written."""
+        """Return the ledger after one more proposal is dated and written."""
         return self._with(entry.model_copy(update={"date": datetime.now(UTC).isoformat(timespec="seconds")}))
 
     def record(self, answered: Answered) -> Ledger:
-        """Return the ledger with an answer, written."""
+        """Return the ledger after an answer is written."""
         return self._with(answered)
 
     def _with(self, entry: Begun | Charged | Answered) -> Ledger:
-        """Append a line, then say in the other file that it is there: a kill between the two loses nothing."""
+        """Append a line, then record it in the other file. A kill between the two loses nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         line = {**entry.model_dump(mode="json"), "previous": self.hash}
         append_line(self.folder / _LEDGER, line)
@@ -153,9 +153,9 @@ class Ledger:
 
 
 def read_ledger(out: Path, vouched: bool = False) -> Ledger:
-    """Return the ledger of a study; an empty one where no proposal was made.
+    """Return the ledger of a study; empty if there was no proposal.
 
-    Raise `DamagedFileError` where it is not what was written. `vouched`: proposals are known to have been made.
+    Raise `DamagedFileError` if its content was changed. `vouched`: proposals are known to exist.
     """
     folder = out / FOLDER
     file = folder / _LEDGER

@@ -1,16 +1,16 @@
-"""Looks at a study: the seeds that are read together, the share of the error that each look may spend, their replay.
+"""Looks at a study: the seeds that are compared together, each look's share of the error, and their replay.
 
-Reading a study, adding seeds and reading it again is a second chance for a false verdict. Each look therefore has its
-own share of the study's 5%, and the shares of all looks sum to at most one: by Bonferroni's inequality the level holds
-whatever the looks have in common. A study that plans its looks (`seeds: {first: 4, most: 16}`) shares all of its error
-among them, in proportion to their seeds. One with fixed seeds spends 80% at its first look; each later look, which
-nobody planned, gets half of what is left. docs/statistics.md compares such shares.
+Reading a study, adding seeds and reading it again is a second chance for a false verdict. So each look has its own
+share of the study's 5%, and the shares of all looks sum to at most one. By Bonferroni's inequality the level holds,
+however the looks depend on each other. A study that plans its looks (`seeds: {first: 4, most: 16}`) shares all of its
+error among them, in proportion to their seeds. A study with fixed seeds spends 80% at its first look. Each later look,
+which was not planned, gets half of the rest. docs/statistics.md compares such shares.
 
-The share of a look is split among a family of comparisons, which is recorded with the look and never shrinks: choosing
-the arms that came out best and reading them by themselves would be another chance. Arms that are added to seeds that
-were read before are another look, whose family they are alone; so no earlier verdict changes.
+The share of a look is split among a family of comparisons, which is recorded with the look and never shrinks. Otherwise
+one could choose the best arms and read them alone, which would be another chance. Arms added to seeds that were read
+before form another look, with a family of their own. So no earlier verdict changes.
 
-A verdict is a pure function of the runs and the looks: the first look that decides a comparison decides it for good.
+A verdict is a pure function of the runs and the looks: the first look that decides a comparison is final.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from tintype.study.stats.contrast import Key, Kind
 from tintype.study.stats.family import planned_shares, unplanned_shares
 
 CONTROL_OFFSET = 1_000
-"""Distance of the control's first seed from the arms' in a study that plans its looks; such a study has fewer seeds."""
+"""Distance of the control's first seed from the arms' seeds, if a study plans its looks. Such a study has fewer seeds.
+"""
 LOOKS_FILE = "looks.json"
 """File in a study's folder: the seeds and the family of each look that was made, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
-"""Verdicts that stand once a look has reached them; "unstable" only where the arm's own runs collapsed."""
+"""Verdicts that stay once a look reaches them; "unstable" only if the arm's own runs collapsed."""
 
 
 class SeedPlan(Settings):
-    """Seeds that are added in planned looks, to the arms that are still undecided."""
+    """Seeds that planned looks add to arms that are still undecided."""
 
     first: Annotated[int, Field(ge=2)] = Field(description="Seeds of every arm at the first look")
     most: Annotated[int, Field(ge=2, le=CONTROL_OFFSET)] = Field(description="Seeds of an arm at the last look")
@@ -82,7 +83,7 @@ class SeedPlan(Settings):
 
 @dataclass(frozen=True)
 class Look:
-    """The seeds that are read together, and the share of the study's error that this may spend."""
+    """The seeds that are compared together, and the share of the study's error that this may spend."""
 
     seeds: tuple[int, ...]
     control_seeds: tuple[int, ...]
@@ -140,15 +141,15 @@ class MadeLook(SeedSet):
 
 
 def every_key(read: Iterable[MadeLook], planned: Iterable[Key]) -> list[Key]:
-    """Return the comparisons that the study plans now, and those of all looks at it."""
+    """Return the comparisons that the study plans now, and those of all its looks."""
     return list(dict.fromkeys([*planned, *(key for one in read for key in one.keys)]))
 
 
 def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) -> list[MadeLook]:
-    """Return the looks with one more; the same seeds with no other comparisons are the same look.
+    """Return the looks and one more. The same seeds without new comparisons are the same look.
 
-    The family of a new look has all that the study compares now or has ever compared, but for what was read with these
-    seeds before.
+    The family of a new look has every comparison that the study makes now or ever made, except those already read on
+    these seeds.
     """
     same = [one for one in read if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
     paid = {key for one in same for key in one.keys}
@@ -158,12 +159,12 @@ def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) 
 
 
 def is_decided(row: Comparison) -> bool:
-    """Return whether a verdict stands. Collapsed runs of the baseline say nothing of an arm, and leave it open."""
+    """Return whether a verdict is final. Collapsed runs of the baseline say nothing about an arm, and leave it open."""
     return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.collapsed))
 
 
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
-    """Return each comparison as the first look that decided it shows it; an undecided one as its last look does."""
+    """Return each comparison from the first look that decided it; an undecided one from its last look."""
     found: dict[Key, Comparison] = {}
     last: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
@@ -218,7 +219,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def read_looks(out: Path) -> list[MadeLook] | None:
-    """Return each look that was made at a study; None where none was recorded."""
+    """Return each look made at a study; None if none was recorded."""
     file = out / LOOKS_FILE
     if not file.exists():
         return None

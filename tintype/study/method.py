@@ -1,4 +1,4 @@
-"""How a study was compared, in words."""
+"""The method of a study's comparison, in words."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def margin_list(analysis: AnalysisSettings, metrics: Mapping[str, MetricInfo]) -
 
 
 def _between_words(study: Study) -> list[str]:
-    """Say which arms are compared with each other; nothing in a study that declares none."""
+    """List the arms that are compared with each other; empty if the study declares none."""
     if not (declared := study.settings.compare):
         return []
     pairs = "; ".join(f"{first} against {second}" for first, second in declared)
@@ -53,7 +53,7 @@ def _between_words(study: Study) -> list[str]:
 
 
 def describe_bank(bank: Bank | None) -> str:
-    """Return how stored runs of the baseline serve; empty where none do."""
+    """Return how stored runs of the baseline serve; empty if none do."""
     if bank is None or not bank.served:
         return ""
     apart, names = [one for one in bank.checks if not one.agrees], ", ".join(one.study for one in bank.sources)
@@ -66,7 +66,7 @@ def describe_bank(bank: Bank | None) -> str:
 
 
 def _factor_words(study: Study) -> list[str]:
-    """Say how main effects and interactions are compared; nothing in a study without factors."""
+    """Describe how main effects and interactions are compared; empty in a study without factors."""
     if not (count := len(factors_of(study))):
         return []
     return [
@@ -96,9 +96,10 @@ def method_words(
     tokens: Sequence[int] = (),
     fewest: int | None = None,
 ) -> str:
-    """Return the method's sentences. `margins` are in words, `tokens` those of several resolutions.
+    """Return the method's sentences.
 
-    Planned looks stop some arms early: `fewest` are the seeds of the arm with the fewest.
+    `margins` are in words, `tokens` are those of several resolutions. If planned looks stop arms early, `fewest` is the
+    smallest number of seeds of an arm.
     """
     level = 1 - CONFIDENCE
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(

@@ -49,7 +49,7 @@ DECIDE = "decide by what you need"
 FEW_SEEDS = 5
 """Verdicts from fewer seeds are sketches."""
 _UNEVEN = 1.5
-"""Ratio of the fastest to the slowest run of a plan from which speeds are not compared."""
+"""Speeds are not compared if the fastest run of a plan is this many times as fast as its slowest."""
 _CONTROL = "The control (the baseline with other seeds)"
 _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -69,7 +69,7 @@ class Note:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The numbers and names in the text, as plain data."""
     where: tuple[str, ...] = ()
-    """The resolutions that it is of; empty where it is of all."""
+    """The resolutions that it concerns; empty for all."""
     warns: bool = False
     """Whether a reader must know it before the answer."""
 
@@ -80,7 +80,7 @@ class Note:
 
 
 def notes_of(results: StudyResults) -> list[Note]:
-    """Return all notes: the warnings, then how much the verdicts are worth, then what would decide."""
+    """Return all notes: first warnings, then how far to trust the verdicts, then what would decide the open ones."""
     return [*_warnings(results), *_on_the_study(results), *_at_resolutions(results), *_on_verdicts(results)]
 
 
@@ -153,7 +153,7 @@ def _on_the_study(results: StudyResults) -> Iterator[Note]:
 
 
 def _replicated(results: StudyResults) -> Note | None:
-    """Count the verdicts that held on fresh seeds, and name those that did not."""
+    """Count the verdicts that held on fresh seeds, and name the others."""
     if (made := results.replication) is None:
         return None
     labels = {metric.name: metric.label for metric in results.metrics}
@@ -168,7 +168,7 @@ def _replicated(results: StudyResults) -> Note | None:
 
 
 def source_words(made: Replication) -> str:
-    """Name the finished study whose runs are the fresh ones; empty where they were run for this."""
+    """Name the finished study whose runs are the fresh ones; empty if they were made for the replication."""
     return f" of {made.source}" if made.source else ""
 
 
@@ -185,7 +185,7 @@ def interval_words(one: Interval) -> str:
 
 
 def outcome_words(row: Replicated) -> str:
-    """Return the outcome; of an open verdict also the fresh seeds that would settle it, or the runs that it lost."""
+    """Return the outcome. For an open verdict, add the fresh seeds that would settle it, or the lost runs."""
     if row.fresh is None or row.fresh.ends is None:
         told = row.outcome not in ("open", "incomplete") or row.words == row.outcome
         return row.outcome if told else f"{row.outcome} ({row.words})"
@@ -216,7 +216,7 @@ def times_words(times: int) -> str:
 
 
 def _looks(results: StudyResults) -> Iterator[Note]:
-    """Say which look at the study this is, and what planned looks saved; nothing at the first look at fixed seeds."""
+    """State which look at the study this is, and what planned looks saved; empty at the first look with fixed seeds."""
     made = [look for look in results.looks if look.made]
     if results.looks_planned:
         open_ = len(made) < len(results.looks) and any(not arm.stopped for arm in with_role(results, "arm"))
@@ -237,7 +237,7 @@ def _looks(results: StudyResults) -> Iterator[Note]:
 
 
 def _bank(results: StudyResults) -> Iterator[Note]:
-    """Say which stored runs serve, what the check of them shows, and which do not serve."""
+    """Name the stored runs that serve, the result of their check, and those that do not serve."""
     if (bank := results.bank) is None:
         return
     labels, level = {metric.name: metric.label for metric in results.metrics}, f"{bank.level:.0%}"
@@ -276,7 +276,7 @@ def _bank(results: StudyResults) -> Iterator[Note]:
 
 
 def _at_resolutions(results: StudyResults) -> Iterator[Note]:
-    """Yield the notes of each resolution; one that all share once, and before others where it stands."""
+    """Yield the notes of each resolution. A note shared by all is given once, before the first note of its place."""
     views, said = results.by_resolution(), dict[str, list[Note]]()
     for view in views:
         for note in (*_control(view), *_blind(view), *_not_compared(view), *_speed(view), *_cost(view)):
@@ -290,7 +290,7 @@ def _at_resolutions(results: StudyResults) -> Iterator[Note]:
 
 
 def _control(view: StudyResults) -> Iterator[Note]:
-    """Say what the control shows where it could have shown a difference; nothing in a sketch, or where it differs."""
+    """Report on the control if it could have shown a difference; nothing in a sketch, or if it differs."""
     controls, seeds = with_role(view, "control"), len(view.seeds)
     if view.sketch or differing_controls(view):
         return
@@ -333,7 +333,7 @@ def _blind(view: StudyResults) -> Iterator[Note]:
 
 
 def _blind_metrics(results: StudyResults, arms: list[Arm]) -> list[str]:
-    """Return labels of the metrics in which none of the arms could have shown a change."""
+    """Return labels of the metrics in which no arm could have shown a change."""
     found = []
     for metric in results.metrics:
         known = [arm.comparisons[metric.name] for arm in arms if metric.name in arm.comparisons]
@@ -354,7 +354,7 @@ def _not_compared(view: StudyResults) -> Iterator[Note]:
 
 
 def _speed(view: StudyResults) -> Iterator[Note]:
-    """Warn of speeds that differ between runs of one plan; not where a step of every arm was measured alone."""
+    """Warn if speeds differ between runs of one plan; not if a step of every arm was measured alone."""
     if (factor := uneven_speed(view)) and not view.timed_alone:
         text = (
             f"Runs of one plan differ up to {factor:.1f} times in throughput, as they do where several share a device "
@@ -364,14 +364,14 @@ def _speed(view: StudyResults) -> Iterator[Note]:
 
 
 def uneven_speed(results: StudyResults) -> float:
-    """Return the largest ratio of two speeds of one plan; 0 where all runs of each plan are about as fast."""
+    """Return the largest ratio of two speeds of one plan; 0 if the runs of each plan are about equally fast."""
     speeds = [metric_values(arm, SPEED) for arm in results.arms]
     factor = max((max(of) / min(of) for of in speeds if of and min(of) > 0), default=1.0)
     return factor if factor >= _UNEVEN else 0.0
 
 
 def _cost(view: StudyResults) -> Iterator[Note]:
-    """Say how steps were measured alone."""
+    """Describe how steps were measured alone."""
     timed = [arm.alone for arm in view.arms if arm.alone is not None and arm.alone.step_s is not None]
     if not timed:
         return
@@ -388,7 +388,7 @@ def _cost(view: StudyResults) -> Iterator[Note]:
 
 
 def _tuning(results: StudyResults) -> Iterator[Note]:
-    """Say where the best lies at the edge of its grid, and where no choice kept all its runs."""
+    """Name the choices at the edge of their grid, and those that lost runs at every value."""
     found: dict[tuple[str, str], list[str]] = {}
     for sweep in results.tuning.sweeps if results.tuning else ():
         chosen = sweep.points[sweep.chosen]
@@ -421,7 +421,7 @@ def _on_verdicts(results: StudyResults) -> Iterator[Note]:
 
 
 def costly_part(arm: Arm) -> str:
-    """Return a warning of a part that takes too much of a step; empty where there is none."""
+    """Return a warning if a part takes too much of a step; otherwise empty."""
     tuned = any(run.tokenizer is not None and run.tokenizer.tuned for run in arm.runs)
     return tokenizer_words(time_shares(arm).get("tokenizer"), tuned)
 
@@ -464,7 +464,7 @@ def _undecided(results: StudyResults) -> Iterator[Note]:
 
 
 def _margins(results: StudyResults) -> Iterator[Note]:
-    """Name the margins that the seeds could not reach, and the seeds that it takes."""
+    """Name the margins that the seeds could not reach, and the number of seeds that would."""
     said: dict[tuple[str, str], list[str]] = {}
     for metric in primary_metrics(results):
         rows = [arm.comparisons[metric.name] for arm in with_role(results, "arm") if metric.name in arm.comparisons]
@@ -484,7 +484,7 @@ def _margins(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed(results: StudyResults) -> Iterator[Note]:
-    """Name the collapsed runs, then those that did so after the look that decided."""
+    """Name the collapsed runs, first those known at the deciding look, then later ones."""
     early, late = list[str](), list[str]()
     for arm in compared_arms(results):
         labels: dict[tuple[frozenset[int], int], list[str]] = {}
@@ -520,7 +520,7 @@ def _collapsed_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> fr
 
 
 def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
-    """Count and name the runs of an arm that collapsed, out of the `whole`, in metrics of these labels."""
+    """Count and name an arm's collapsed runs out of the `whole`, in metrics of these labels."""
     collapsed = {seed for metric in results.metrics for seed in results.collapsed(arm, metric.name)}
     healthy = [run for run in arm.runs if run.seed not in collapsed and run.state == "done"]
     at = listed(_collapse_words(run, healthy) for run in arm.runs if run.seed in seeds)
@@ -528,9 +528,9 @@ def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], 
 
 
 def _collapse_words(run: Run, healthy: list[Run]) -> str:
-    """Name a run that collapsed, and the step from which its loss stays above that of the arm's healthy runs.
+    """Name a collapsed run, and the step from which its loss stays above the losses of the arm's healthy runs.
 
-    A loss that was measured once, at the end, cannot tell when the run fell.
+    A loss that was logged once, at the end, cannot date the collapse.
     """
     for name in (validation.METRIC.name, "flow"):
         curves = [one.curves[name] for one in healthy if name in one.curves]
@@ -557,7 +557,7 @@ def _compared_in(results: StudyResults, metric: MetricInfo) -> list[Arm]:
 
 
 def _means(results: StudyResults) -> Iterator[Note]:
-    """Say which mean is shown where it is not the plain one of an arm's runs."""
+    """Explain which mean is shown if it is not the plain mean of an arm's runs."""
     views = results.by_resolution()
     scales = {row.scale for arm in results.arms for row in arm.comparisons.values()}
     said = [

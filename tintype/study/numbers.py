@@ -1,4 +1,4 @@
-"""Numbers and choices that every renderer of a study's results shares: arms in order, means, spreads, verdicts."""
+"""Numbers and choices for all renderers of a study's results: order of arms, means, spreads, verdicts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compared_arms(results: StudyResults) -> list[Arm]:
 
 
 def titled(arm: Arm) -> str:
-    """Return the arm's name, with its role where the name does not say it."""
+    """Return the arm's name, with its role if the name does not say it."""
     return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
 
 
@@ -54,7 +54,7 @@ def improvement(metric: MetricInfo, difference: float) -> float:
 def ranked_arms(results: StudyResults) -> list[Arm]:
     """Return the arms with the largest improvement of the first primary metric first, then the control.
 
-    Arms that lost runs of that metric come after those that are complete.
+    Arms that lost runs of that metric come after complete ones.
     """
     metric = primary_metrics(results)[0] if results.metrics else None
 
@@ -68,11 +68,11 @@ def ranked_arms(results: StudyResults) -> list[Arm]:
 
 
 def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
-    """Return whether these seeds could not show a change that the metric can have.
+    """Return whether these seeds could not show any possible change of the metric.
 
-    That is where the smallest difference that they would find is larger than the baseline's own value or, for a metric
-    between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not; where
-    runs were lost, the verdict says so instead.
+    That is so if the smallest detectable difference is larger than the baseline's own value or, for a metric between
+    two bounds, than half of its range. An interval without zero refutes it, corrected for others or not. If runs were
+    lost, the verdict says so instead.
     """
     if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
         return False
@@ -86,13 +86,13 @@ def _excludes_zero(comparison: Comparison) -> bool:
 
 
 def metric_values(arm: Arm, metric: str, without: Collection[int] = ()) -> list[float]:
-    """Return the value of each seed that has one, but for those `without`."""
+    """Return the value of each seed that has one, except the seeds `without`."""
     values = (run.metrics.get(metric) for run in arm.runs if run.seed not in without)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def mean_of(values: Iterable[float], log: bool = False) -> float | None:
-    """Return the mean, the geometric one where values are compared as logarithms; None of no values."""
+    """Return the mean, the geometric one if values are compared as logarithms; None without values."""
     known = list(values)
     if log and all(value > 0 for value in known):
         return geometric_mean(known) if known else None
@@ -106,7 +106,7 @@ def is_log(results: StudyResults, metric: str) -> bool:
 
 
 def compared_mean(results: StudyResults, arm: Arm, metric: str) -> float | None:
-    """Return an arm's mean as it was compared, at one resolution; where it was not, a mean of the same kind."""
+    """Return an arm's mean as it was compared, at one resolution; if it was not compared, a mean of the same kind."""
     row = arm.comparisons.get(metric)
     if row is not None:
         return row.mean
@@ -127,7 +127,8 @@ def relative(comparison: Comparison) -> float | None:
 def metric_decimals(results: StudyResults, metric: str) -> int:
     """Return one number of decimals for all of a metric's values, so that they can be read down a column.
 
-    They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
+    They show two digits of the intervals. If few seeds make the intervals wide, they show one digit of the baseline's
+    spread.
     """
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
     reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]
@@ -149,7 +150,7 @@ def collapsed_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
 
 
 def verdict_of(arm: Arm, metric: MetricInfo) -> str:
-    """Return an arm's verdict on a metric, also where there is no comparison."""
+    """Return an arm's verdict on a metric, even without a comparison."""
     if metric.name in arm.incomparable:
         return NOT_COMPARABLE
     comparison = arm.comparisons.get(metric.name)
@@ -161,7 +162,7 @@ def with_role(results: StudyResults, role: Role) -> list[Arm]:
 
 
 def short_reason(of: Arm | Between, metric: str) -> str:
-    """Return the first words of the reason why a metric is not compared."""
+    """Return the start of the reason why a metric is not compared."""
     return of.incomparable[metric].partition(":")[0]
 
 
@@ -183,7 +184,7 @@ def trend_verdict(trend: Trend) -> str:
 
 
 def trend_words(trend: Trend, metric: MetricInfo) -> str:
-    """Say whether an arm helps or hurts (by its mean) more or less with more tokens, or the verdict."""
+    """Describe whether an arm helps or hurts (by its mean) more or less with more tokens, or return the verdict."""
     comparison = trend.comparison
     if comparison is None:
         return trend_verdict(trend)
@@ -196,7 +197,7 @@ def trend_words(trend: Trend, metric: MetricInfo) -> str:
 
 
 def time_shares(arm: Arm) -> dict[str, float]:
-    """Return the shares of an arm's training time by part, averaged over its runs; empty where no run was timed."""
+    """Return the shares of an arm's training time by part, averaged over its runs; empty if no run was timed."""
     runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
     parts = dict.fromkeys(part for split in runs for part in split)
     return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in parts}

@@ -1,7 +1,7 @@
-"""How many runs at a time raise the throughput of a study, measured while they run.
+"""How many concurrent runs raise the throughput of a study, measured while they run.
 
-The unit is a run that has the GPU for itself: a run that takes half as many steps a second as it would alone counts
-one half. So the sum over the runs of a GPU says how much of their work it does, and what one more of them adds.
+The unit is a run that has the GPU for itself. A run counts one half if it takes half as many steps per second as it
+would alone. The sum over the runs of a GPU is its throughput, and its growth is the gain from one more run.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 START = 8
-"""Runs on a GPU at first, where they fit."""
+"""Runs on a GPU at first, if they fit."""
 MOST = 16
-"""However small the runs: each worker also needs a core and memory of the host."""
+"""Most runs on a GPU, however small: each worker also needs a core and host memory."""
 _WINDOW_S = 12.0
 """Seconds over which the speed of the runs is measured."""
 _GAIN = 0.02
-"""One more run must add so much of the throughput."""
+"""One more run must add this much of the throughput."""
 _NO_GAIN = 1.05
-"""Where the sum is no more than that, the GPU was full with one run."""
+"""If the sum is at most this, the GPU was full with one run."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """How far a run is that trains now."""
+    """The progress of a run in training."""
 
     step: int
     step_s: float
@@ -31,18 +31,18 @@ class Pulse:
 
 
 class Pace:
-    """Chooses the number of runs on a GPU by what it has measured."""
+    """Chooses the number of runs on a GPU from its measurements."""
 
     def __init__(self, start: int = START, most: int = MOST) -> None:
         self.target, self.most = min(start, most), most
         self.rates: dict[int, float] = {}
-        """The best sum that was measured with so many runs."""
+        """The best sum measured with each number of runs."""
         self._settled = False
         self._began_s = 0.0
         self._began: Mapping[str, Pulse] = {}
 
     def note(self, running: Mapping[str, Pulse], now_s: float) -> None:
-        """Take in how far the runs are that train now, by their names."""
+        """Record the progress of the running runs, by their names."""
         if running.keys() != self._began.keys():  # one has begun or ended: the window begins anew
             self._began, self._began_s = dict(running), now_s
             return
@@ -57,7 +57,7 @@ class Pace:
             self._choose(len(running))
 
     def _choose(self, count: int) -> None:
-        """Choose the next target, after `count` runs were measured."""
+        """Choose the next target after a measurement with `count` runs."""
         rate, fewer = self.rates[count], [number for number in self.rates if number < count]
         if count > 1 and rate <= _NO_GAIN:
             self.target = max(1, count // 2)

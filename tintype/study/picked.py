@@ -1,6 +1,6 @@
-"""Images that somebody picked by hand in the playground, kept in the study's folder for its report.
+"""Images picked by hand in the playground, kept in the study's folder for its report.
 
-Each is a PNG in `picked/` and a small record beside it, `NAME.json`. Removing one of the two removes it from the next
+Each is a PNG in `picked/` with a small record beside it, `NAME.json`. Removing one of the two removes it from the next
 report.
 """
 
@@ -23,11 +23,11 @@ LEAD = (
     "no verdict uses them, and no arm should be judged by them."
 )
 MOST = 64
-"""Images that a folder may keep."""
+"""Most images in a folder."""
 
 
 def keep_image(folder: Path, image: bytes, about: Mapping[str, JsonValue]) -> Picked:
-    """Keep a PNG and how it was made; refuse more than a report can show. The same one is kept once."""
+    """Keep a PNG and how it was made; raise if the report is full. A repeated image is kept once."""
     place = folder / FOLDER
     digest = hashlib.sha256(image).hexdigest()
     for known in read_picked(folder):
@@ -44,7 +44,7 @@ def keep_image(folder: Path, image: bytes, about: Mapping[str, JsonValue]) -> Pi
 
 
 def read_picked(folder: Path) -> list[Picked]:
-    """Return the images that were picked, oldest first. One whose files are damaged or half removed is left out."""
+    """Return the picked images, oldest first, without those whose files are damaged or incomplete."""
     place, found = folder / FOLDER, list[Picked]()
     if place.is_symlink():
         return []

@@ -1,15 +1,17 @@
 """Several studies of one comparison, read together.
 
-An arm is the same in two studies where its plan and the baseline's are, but for the seed, whatever its name. A run
-counts once: studies that share runs are read as one study with the runs of all. Each study without shared runs gives
-one estimate of the arm minus the baseline. The seed spread is shared by all of them, on the metric's scale.
+An arm is the same in two studies if its plan and the baseline's are equal apart from the seed, whatever its name. A run
+counts once: studies that share runs are read as one study with the runs of all.
 
-Two means of these are given, each weighted by precision. *As one*: studies of the same plans by the same protocol
-should have the same true difference, so all runs are read as one study. *Across*: the true difference may differ
-between studies, as on other devices (`stats.between`); with two studies this interval is very wide. The verdict is read
-off the first, and off the second where the studies lie farther apart than chance explains (p below 10%).
+Each study without shared runs gives one estimate of the arm minus the baseline. The seed spread is shared by all of
+them, on the metric's scale. There are two means of these estimates, each weighted by precision.
 
-Both have a confidence of 95% by themselves: it is one question that is asked of studies which are there, and shares no
+*As one*: studies of the same plans by the same protocol should have the same true difference, so all runs are read as
+one study. *Across*: the true difference may differ between studies, as on other devices (`stats.between`). With two
+studies this interval is very wide.
+
+The verdict comes from the first mean. If the studies lie farther apart than chance explains (p below 10%), it comes
+from the second. Each has a confidence of 95% by itself. Pooling asks one question of finished studies, and shares no
 error with the verdicts of the single studies.
 """
 
@@ -35,7 +37,7 @@ from tintype.study.study import ArmPlan, Study
 
 PooledVerdict = Literal["better", "worse", "same", "undecided", "sketch", Loss]
 DIFFER = 0.1
-"""The p of heterogeneity below which studies count as different. Its test is weak with few studies."""
+"""Studies count as different if the p of heterogeneity is below this. The test is weak with few studies."""
 _ARM, _BASELINE = "arm", "baseline"
 
 
@@ -47,7 +49,7 @@ class StudyEstimate:
     seeds: int
     """Runs of the arm that count."""
     baseline_seeds: int
-    """Runs of the baseline that count, the control's among them."""
+    """Runs of the baseline that count, including the control's."""
     difference: Interval
     """In the metric's unit; the interval has a confidence of 95%."""
 
@@ -60,20 +62,20 @@ class PooledMetric:
     label: str
     direction: Literal["lower", "higher"]
     primary: bool
-    """Whether it is primary in the first of the studies."""
+    """Whether it is primary in the first study."""
     studies: list[StudyEstimate]
     difference: Interval
-    """The mean that the verdict is read off: `as_one`, or `across` where the studies differ."""
+    """The mean that gives the verdict: `as_one`, or `across` if the studies differ."""
     as_one: Interval
-    """The mean for studies of one true difference."""
+    """The mean under one true difference."""
     across: Interval | None
-    """The mean for studies whose true difference may differ; None of one study, and of studies that share runs."""
+    """The mean if the true difference may vary; None for one study, and for studies that share runs."""
     relative: float | None
     """The mean over the baseline's mean."""
     between: float | None
-    """Deviation of the true difference between studies, on the metric's scale; None of studies that share runs."""
+    """Deviation of the true difference between studies, on the metric's scale; None for studies that share runs."""
     heterogeneity_p: float | None
-    """How often studies of one true difference lie as far apart as these."""
+    """Probability that studies of one true difference lie this far apart."""
     verdict: PooledVerdict
     lost: int
     """Runs that diverged or failed."""
@@ -82,7 +84,7 @@ class PooledMetric:
 
     @property
     def agreement(self) -> str:
-        """Say in words whether the studies differ."""
+        """State whether the studies differ."""
         if self.heterogeneity_p is None:
             return "one set of runs, so whether studies differ is not known"
         if self.heterogeneity_p < DIFFER:
@@ -100,7 +102,7 @@ class PooledArm:
     """Runs of the arm, each once."""
     baseline_seeds: int
     shared: int
-    """Runs of the arm and the baseline that stand in more than one study, and count once."""
+    """Runs of the arm and the baseline that are in more than one study, and count once."""
     metrics: list[PooledMetric]
     """The primary ones first."""
 
@@ -138,7 +140,7 @@ class Pooled:
 
 
 def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
-    """Read the studies of these folders together; by default all arms that two of them have."""
+    """Read the studies of these folders together; by default all arms that are in two of them."""
     stored: list[StoredStudy] = []
     for one in map(read_stored, paths):
         if any(one.folder.resolve() == other.folder.resolve() for other in stored):
@@ -173,7 +175,7 @@ def _listed(found: Sequence[PooledArm]) -> str:
 
 
 def _why_left(first: StoredStudy, other: StoredStudy) -> str:
-    """Return why a study cannot be read with the first one; empty where it can."""
+    """Return why a study cannot be read with the first one; empty if it can."""
     if not first.protocol:
         raise UserError(f"{why_apart(first, '', first.numerics)}", f"leave {first.folder} out")
     if reason := why_apart(other, first.protocol, first.numerics):
@@ -185,7 +187,7 @@ def _why_left(first: StoredStudy, other: StoredStudy) -> str:
 def _pooled_arms(
     reference: StoredStudy, others: Sequence[StoredStudy], before: Sequence[StoredStudy]
 ) -> list[PooledArm]:
-    """Pool the arms of one study with the same ones of others; those that a study `before` has are pooled with it."""
+    """Pool the arms of one study with the same arms of others; arms of a study `before` were pooled with it already."""
     if not (reference.folder / "study.yaml").is_file():
         return []  # its results alone do not have the plans of its arms
     study = stored_study(reference.folder)
@@ -273,7 +275,7 @@ def _pool_arm(
 
 
 def _counts(run: Run, metric: str) -> bool:
-    """Return whether a run says something of a metric: a value, or that it was lost."""
+    """Return whether a run counts for a metric: it has a value, or it was lost."""
     return metric in run.metrics or run.loss(metric) in ("diverged", "failed")
 
 

@@ -1,10 +1,8 @@
-"""The number of seeds that a study needs, from the seed spread that past studies measured.
+"""The number of seeds that a study needs, from the seed spread of past studies.
 
-A study compares means of single runs, on logarithms for distances and losses, so their spread is what counts, pooled
-over the baseline and all arms.
-
-A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
-interval of the spread allows. A run counts once, however often it is given.
+A study compares means of single runs, on logarithms for distances and losses. So the spread of single runs counts,
+pooled over the baseline and all arms. A spread from a few runs is itself uncertain, so every number has the range that
+the chi-square interval of the spread allows. A run counts once, even if it is given several times.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from tintype.wording import option, rendered
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
-"""Numbers of seeds that people can pay for, whose detectable changes are always given."""
+"""Affordable numbers of seeds, whose detectable changes are always given."""
 FEW_DEGREES = 10
 """Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
 _UNLIKE = 3.0
@@ -67,33 +65,35 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricPower:
-    """The power of the planned study on one metric; three values: at the measured, smallest and largest spread."""
+    """The power of the planned study on one metric. Three values are at the measured, smallest and largest spread."""
 
     metric: MetricInfo
     baseline: float
-    """Its mean as arms are compared with it: geometric where logarithms are compared, over the control's runs too."""
+    """The baseline's mean as arms are compared with it: geometric for logarithms, and over the control's runs too."""
     scale: ScaleKind
-    """Scale on which values are compared, and `spread` is measured."""
+    """Scale of comparison, in which `spread` is measured."""
     spread: Spread
     """Spread of single runs."""
     deviation: float
-    """Spread of single runs in the metric's unit, around the baseline: half of what lies within one to either side."""
+    """Spread of single runs in the metric's unit, around the baseline: half of the range of one deviation to either
+    side.
+    """
     by_arm: dict[str, float]
     """The deviation of each arm."""
     level: float
     power: Sequence[float] | None
-    """None where the effect is relative and the baseline's mean is zero."""
+    """None if the effect is relative and the baseline's mean is zero."""
     detectable: Sequence[float]
     by_seeds: dict[int, Sequence[float]]
-    """The detectable changes with other numbers of seeds too, in ascending order."""
+    """The detectable changes with other numbers of seeds, ascending."""
     seeds_needed: Sequence[int | None] | None
     """A None within it means more than a thousand."""
     margin: str
-    """Differences up to this size are none worth having."""
+    """The margin: the largest difference that counts as *same*."""
     same: Sequence[float] | None
-    """How often the planned study says "same" of an arm without a difference; None where the margin is zero."""
+    """Probability that the planned study calls an arm without a difference "same"; None if the margin is zero."""
     same_seeds: Sequence[int | None] | None
-    """Seeds that say so in 80% of studies. A None within it means more than a thousand."""
+    """Seeds with which 80% of studies call it "same". A None within it means more than a thousand."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Group:
 
     studies: list[str]
     comparisons: Counts
-    """Numbers of comparisons of the new study on these metrics; the levels are for these."""
+    """Numbers of comparisons of the new study on these metrics, on which the levels depend."""
     metrics: list[MetricPower]
     notes: list[str]
     stored: int = 0
@@ -121,7 +121,7 @@ class PowerPlan:
     resolutions: int
     groups: list[Group]
     skipped: list[str]
-    """Studies from which no spread is known, and why."""
+    """Studies without a known spread, and why."""
     between: int = 0
     """Pairs of arms that are compared with each other."""
     stored: int = 0
@@ -138,46 +138,46 @@ class PowerPlan:
         return count_comparisons(arms, self.has_control, self.resolutions, primary, names, between=self.between)
 
     def error(self, seeds: int) -> Variance:
-        """Return the squared standard error of a difference where the spread is one, with its degrees of freedom."""
+        """Return the squared standard error of a difference if the spread is one, with its degrees of freedom."""
         return planned_error(seeds, self.arms - self.has_control, self.has_control, self.stored)
 
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
-        """Return how often a study of so many seeds finds the effect."""
+        """Return how often a study with this many seeds finds the effect."""
         error = self.error(seeds)
         arms = self.arms - self.has_control
         wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return t_power(effect / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def detectable(self, spread: float, confidence: float, seeds: int) -> float:
-        """Return the effect that a study of so many seeds finds with a power of 80%."""
+        """Return the effect that a study with this many seeds finds with a power of 80%."""
         error = self.error(seeds)
         arms = self.arms - self.has_control
         wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return wide * detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def same(self, margin: float, spread: float, seeds: int, confidence: float) -> float:
-        """Return how often a study of so many seeds says "same" of an arm without a difference."""
+        """Return how often a study with this many seeds calls an arm without a difference "same"."""
         error = self.error(seeds)
         wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence, self.stored)
         return same_power(margin / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
-        """Return the fewest seeds, from two, that find the effect with a power of 80%; None if a thousand do not."""
+        """Return the fewest seeds, from two, that find the effect with a power of 80%; None above a thousand."""
         return _fewest(lambda seeds: self.power(effect, spread, seeds, confidence))
 
     def same_seeds(self, margin: float, spread: float, confidence: float) -> int | None:
-        """Return the fewest seeds that say "same" of an arm without a difference in 80% of studies, or None."""
+        """Return the fewest seeds with which 80% of studies call an arm without a difference "same", or None."""
         return _fewest(lambda seeds: self.same(margin, spread, seeds, confidence))
 
 
 def _fewest(chance: Callable[[int], float]) -> int | None:
-    """Return the fewest seeds, from two, with a chance of 80%; None if a thousand do not have it."""
+    """Return the fewest seeds, from two, with a chance of 80%; None if a thousand are too few."""
     tried = range(2, MOST_SEEDS + 1)
     return tried[bisect_left(tried, POWER, key=chance)] if chance(MOST_SEEDS) >= POWER else None
 
 
 _ARMS = 3
-"""Arms of the new study where nothing says how many."""
+"""Number of arms of the new study, if no study gives it."""
 
 
 def _past_design(files: Sequence[Path]) -> tuple[int, bool, int]:
@@ -202,12 +202,12 @@ def plan_power(
     between: int | None = None,
     bank: bool = False,
 ) -> PowerPlan:
-    """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
+    """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (including the control), from past
+    studies.
 
-    `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
-    is left out. `arms`, `control` and `between` (pairs of arms that are compared with each other) are by default those
-    of the past study, where there is only one. With `bank` the baseline's runs of the past studies serve the new one,
-    as `analysis.bank` lets them.
+    `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread is
+    left out. `arms`, `control` and `between` (declared pairs of arms) default to the past study's, if there is only
+    one. With `bank` the baseline's runs of the past studies serve the new one, as with `analysis.bank`.
     """
     wanted = parse_effect(effect, option("effect", effect))
     files = _files(paths)
@@ -271,7 +271,7 @@ def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
 
 
 def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
-    """Return why a study is a copy of another one, or None; the same runs scored by another protocol are no copy."""
+    """Return why a study is a copy of another one, or None. The same runs scored by another protocol are no copy."""
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
         if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):
@@ -298,8 +298,7 @@ def _check_names(studies: Sequence[StudyResults], metric: str | None, without: S
 
 
 def _identity(results: StudyResults) -> str:
-    """Return the baseline's plan, the protocol and the metrics' definitions, without what changes no result: the seed
-    and housekeeping."""
+    """Return the baseline's plan, the protocol and the metrics' definitions, without the seed and housekeeping."""
     plan = read_yaml(results.resolution.plan, "the plan").data
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
@@ -308,7 +307,7 @@ def _identity(results: StudyResults) -> str:
 
 
 def _protocol(results: StudyResults) -> Plain:
-    """Return the protocol with settings that joined later; without the size of stages, which no final score has."""
+    """Return the protocol with later settings, and without the size of stages, which final scores do not use."""
     try:
         whole = plain(Protocol.model_validate_json(json.dumps(results.protocol)))
     except ValidationError:  # of a plugin that is not loaded, for example
@@ -339,7 +338,8 @@ def _metric_power(
 ) -> MetricPower | None:
     """Plan one metric; `share` is the part of the study's error that the look has.
 
-    Return None where the metric is not tested or was not measured, or where its seeds do not differ."""
+    Return None if the metric is not tested, was not measured, or has the same value at all seeds.
+    """
     if not is_tested(info.name):
         return None
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
@@ -387,10 +387,10 @@ def _metric_power(
 
 
 def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[str, PowerPlan, list[MetricPower]]]:
-    """Return what a study that was not run yet could say of its margins, by resolution.
+    """Return which margins a planned study could reach, by resolution.
 
-    The spread is that of past studies, or of the study itself, with the same baseline and protocol; empty where none is
-    known. The seeds are all that an arm may get, and the level is that of the last planned look.
+    The spread is from past studies, or the study itself, with the same baseline and protocol; empty if unknown. The
+    seeds are all that an arm may get, and the level is the last planned look's.
     """
     metrics, seeds = metric_infos(study), study.settings.seeds
     counts = counts_of([key for key in asked_of(study, metrics) if is_tested(key.metric)], study.settings.primary)
@@ -409,7 +409,7 @@ def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[st
 
 
 _ANY_EFFECT = Effect(0.05, True)
-"""The effect of a plan that is asked for its margins alone."""
+"""The effect in a plan that is only about margins."""
 
 
 def _collapsed(studies: Sequence[StudyResults], metric: str) -> set[str]:
@@ -424,7 +424,7 @@ def _healthy(arm: Arm, metric: str, collapsed: Collection[str]) -> list[float]:
 
 
 def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
-    """Return the standard deviation around each set's own mean; None where no set has two values."""
+    """Return the standard deviation around each set's own mean; None if no set has two values."""
     total = freedom = 0.0
     for values in (values for values in sets if len(values) > 1):
         total += (len(values) - 1) * variance(values)

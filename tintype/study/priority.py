@@ -1,15 +1,15 @@
-"""Priority of arms: the gain and the cost of each, the ranks that it may have, and whether it is on the front.
+"""Priority of arms: the gain and cost of each, its possible ranks, and whether it is on the front.
 
-For one metric at one resolution, a plan is *shown better* than another
+For one metric at one resolution, a plan is *shown better* than another by one of these:
+- A verdict on an arm against the baseline, or on two arms that the study declares to compare.
+- The contrast of two arms that the study does not declare. All these pairs, on all primary metrics and at all
+  resolutions, share 1% equally. The verdicts on primary metrics have the other 4%.
+- A conclusion: one is better than the baseline, and the other is worse than it.
 
-1. by the verdict on an arm against the baseline, or on two arms that the study declares to compare,
-2. by the contrast of two arms that it does not declare. All these pairs, on all primary metrics and at all resolutions,
-   share 1% equally; the verdicts on primary metrics have the other 4%,
-3. where it follows: what is better than the baseline is better than what is worse than the baseline.
-
-An arm among K plans (the arms and the baseline) may rank from 1 + the number of plans that are shown better to K - the
-number that it is shown better than. It is *on the front* unless a plan that is no dearer is shown better. The cost is
-the time of a step, measured alone on a GPU; a plan of unknown cost is not known to be cheaper or dearer than any.
+Among K plans (the arms and the baseline), an arm's best rank is 1 + the number of plans shown better. Its worst rank is
+K - the number of plans that it is shown better than. It is *on the front* unless a plan of at most its cost is shown
+better. The cost is the time of a step, measured alone on a GPU. A plan of unknown cost is neither cheaper nor dearer
+than another.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Priority:
     verdict: str
     """The verdict against the baseline, or why the arm is not ranked; empty for the baseline."""
     gain: Interval | None = None
-    """Corrected for selection where there is a verdict; None where the arm is not ranked."""
+    """Corrected for selection if there is a verdict; None if the arm is not ranked."""
     equal_time: Interval | None = None
-    """The gain at the training time of the baseline; None where it was not scored."""
+    """The gain at the training time of the baseline; None if it was not scored."""
     step_s: float | None = None
     """Seconds of a step, measured alone on a GPU."""
     cost: float | None = None
     """These seconds over the baseline's."""
     rank: tuple[int, int] | None = None
-    """First and last rank that it may have; None where it is not ranked."""
+    """First and last possible rank; None if it is not ranked."""
     of: int = 0
     """Number of plans that are ranked."""
     dominated_by: tuple[str, ...] = ()
-    """Plans that are shown better and are no dearer."""
+    """Plans that are shown better at no higher cost."""
 
     @property
     def front(self) -> bool | None:
-        """Return whether it is on the front; None where it is not ranked."""
+        """Return whether it is on the front; None if it is not ranked."""
         return None if self.rank is None else not self.dominated_by
 
     @property
@@ -85,9 +85,9 @@ class Priority:
 
 
 def priorities(results: StudyResults) -> list[Priority]:
-    """Return the arms and the baseline on each primary metric, at each resolution; those on the front come first.
+    """Return the arms and the baseline on each primary metric, at each resolution, those on the front first.
 
-    Then the rank decides, and where that is the same, the order of the study.
+    The order is then by rank, and at equal rank as in the study.
     """
     views, metrics = results.by_resolution(), [one for one in results.metrics if one.primary] or results.metrics[:1]
     tested = [metric for metric in metrics if is_tested(metric.name)]
@@ -196,7 +196,7 @@ def _shown_better(
 def _ordered(
     one: Arm, other: Arm, metric: MetricInfo, margin: float, sheets: Mapping[str, Cells], level: float
 ) -> set[tuple[str, str]]:
-    """Return the order of two arms if their contrast shows one, by the seeds of the look that both came to."""
+    """Return the order of two arms if their contrast shows one, by the seeds of the last look of both."""
     seeds = [{run.seed for run in arm.runs} for arm in (one, other)]
     extra = {arm.name: own - (seeds[0] & seeds[1]) for arm, own in zip((one, other), seeds, strict=True)}
     shared = {name: cells.without(extra) for name, cells in sheets.items()} if any(extra.values()) else sheets

@@ -1,4 +1,4 @@
-"""Prompts that a study is scored on, beside the captions that its arms are trained on."""
+"""The prompts of a study's scores, and how they relate to the captions of its arms."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class _Condition(BaseModel):
 
 
 class SampledPrompts(BaseModel):
-    """The part of a stored protocol that says on which prompts images are sampled. Other keys are ignored."""
+    """The part of a stored protocol that gives the prompts of the samples. Other keys are ignored."""
 
     prompts: str = "long"
     """The prompts of the main sampling; older protocols do not have the key."""
     also: tuple[_Condition, ...] = ()
 
     def scored_on(self, metrics: Collection[str]) -> list[str]:
-        """Return the prompts that any of the metrics is measured on, those of the main sampling first.
+        """Return the prompts on which any metric is measured, those of the main sampling first.
 
-        A condition can be sampled and give no number: without distances, scenes or an encoder that reads text.
+        A sampled condition can give no number: without distances, scenes or an encoder that reads text.
         """
         named = [one.prompts for one in self.also if any(metric.endswith(f"_{one.name}") for metric in metrics)]
         return list(dict.fromkeys([self.prompts, *named]))
 
     def comparable(self) -> dict[str, str]:
-        """Return condition -> prompts of the conditions that differ from the main sampling in their prompts only."""
+        """Return condition -> prompts, for conditions that differ from the main sampling in their prompts only."""
         return {
             one.name: one.prompts
             for one in self.also
@@ -54,10 +54,10 @@ def kind_words(prompts: str) -> str:
 
 
 def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: Collection[str]) -> str:
-    """Return a warning where these arms read other captions and all are scored on one kind of prompt; else ''.
+    """Return a warning if these arms read other captions and all are scored on one kind of prompt; otherwise ''.
 
-    A model does best on prompts like the captions that it was trained on. PRX trained an arm on short captions and
-    scored it on long prompts only, which mixes the effect of the captions with that of unlike prompts.
+    A model does best on prompts like its training captions. PRX trained an arm on short captions and scored it on long
+    prompts only. That mixes the effect of the captions with the effect of unfamiliar prompts.
     """
     sampled = SampledPrompts.model_validate(protocol)
     if not arms or len(sampled.scored_on(metrics)) > 1:

@@ -1,19 +1,18 @@
-"""Proposals: one more arm for a study that stands, judged with as few runs as it takes, and paid for.
+"""Proposals: one more arm for a finished study, tested with as few runs as possible, and charged to the study's error.
 
-A proposal is compared with the baseline's runs of the study, at planned looks (4, 8 and 16 seeds, unless the study
-plans its own). It is
-
-- kept where it is better in the study's first primary metric at its level, and not worse in any other primary metric;
-- dropped where it is worse, where the difference is none worth having, where nothing is in sight, where runs diverged
-  or collapsed, and where the last look has shown no gain;
+A proposal is compared with the study's baseline runs at planned looks (4, 8 and 16 seeds, unless the study plans its
+own). It is
+- kept if it is better in the study's first primary metric at its level, and not worse in any other primary metric;
+- dropped if it is worse, if the difference is within the margin, if nothing is in sight, if runs diverged or collapsed,
+  or if the last look shows no gain;
 - given more seeds otherwise.
 
-The level is that of the ledger (tintype/study/ledger.py), one-sided, since a `keep` is the only claim that is made; the
-looks share it in proportion to their seeds. The seeds of the baseline at each look are fixed with the first proposal:
-were they those that happen to be there, one could wait for a baseline that was unlucky. Spreads are shared between the
-arm and the baseline as in any study. Where a run of the baseline is lost, proposals are refused, not dropped, and
-before they are charged where it is known by then. A baseline stays the baseline: whoever wants to build on a kept arm
-begins a new study with its plan.
+The level is from the ledger (tintype/study/ledger.py). It is one-sided, since `keep` is the only claim. The looks share
+it in proportion to their seeds. The first proposal fixes the seeds of the baseline at each look. Otherwise one could
+wait for an unlucky baseline. Spreads are shared between the arm and the baseline as in any study.
+
+If a run of the baseline is lost, proposals are refused, not dropped. If this is known in time, they are not charged.
+The baseline never changes: to build on a kept arm, begin a new study with its plan.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ from tintype.wording import option
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
-"""The runs of a proposal's arm, of the baseline, and of the control where there is one."""
+"""The runs of a proposal's arm, of the baseline, and of the control if there is one."""
 LOOKS = SeedPlan(first=4, most=16)
 """Looks at proposals to a study that plans none itself."""
 NOT_WORSE = CONFIDENCE
-"""Confidence of the interval that shows a kept arm to be worse in another primary metric. It needs no correction."""
+"""Confidence of the interval that shows a kept arm to be worse in another primary metric, without correction."""
 _SUREST = 1 - 1e-12
-"""Largest confidence of an interval: no number is nearer to one."""
+"""Largest confidence of an interval: the float before one."""
 _NAME = re.compile(r"[\w][\w -]*")
 
 
 def parse_arm(text: str) -> ArmSettings:
-    """Return the arm of `NAME=PART + PART`; each part is a technique, or an override `key.path=value`."""
+    """Parse an arm `NAME=PART + PART`; each part is a technique, or an override `key.path=value`."""
     name, sign, rest = (part.strip() for part in text.partition("="))
     parts = [part.strip() for part in rest.split(" + ")]
     if not sign or not _NAME.fullmatch(name) or not all(parts):
@@ -109,7 +108,7 @@ class Judgement:
 def judge(
     runs: Runs, metrics: Metrics, analysis: AnalysisSettings, level: float, most: int, last: bool = False
 ) -> Judgement:
-    """Judge a proposal at one look. The first of the metrics is the one in which it must be better.
+    """Test a proposal at one look. It must be better in the first of the metrics.
 
     `level` is the one-sided level of this look, `most` are the seeds of the last one.
     """
@@ -134,9 +133,9 @@ def judge(
 def compare_proposal(
     runs: Runs, metric: str, metrics: Metrics, analysis: AnalysisSettings, confidence: float
 ) -> Comparison:
-    """Compare one metric of a proposal's runs with the baseline's.
+    """Compare one metric of a proposal's runs with the baseline's, without collapsed runs.
 
-    Collapsed runs are left out of the means. An arm that collapses more often than the baseline is unstable.
+    An arm that collapses more often than the baseline is unstable.
     """
     roles: dict[str, Role] = {role: role for role in ("baseline", "control", "arm") if role in runs}
     names = {"arm": "", "baseline": "baseline"}
@@ -162,7 +161,7 @@ def compare_proposal(
 
 
 class Proposal(BaseModel):
-    """A proposal, and how it stands."""
+    """A proposal and its state."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -179,11 +178,11 @@ class Proposal(BaseModel):
     comparisons: dict[str, Comparison]
     """The comparison with the baseline at its last look, by metric."""
     repeats: str | None = None
-    """Name of the earlier proposal with the same plan, whose answer this is."""
+    """Name of the earlier proposal with the same plan, which gave this answer."""
     more_seeds: int = 0
     """Seeds of the arm that the next look adds."""
     minutes: float | None = None
-    """Time that the runs of the next look are expected to take; None where no run was measured, or none is left."""
+    """Expected time of the next look's runs; None if no run was measured, or none is left."""
     failed: list[str] = []
     """Runs that failed in this command; the same command tries them again."""
     kept_plan: str | None = None
@@ -191,9 +190,9 @@ class Proposal(BaseModel):
     error_left: float
     """Part of the error that later proposals may spend together."""
     ledger: str
-    """Hash of the ledger's last line. A later ledger that has no such line was changed."""
+    """Hash of the ledger's last line. If a later ledger lacks this line, it was changed."""
     signal: int | None = None
-    """The signal that stopped this command, if one did."""
+    """The signal that stopped this command; None if none did."""
 
     @property
     def exit_code(self) -> int:
@@ -220,10 +219,10 @@ def propose(
     looks: SeedPlan | None = None,
     dry_run: bool = False,
 ) -> Proposal:
-    """Judge one more arm of a study: run the seeds that it needs, and answer.
+    """Test one more arm of a study: make the runs that it needs, and answer.
 
-    A look begins only where its expected time fits into what is left of `budget_s`. With `dry_run` nothing is run and
-    nothing is spent. `looks` can be given with the first proposal only.
+    A look begins only if its expected time fits into the rest of `budget_s`. With `dry_run` nothing is run and nothing
+    is spent. Only the first proposal can set `looks`.
     """
     _ledger_of(out)  # before the lock, which would make the folder
     with locked(out, "propose one arm after another"):
@@ -286,7 +285,7 @@ class _Chain:
         return cls(out, study, ledger, begun)
 
     def find(self, arm: ArmSettings) -> Charged | None:
-        """Return the proposal with the plan of this arm; refuse an arm of the study, and a name that is taken."""
+        """Return the proposal with the plan of this arm; raise if the study has the arm, or the name is taken."""
         study = self.study_of(arm)
         plan = _plan_hash(_arm_of(study, arm).plans[0])
         for one in self.study.arms:
@@ -317,7 +316,7 @@ class _Chain:
         return list(dict.fromkeys(seed for look in self.begun.looks for seed in (*look.arm, *look.baseline)))
 
     def next_entry(self, arm: ArmSettings, study: Study) -> Charged:
-        """Return the proposal as it would be entered."""
+        """Return the proposal as a new entry of the ledger."""
         number = len(self.ledger.charged) + 1
         plan = _plan_hash(_arm_of(study, arm).plans[0])
         return Charged(
@@ -349,7 +348,7 @@ class _Work:
         return self.study.arms[-1]
 
     def judge(self, entered: Charged, interrupt: Interrupt, run: bool = True) -> Proposal:
-        """Go from look to look until there is an answer. Without `run`, read what is there."""
+        """Make look after look until there is an answer. Without `run`, use the existing runs."""
         looks, seen = planned_shares(self.chain.begun.looks), 0
         rows: Mapping[str, Comparison] = {}
         for look, share in looks:
@@ -367,7 +366,7 @@ class _Work:
         raise AssertionError("the last look always answers")
 
     def _run(self, look: LookSeeds, interrupt: Interrupt) -> list[str]:
-        """Run what a look wants, where it fits into the budget; return the runs that failed."""
+        """Make the runs of a look, if they fit into the budget; return the runs that failed."""
         tasks, seconds = self._left(look)
         if not tasks or self.budget.refusal(tasks, seconds):
             return []
@@ -402,13 +401,13 @@ class _Work:
         return {one.role: [run for run in every[one.label] if run.seed in seeds[one.role]] for one in compared}
 
     def _metrics(self) -> Metrics:
-        """Return the metric that decides, then the others in which the arm can be compared."""
+        """Return the deciding metric, then the others in which the arm can be compared."""
         infos, apart = metric_infos(self.study), incomparable(self.study)
         names = [self.chain.begun.metric, *self.chain.begun.others]
         return {name: infos[name] for name in names if own_key(self.arm.name, "arm", "", name) not in apart}
 
     def refuse_lost_baseline(self) -> None:
-        """Refuse a proposal where a run of the baseline that some look compares has ended without its metrics."""
+        """Raise if a baseline run of some look has ended without its metrics."""
         every = self._runs(self.chain.begun.looks[-1])
         for run in (run for role, some in every.items() if role != "arm" for run in some):
             lost = [metric for metric in self._metrics() if run.loss(metric)]
@@ -442,7 +441,7 @@ class _Work:
         failed: Sequence[str] = (),
         signal: int | None = None,
     ) -> Proposal:
-        """Return that a look is left to do, and what it takes."""
+        """Return that a look remains, and its cost."""
         left, seconds = self._left(look)
         minutes = self.budget.expected_s(left, seconds) / 60 if seconds.known else None
         found = _open(self.chain.ledger, entered, seen, rows, reason=f"the look at {len(look.arm)} seeds is not made")
@@ -463,7 +462,7 @@ def planned_shares(looks: Sequence[LookSeeds]) -> list[tuple[LookSeeds, float]]:
 
 
 def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple[LookSeeds, ...]:
-    """Return the looks at a proposal whose arm gets seeds in this order. The baseline also has those that are done."""
+    """Return the looks at a proposal whose arm gets seeds in this order. The baseline also has its finished seeds."""
     return tuple(
         LookSeeds(arm=tuple(order[:count]), baseline=tuple(dict.fromkeys([*order[:count], *done])))
         for count in plan.counts
@@ -471,7 +470,7 @@ def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple
 
 
 def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
-    """Return what proposals to a study are compared with, by the runs that it has now."""
+    """Return the reference of a study's proposals, from its present runs."""
     settings, baseline = study.settings, study.arms[0]
     every, runs = settings.every_seed, standing_runs(study, out)
     done = [run.seed for run in runs[baseline.label] if run.state == "done"]
@@ -497,7 +496,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
 
 
 def _ledger_of(out: Path) -> Ledger:
-    """Return the ledger of a study; refuse one that is gone though proposals were made."""
+    """Return the ledger of a study; raise if it is missing although proposals were made."""
     if not (out / "study.yaml").is_file():
         raise UserError(f"{out} holds no study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
     made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
@@ -517,7 +516,7 @@ def _kept_file(ledger: Ledger, entered: Charged) -> Path:
 
 
 def _recorded(chain: _Chain, entered: Charged, answered: Answered, name: str) -> Proposal:
-    """Return the answer that a plan has got before."""
+    """Return the earlier answer to a plan."""
     found = _proposal(chain.ledger, entered, answered)
     return found.model_copy(update={"name": name, "repeats": entered.name})
 

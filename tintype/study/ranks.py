@@ -1,7 +1,7 @@
 """A run of several ranks (`run.ranks`): `torchrun` starts them in a child of the worker, which scores the run itself.
 
-The first rank takes the run's lease while they train (`tintype.study.rank`): the process that writes is the one that
-may lose it. What the ranks print is in `launch/` of the study's folder.
+The first rank holds the run's lease while they train (`tintype.study.rank`), so the process that writes also notices a
+lost lease. Output of the ranks is in `launch/` of the study's folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOGS = "launch"
 
 @dataclass(frozen=True)
 class RankedRun:
-    """All that the ranks of a run need to know, as a file has it."""
+    """Everything that the ranks of a run need to know, for a file."""
 
     arm: str
     plan: str
@@ -37,7 +37,7 @@ class RankedRun:
     round: str
     expiry_s: float
     over: int
-    """The number of the newest claim, which the worker has watched until it was over; 0 for none."""
+    """The number of the newest claim, which the worker watched until it ended; 0 if there is none."""
 
     @classmethod
     def of(cls, task: Task, protocol: Protocol, leases: Path, round: str, expiry_s: float, over: int = 0) -> RankedRun:

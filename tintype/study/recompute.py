@@ -1,8 +1,8 @@
-"""Recompute a study's verdicts from its stored runs, where the files of the runs are gone.
+"""Recompute a study's verdicts from results.json if the runs' files are gone.
 
 The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
-So a study that was passed on without its runs is compared by the code that compares all others. No number of a run
-changes, and each metric keeps the definition by which it was scored: values of two definitions are never compared.
+So the code that compares all other studies also compares a study without run folders. No number of a run changes. Each
+metric keeps the definition by which it was scored, and values of two definitions are never compared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tintype.study.study import ArmPlan, Study
 
 
 def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> StudyResults:
-    """Return the stored results with their comparisons made again. `made` are the looks that were made at the study.
+    """Return the stored results with their comparisons made again. `made` are the looks made at the study.
 
-    Sampling errors stay as they are stored: they may have been taken from single images, which results do not have.
+    Sampling errors stay as stored: they may come from single images, which results do not have.
     """
     arms = {arm.label: arm for arm in stored.arms}
     if unknown := arms.keys() - {arm.label for arm in study.arms}:

@@ -1,25 +1,23 @@
-"""Replication of a study's verdicts on fresh seeds: what is run again, and whether each verdict holds.
+"""Replication of a study's verdicts on fresh seeds: which runs to make, and whether each verdict holds.
 
-A verdict is of a difference that came out large, so its first estimate tends to be too large (the winner's curse).
-Fresh seeds have no such luck. The first study stated each claim with its sign, so each is tested by itself, one-sided
-at 95%: the fresh interval has a confidence of 90%.
-
-A verdict of better or worse, in the claimed direction,
-- holds where the near end of the fresh interval is beyond zero;
-- is contradicted where the far end is short of half of the first estimate, corrected for selection;
-- is open otherwise: the fresh seeds are too few to tell.
+A verdict is about a large measured difference, so its first estimate tends to be too large (the winner's curse). Fresh
+seeds are free of this selection. The first study stated each claim with its sign, so each is tested by itself,
+one-sided at 95%: the fresh interval has a confidence of 90%. A verdict of better or worse, in the claimed direction,
+- holds if the near end of the fresh interval is beyond zero;
+- is contradicted if the far end is short of half of the first estimate, corrected for selection;
+- is open otherwise: the fresh seeds are too few.
 
 A verdict of same
-- holds where the fresh interval lies within the margin;
-- is contradicted where it lies wholly outside;
+- holds if the fresh interval lies within the margin;
+- is contradicted if it lies wholly outside;
 - is open otherwise.
 
-The fresh runs are made for this, or are those of a finished study of the same plans, by the same protocol, on seeds
-that this study never used.
+The fresh runs are made for this, or come from a finished study of the same plans and protocol, on seeds that this study
+never used.
 
-An open verdict says how many fresh seeds would settle it. Where fresh runs diverged it is open, and the number of
-these runs is given; where they failed or are missing, it is incomplete. Collapsed runs are counted, and the verdict is
-that of the others. Where all fresh seeds differ by the same amount, that amount is the interval.
+An open verdict states how many fresh seeds would settle it. If fresh runs diverged it is open, and their number is
+given. If some failed or are missing, it is incomplete. Collapsed runs are counted, and the verdict is on the others. If
+all fresh seeds differ by the same amount, that amount is the interval.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from tintype.study.study import Study, reseeded
 from tintype.wording import option
 
 FOLDER = "replication"
-"""Folder in a study's own that has the fresh runs."""
+"""Folder in a study's folder with the fresh runs."""
 _FILE = "replication.json"
 _FIRST_FRESH = 10_000
 Claimed = Literal["better", "worse", "same"]
@@ -64,17 +62,17 @@ CLAIMED: tuple[Claimed, ...] = ("better", "worse", "same")
 
 @dataclass(frozen=True)
 class Claim:
-    """A verdict that is held against fresh seeds."""
+    """A verdict that is tested on fresh seeds."""
 
     key: Key
     verdict: Claimed
     first: Interval
-    """The first difference, corrected for selection where that is known."""
+    """The first difference, corrected for selection if known."""
     margin: float | None
     level: float = CONFIDENCE
     """The confidence of the first interval."""
     arms: Sequence[str] = ()
-    """Labels of both arms, of a comparison of two."""
+    """Labels of both arms, for a comparison of two."""
 
     @property
     def metric(self) -> str:
@@ -87,7 +85,7 @@ class Claim:
 
 
 def claims_of(results: StudyResults) -> list[Claim]:
-    """Return a study's verdicts of better, worse and same; not those on throughput, which is measured, not tested."""
+    """Return a study's verdicts of better, worse and same, but not on throughput, which is measured and not tested."""
     of_arms = [
         _claim(Key(arm.name, metric, arm.resolution), row.verdict, row)
         for arm in results.arms
@@ -153,11 +151,11 @@ class FreshRuns:
     """Runs of another study on seeds that this one never used."""
 
     study: Study
-    """The arms that have such runs, and their baselines, with the seeds of the runs."""
+    """The arms with such runs, and their baselines, with the seeds of the runs."""
     runs: Mapping[str, list[Run]]
     """By the arm's label."""
     missing: list[str]
-    """Arms with a verdict that the other study does not have, or not on a fresh seed of the baseline."""
+    """Arms with a verdict that the other study lacks, or lacks on a fresh seed of the baseline."""
 
     @property
     def seeds(self) -> list[int]:
@@ -167,7 +165,7 @@ class FreshRuns:
 def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collection[int]) -> FreshRuns:
     """Return the runs of the other study that have the plans of `study` on seeds that were not `used`.
 
-    The arms of `study` are those with a verdict, and their baselines. The seeds of the other study's control are more
+    The arms of `study` are those with a verdict, and their baselines. The control seeds of the other study give more
     runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
@@ -215,7 +213,7 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
 
 
 def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
-    """Hold a verdict against the comparison of the fresh runs; see the head of this file."""
+    """Test a verdict on the comparison of the fresh runs; see the head of this file."""
     if fresh is None or fresh.verdict in ("incomplete", "failed"):
         return "incomplete"
     margin = claim.margin if fresh.margin is None else fresh.margin
@@ -226,7 +224,7 @@ def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
 
 
 def judge_interval(verdict: Claimed, first: float, low: float, high: float, margin: float) -> Outcome:
-    """Hold a verdict against a fresh interval. `first` is the first estimate, `margin` is used by *same* alone."""
+    """Test a verdict on a fresh interval. `first` is the first estimate; only *same* uses `margin`."""
     if verdict == "same":
         if -margin <= low and high <= margin:
             return "holds"
@@ -239,17 +237,17 @@ def judge_interval(verdict: Claimed, first: float, low: float, high: float, marg
 
 
 def _ends(fresh: Comparison) -> tuple[float, float] | None:
-    """Return the ends of the fresh interval; None where there is none, and where diverged runs are left out of it."""
+    """Return the ends of the fresh interval; None if there is none, or if it leaves out diverged runs."""
     if fresh.verdict in ("identical", "no spread"):
         return fresh.difference, fresh.difference
     return None if fresh.verdict == "diverged" else fresh.ends
 
 
 def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
-    """Return the fresh seeds that would settle an open verdict; None where a thousand would not.
+    """Return the fresh seeds that would settle an open verdict; None if a thousand would not.
 
     The difference stays, and both sides of its interval shrink with the root of the number of seeds. The degrees of
-    freedom that more seeds bring would shrink them a little more.
+    freedom of more seeds would shrink them a little more.
     """
     ends, seeds = _ends(fresh), len(fresh.differences)
     if ends is None:
@@ -263,7 +261,7 @@ def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
 
 
 def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> Interval | None:
-    """Return the inverse-variance mean of two differences with its 95% interval; None where one has no interval.
+    """Return the inverse-variance mean of two differences with its 95% interval; None if one has no interval.
 
     A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
     Student's, so the errors, and the pooled interval, come out a little too wide. Both are in the metric's unit.
@@ -286,7 +284,7 @@ def _normal_quantile(confidence: float) -> float:
 
 
 def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
-    """Return a verdict with what fresh seeds show."""
+    """Return a verdict with its outcome on fresh seeds."""
     outcome, interval = judge(claim, fresh), None
     if fresh is not None and fresh.differences and fresh.verdict not in ("incomplete", "failed", "diverged"):
         interval = fresh.interval
@@ -305,7 +303,7 @@ def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
 
 
 def _words(fresh: Comparison) -> str:
-    """Return the verdict of the fresh runs that did not collapse, and how many did."""
+    """Return the verdict of the fresh runs that did not collapse, and how many collapsed."""
     verdict = fresh.lost or fresh.healthy_verdict or fresh.verdict
     collapsed, others = len(fresh.collapsed), len(fresh.baseline_collapsed)
     runs = f"{collapsed} of {len(fresh.differences)} runs collapsed" if collapsed else ""
@@ -319,7 +317,7 @@ def write_replication(replication: Replication, out: Path) -> None:
 
 
 def read_replication(out: Path) -> Replication | None:
-    """Return the replication of a study; None where none was made."""
+    """Return the replication of a study; None if there is none."""
     file = out / FOLDER / _FILE
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""The results of a study. `results.json` is their dump, and a report needs nothing else but the preview images."""
+"""The results of a study. `results.json` is their dump. A report needs only these and the preview images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tintype.study.rows import Row
 
 Loss = Literal["diverged", "failed", "incomplete"]
-"""Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
+"""Why a run has no value: training or scoring gave a value that is not finite, its process failed, or it is not done.
+"""
 EndState = Literal["done", "diverged", "failed", "missing"]
 Verdict = Literal[
     "better",
@@ -43,8 +44,10 @@ Verdict = Literal[
 Role = Literal["baseline", "control", "arm"]
 SPEED = throughput.METRIC.name
 FORMAT: Final = 3
-"""The format of results.json. In format 1, a study of one resolution had no list of resolutions; in format 2, values
-along training, of trends and of banks had the ends of their intervals beside them.
+"""The format of results.json.
+
+In format 1, a study of one resolution had no list of resolutions. In format 2, values along training, of trends and of
+banks stored the ends of their intervals as separate keys.
 """
 
 
@@ -67,7 +70,7 @@ class MetricInfo(_Data):
     revision: int = 1
     """The number of its definition. Values of two definitions are never compared."""
     margin: str | None = None
-    """Differences up to this size are none worth having; None in results of versions that did not record it."""
+    """The margin: the largest difference that counts as *same*. None in results of versions that did not record it."""
 
 
 class Change(_Data):
@@ -83,7 +86,7 @@ class Curve(_Data):
     value: list[float]
 
     def stays_above(self, others: Sequence[Curve]) -> int | None:
-        """Return the logged step from which it stays above all others; None where it does not.
+        """Return the logged step from which it stays above all others; None if there is none.
 
         Only steps that others have logged too are compared.
         """
@@ -107,11 +110,11 @@ class TokenizerInfo(_Data):
     channels: int
     stride_px: int
     identity: str = ""
-    """SHA-256 of weights and normalisation; empty where it has none."""
+    """SHA-256 of weights and normalisation; empty for a tokenizer without weights."""
     tuned: bool = False
     """Whether the run trained it; identity and latents are then those before training."""
     images: int = 0
-    """Number of images on which the latents were measured; 0 where they were not."""
+    """Number of images on which the latents were measured; 0 if they were not."""
     mean: list[float] = []
     """Mean of each channel."""
     std: list[float] = []
@@ -124,7 +127,7 @@ class TextInfo(_Data):
     kind: str
     settings: dict[str, object]
     identity: str = ""
-    """SHA-256 of weights, tokenizer and settings; empty where it was trained with the run."""
+    """SHA-256 of weights, tokenizer and settings; empty if it was trained with the run."""
 
 
 class ScoreAt(_Data):
@@ -132,18 +135,18 @@ class ScoreAt(_Data):
 
     step: int
     seconds: float
-    """Training seconds up to the step: those of the step's parts, without data loading, saves and compilations."""
+    """Training seconds up to the step, without data loading, saves and compilations."""
     images: int
     """Training images seen up to the step."""
     size_px: int | None = None
-    """Size of the images where the protocol takes that of the stage; None where it is that of the data."""
+    """Size of the images if the protocol uses the stage's size; None if it is the data's."""
     metrics: dict[str, float]
     errors: dict[str, float] = {}
     """Standard error of each metric over the sampling noise."""
     previews: list[str] = []
-    """Paths of the samples of the first prompts; empty where they were not kept."""
+    """Paths of the samples of the first prompts; empty if they were not kept."""
     wrong: list[list[WrongWords]] = []
-    """Words of the prompt that each of these samples got wrong; empty where they were not read."""
+    """Words of the prompt that each of these samples got wrong; empty if they were not read."""
 
 
 class Run(_Data):
@@ -173,18 +176,18 @@ class Run(_Data):
     text: TextInfo | None = None
     """None in a run that was not done, and in older results."""
     lineage: dict[str, object] | None = None
-    """The run whose weights it started from, and its own lineage; None where the weights were drawn at random."""
+    """The run whose weights it started from, and its own lineage; None if the initial weights were random."""
     previews: list[str] = []
     """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
     wrong: list[list[WrongWords]] = []
-    """Words of the prompt that each of these samples got wrong; empty where they were not read."""
+    """Words of the prompt that each of these samples got wrong; empty if they were not read."""
     copies: dict[str, Copies] = {}
-    """Near-copies of training images by encoder; empty where they were not asked for."""
+    """Near-copies of training images by encoder; empty if the study did not look for them."""
     along: list[ScoreAt] = []
-    """Scores along training, the end among them, the earliest first; empty in a study without `score_at`."""
+    """Scores along training, including the end, the earliest first; empty in a study without `score_at`."""
 
     def loss(self, metric: str) -> Loss | None:
-        """Return why it has no finite value of a metric; None where it has one."""
+        """Return why it has no finite value of a metric; None if it has one."""
         value = self.metrics.get(metric)
         if self.state in ("diverged", "failed"):
             return self.state
@@ -194,13 +197,13 @@ class Run(_Data):
 
 
 def worst_loss(runs: Iterable[Run], metric: str) -> Loss | None:
-    """Return the gravest reason why one of the runs has no finite value; None where all have one."""
+    """Return the gravest reason why one of the runs has no finite value; None if all have one."""
     found = {run.loss(metric) for run in runs}
     return next((loss for loss in get_args(Loss) if loss in found), None)
 
 
 def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return how many runs diverged or failed, as "diverged 1 of 3"; empty where none did. Keys name sets of runs."""
+    """Return how many runs diverged or failed, as "diverged 1 of 3"; empty if none did. Keys name sets of runs."""
     found = []
     for name, of_name in runs.items():
         losses = [run.loss(metric) for run in of_name]
@@ -210,7 +213,7 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
 
 
 class Interval(_Data):
-    """A value with the ends of its interval; None where there is none."""
+    """A value with the ends of its interval; None if there is no interval."""
 
     value: float
     low: float | None = None
@@ -218,15 +221,15 @@ class Interval(_Data):
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Return both ends; None where there is no interval."""
+        """Return both ends; None without an interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class Comparison(_Data):
-    """One metric of one arm against the baseline: a row of the table of verdicts. Differences are arm minus baseline.
+    """One metric of one arm against the baseline: a row of the table of verdicts.
 
-    In a comparison of two arms, the second stands in the place of the baseline.
-    Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
+    Differences are arm minus baseline. In a comparison of two arms, the second takes the place of the baseline. If
+    every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
     logarithmic scale are geometric.
     """
 
@@ -238,50 +241,50 @@ class Comparison(_Data):
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    """None with one seed, and where every seed differs by the same amount; there is no interval then either."""
+    """None with one seed, and if every seed differs by the same amount; there is no interval then either."""
     p_adjusted: float | None = None
-    """None where there is no p, or where a run is missing: part of the seeds gives no verdict."""
+    """None if there is no p, or if a run is missing: an incomplete set of seeds gives no verdict."""
     detectable: float | None = None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
     sampling_error: float | None = None
     """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
-    """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
+    """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty if none did."""
     scale: ScaleKind = "raw"
-    """Scale on which values were compared: `study.stats.cells.Scale` defines each. A trend has ratios."""
+    """Scale on which values were compared, as defined in `study.stats.cells.Scale`. A trend has ratios."""
     level: float | None = None
-    """The confidence of the interval: the study's, shared by all its comparisons. None: that of the study, unshared."""
+    """The confidence of the interval: the study's, shared by all its comparisons. None: the study's, unshared."""
     margin: float | None = None
-    """Differences up to this size are declared to be none worth having."""
+    """Differences up to this size count as *same*."""
     corrected: Interval | None = None
-    """The estimate given that the interval excludes zero: verdicts are of differences that came out large."""
+    """The estimate, given that the interval excludes zero: this corrects for the selection of large differences."""
     correlation: float = 0.0
-    """Correlation with the baseline over shared seeds that the interval uses; zero where runs are not paired."""
+    """Correlation with the baseline over shared seeds that the interval uses; zero if runs are not paired."""
     margin_seeds: int | None = None
-    """Seeds that say "same" of four in five arms without a difference. None: over a thousand, or not recorded."""
+    """Seeds that give "same" for four in five arms without a difference. None: over a thousand, or not recorded."""
     seeds_needed: int | None = None
-    """Seeds for each arm that would decide, if means and spreads stayed as they are; None where it is decided."""
+    """Seeds per arm that would decide, if means and spreads stayed the same; None if it is decided."""
     collapsed: list[int] = []
     """Seeds of the arm's collapsed runs, worst first. The mean, the difference and its interval leave them out."""
     baseline_collapsed: list[int] = []
-    """Seeds of the baseline's collapsed runs, and of the control's, which count as the baseline's. Left out too."""
+    """Seeds of the baseline's collapsed runs, and of the control's, which count as the baseline's. Also left out."""
     collapsed_later: list[int] = []
     """Seeds of the arm's runs that only a later look than this row's shows as collapsed, worst first."""
     baseline_collapsed_later: list[int] = []
     """The same for runs of the baseline and of the control."""
     collapse_p: float | None = None
-    """One-sided p that the arm's runs collapse more often than the baseline's; None where none of them collapsed."""
+    """One-sided p that the arm's runs collapse more often than the baseline's; None if none of them collapsed."""
     healthy_verdict: Verdict | None = None
-    """Verdict on the runs that did not collapse, where the verdict is unstable."""
+    """Verdict on the runs that did not collapse, if the verdict is unstable."""
     all_runs: Interval | None = None
-    """The difference with collapsed runs among the others; None where none collapsed."""
+    """The difference including collapsed runs; None if none collapsed."""
     all_runs_verdict: Verdict | None = None
     note: str = ""
-    """A remark for readers, for example that the arm's spread stands out."""
+    """A remark for readers, for example that the arm's spread is much larger than the others'."""
 
     look: int | None = None
-    """The look that this row is of, from 1: the one that decided it, or the last; None in older results."""
+    """The look of this row, from 1: the look that decided it, or the last; None in older results."""
 
     @property
     def interval(self) -> Interval:
@@ -290,12 +293,12 @@ class Comparison(_Data):
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Return both ends of the interval; None where there is none."""
+        """Return both ends of the interval; None without an interval."""
         return self.interval.ends
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged, failed or collapsed, how many."""
+        """Return the verdict; if runs diverged, failed or collapsed, how many."""
         if self.verdict == "unstable":
             others = f"; the others: {self.healthy_verdict}" if self.healthy_verdict else ""
             return f"unstable: {len(self.collapsed)} of {len(self.differences)} runs collapsed{others}"
@@ -306,20 +309,20 @@ class Alone(_Data):
     """Memory and step time of an arm, measured while nothing else used the GPU. See `study.shapes`."""
 
     shape: str
-    """Hash of all that decides memory and time of its steps."""
+    """Hash of everything that decides memory and time of its steps."""
     device: str
     peak_bytes: int = 0
-    """The most memory that torch reserved on the GPU; 0 where it was not measured."""
+    """The most memory that torch reserved on the GPU; 0 if it was not measured."""
     host_bytes: int = 0
-    """The most memory of the process on its host; 0 where it was not measured."""
+    """The most memory of the process on its host; 0 if it was not measured."""
     step_s: float | None = None
-    """Mean seconds of a step; None where it was not measured, or where steps of the run differ in their work."""
+    """Mean seconds of a step; None if it was not measured, or if steps of the run differ in their work."""
     steps: int = 0
-    """Steps that were timed."""
+    """Number of timed steps."""
 
 
 class Crowded(_Data):
-    """A run whose memory ran out beside other runs, so that it went back to the queue."""
+    """A run that went back to the queue because memory ran out beside other runs."""
 
     arm: str
     """The arm's label."""
@@ -334,9 +337,9 @@ class Arm(_Data):
     techniques: list[str]
     papers: list[str]
     changes: list[Change]
-    """The changes for readers: a part that is added or removed is one change."""
+    """The changes for readers: adding or removing a part is one change."""
     all_changes: list[Change] = []
-    """Each setting that differs; empty in older results, whose `changes` have them all."""
+    """Each setting that differs; empty in older results, whose `changes` list them all."""
     runs: list[Run]
     comparisons: dict[str, Comparison]
     """Comparison with the baseline of the same resolution, by metric; empty for the baseline."""
@@ -349,21 +352,21 @@ class Arm(_Data):
     stopped: str = ""
     """Why it got no more seeds, in a study that plans its looks; empty while it may get more."""
     alone: Alone | None = None
-    """None where nothing was measured alone on a GPU, and in older results."""
+    """None if nothing was measured alone on a GPU, and in older results."""
 
     @property
     def label(self) -> str:
-        """Return its name with its resolution, where the study has several."""
+        """Return its name, with its resolution if the study has several."""
         return arm_label(self.name, self.resolution)
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a step, measured alone on a GPU; None where they were not."""
+        """Return the seconds of a step, measured alone on a GPU; None if not measured."""
         return self.alone.step_s if self.alone else None
 
     @property
     def sampled_run(self) -> Run | None:
-        """Return the first run that has samples to show."""
+        """Return the first run with samples."""
         return next((run for run in self.runs if run.previews), None)
 
 
@@ -372,7 +375,7 @@ def arm_label(name: str, resolution: str) -> str:
 
 
 class Between(_Data):
-    """An arm against another arm, which the study declares to compare."""
+    """A declared comparison of one arm with another."""
 
     first: str
     second: str
@@ -385,12 +388,12 @@ class Between(_Data):
 
     @property
     def label(self) -> str:
-        """Return both names, with the resolution where the study has several."""
+        """Return both names, with the resolution if the study has several."""
         return arm_label(f"{self.first} against {self.second}", self.resolution)
 
 
 class Resolution(_Data):
-    """A resolution of the study: its baseline, and the real images that its samples are shown beside."""
+    """A resolution of the study: its baseline, and the real images that are shown beside its samples."""
 
     name: str
     """Empty in a study of one resolution."""
@@ -405,7 +408,7 @@ class Resolution(_Data):
 
 
 class Picked(_Data):
-    """An image of the playground that somebody picked by hand."""
+    """An image of the playground, picked by hand."""
 
     image: str
     """Path relative to the study's folder."""
@@ -429,9 +432,9 @@ class Trend(_Data):
     arm: str
     metric: str
     effects: dict[str, Interval]
-    """log(arm / baseline) by resolution, fewest tokens first; a resolution is left out where it is not defined."""
+    """log(arm / baseline) by resolution, fewest tokens first. Resolutions at which it is undefined are left out."""
     comparison: Comparison | None
-    """The effect at the most tokens (`mean`) against that at the fewest (`baseline_mean`), seed by seed."""
+    """The effect at the most tokens (`mean`) against the effect at the fewest (`baseline_mean`), seed by seed."""
     undefined: str = ""
     """Why there is no comparison: values that are not positive, another space, no pairs, or no runs (yet)."""
 
@@ -449,15 +452,15 @@ class FactorEffect(_Data):
     """The main effect of a factor, or the interaction of two parts, on one metric at one resolution."""
 
     parts: list[str]
-    """The factor; of an interaction, the two arms that are combined."""
+    """The factor; for an interaction, the two arms that are combined."""
     metric: str
     resolution: str = ""
     comparison: Comparison
     """The contrast as a difference from the baseline's mean."""
     means: list[ArmMean]
-    """Mean of each arm that it weighs, the combination first; geometric where logarithms are compared."""
+    """Mean of each arm with a weight, the combination first; geometric if logarithms are compared."""
     expected: float | None = None
-    """The mean of the combination if its parts added up; None of a main effect."""
+    """The combination's mean if its parts added up; None for a main effect."""
     verdict: FactorVerdict
 
     @property
@@ -466,7 +469,7 @@ class FactorEffect(_Data):
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged, failed or collapsed, how many."""
+        """Return the verdict; if runs diverged, failed or collapsed, how many."""
         return self.verdict if self.verdict != self.comparison.verdict else self.comparison.words
 
 
@@ -475,7 +478,7 @@ class TuningRun(_Data):
     hash: str
     state: EndState
     value: float | None
-    """Value of the metric that chooses; None where the run has no finite one."""
+    """Value of the metric that chooses; None if the run has no finite value."""
     seconds: float = 0
     """Training time."""
 
@@ -502,14 +505,14 @@ def assignments_words(values: Mapping[str, object]) -> str:
 
 
 def _value_words(value: object) -> str:
-    """Write a value; a number that a sampler drew with a few digits."""
+    """Write a value; a number drawn by a sampler is shown with a few digits."""
     if isinstance(value, str):
         return value
     return json.dumps(float(f"{value:.4g}") if isinstance(value, float) and len(json.dumps(value)) > 8 else value)
 
 
 class Sweep(_Data):
-    """All values that were tried for one arm, and the choice."""
+    """All values tried for one arm, and the choice."""
 
     arm: str
     resolution: str = ""
@@ -517,7 +520,8 @@ class Sweep(_Data):
     """In the order of the grid: the last key changes first."""
     chosen: int
     edges: list[str]
-    """Directions in which a better value may lie, as "optimizer.lr above 0.003"; empty where the best lies within."""
+    """Directions in which a better value may lie, as "optimizer.lr above 0.003"; empty if the best is inside the range.
+    """
 
 
 class Tuning(_Data):
@@ -526,12 +530,12 @@ class Tuning(_Data):
     metric: str
     """The primary metric by which the values are chosen."""
     seeds: list[int]
-    """None of them is among the seeds of the comparison."""
+    """Disjoint from the seeds of the comparison."""
     sweeps: list[Sweep]
     method: str = "grid"
     """How the values were found: grid, random, or optuna and its sampler. Older results have grids."""
     trials: int = 0
-    """Trials that each arm is to have; 0 in older results, which have all of them."""
+    """Planned trials of each arm; 0 in older results, which have all of them."""
 
     @property
     def alike(self) -> bool:
@@ -540,11 +544,11 @@ class Tuning(_Data):
 
 
 class DifferenceAt(_Data):
-    """An arm minus the baseline at one step; without an interval where there is no seed spread."""
+    """An arm minus the baseline at one step; without an interval if there is no seed spread."""
 
     step: int
     size_px: int | None = None
-    """Size of the images where the protocol takes that of the stage; None where it is that of the data."""
+    """Size of the images if the protocol uses the stage's size; None if it is the data's."""
     mean: float
     baseline_mean: float
     difference: Interval
@@ -559,18 +563,18 @@ class Reach(_Data):
     step: Interval
     seconds: Interval
     at_first: bool
-    """Whether it was reached at the first scored step already, and so perhaps before."""
+    """Whether it was reached at or before the first scored step."""
 
 
 class EqualTime(_Data):
-    """An arm at the training seconds of the whole baseline, minus the baseline's end."""
+    """An arm at the total training seconds of the baseline, minus the baseline's end."""
 
     seconds: float
     step: float | None = None
     """The arm's step at that time."""
     difference: Interval | None = None
     refused: str = ""
-    """Why the arm has no score at that time; empty where it has one."""
+    """Why the arm has no score at that time; empty if it has one."""
 
 
 class AlongArm(_Data):
@@ -580,7 +584,7 @@ class AlongArm(_Data):
     resolution: str = ""
     metric: str
     runs: int
-    """Runs that have all scores, and that the numbers are of."""
+    """Runs with all scores, on which the numbers are based."""
     of: int
     """Runs of the arm."""
     target: float
@@ -588,7 +592,7 @@ class AlongArm(_Data):
     target_step: int
     target_seconds: float
     differences: list[DifferenceAt]
-    """At each step at which arm and baseline were both scored."""
+    """At each step at which both arm and baseline were scored."""
     reach: Reach
     equal_time: EqualTime
     crossing: str
@@ -604,19 +608,19 @@ class Command(_Data):
 
 
 class SeedSet(_Data):
-    """Seeds of the arms and of the control that are read together."""
+    """Seeds of the arms and of the control that are compared together."""
 
     seeds: list[int]
     control_seeds: list[int] = []
 
 
 class LookInfo(SeedSet):
-    """A look at the study that was made or is planned."""
+    """A past or planned look at the study."""
 
     share: float
     """Share of the study's error that it may spend."""
     made: bool
-    """Whether comparisons were read at it; a planned one may be still to come."""
+    """Whether comparisons were read at it; a planned look may be in the future."""
 
 
 Outcome = Literal["holds", "open", "contradicted", "incomplete"]
@@ -624,34 +628,34 @@ Outcome = Literal["holds", "open", "contradicted", "incomplete"]
 
 
 class Replicated(_Data):
-    """A verdict of the study, and what fresh seeds show."""
+    """A verdict of the study, and its outcome on fresh seeds."""
 
     arm: str
     """The arm's label."""
     metric: str
     verdict: Literal["better", "worse", "same"]
     first: Interval
-    """The study's difference, corrected for selection where that is known."""
+    """The study's difference, corrected for selection if known."""
     fresh: Interval | None
-    """The difference of the fresh runs; None where runs are missing, failed or diverged."""
+    """The difference of the fresh runs; None if runs are missing, failed or diverged."""
     level: float | None = None
     """The confidence of the fresh interval; None in rows of an earlier version, whose interval is wider than 90%."""
     pooled: Interval | None
-    """Mean of both, weighted by their precision, with its 95% interval; None where one of them has no interval."""
+    """Mean of both, weighted by precision, with its 95% interval; None if one of them has no interval."""
     seeds_needed: int | None
-    """Fresh seeds that would settle an open verdict if nothing but their number changed; None: more than a thousand."""
+    """Fresh seeds that would settle an open verdict if nothing else changed; None: more than a thousand."""
     words: str
     """The verdict on the fresh runs, and how many of them diverged, failed or collapsed."""
     outcome: Outcome
 
 
 class Replication(_Data):
-    """The verdicts of a study, held against fresh seeds."""
+    """The verdicts of a study, tested on fresh seeds."""
 
     seeds: list[int]
     rows: list[Replicated]
     source: str = ""
-    """The finished study whose runs are the fresh ones; empty where they were run for this replication."""
+    """The finished study whose runs are the fresh ones; empty if they were made for this replication."""
 
 
 class BankRun(_Data):
@@ -665,7 +669,7 @@ class BankRun(_Data):
 
 
 class BankSource(_Data):
-    """A study whose runs of the baseline serve another one."""
+    """A study whose baseline runs serve another study."""
 
     study: str
     numerics: int
@@ -677,7 +681,7 @@ class BankSource(_Data):
     """The number of each metric's definition. Values of two definitions are never compared."""
     runs: list[BankRun]
     left_out: list[str] = []
-    """Why other runs of it do not serve."""
+    """Why its other runs do not serve."""
 
 
 class BankCheck(_Data):
@@ -689,14 +693,14 @@ class BankCheck(_Data):
     stored: int
     """Runs without collapsed ones."""
     collapsed: int
-    """Stored runs that collapsed, which the others are read without."""
+    """Stored runs that collapsed and are left out."""
     difference: Interval
     agrees: bool
-    """Whether the interval holds zero, so that the stored runs serve; False where there is none."""
+    """Whether the interval includes zero, so that the stored runs serve; False without an interval."""
 
 
 class Bank(_Data):
-    """Stored runs of the baseline from other studies, which serve beside the study's own."""
+    """Stored runs of the baseline from other studies that serve beside the study's own."""
 
     sources: list[BankSource]
     level: float
@@ -709,7 +713,7 @@ class Bank(_Data):
 
 
 def read_results_file(path: Path) -> StudyResults:
-    """Read a results.json, and refuse one that is damaged or that another version wrote."""
+    """Read a results.json; raise if it is damaged or another version wrote it."""
     try:
         found = read_checked(path, remake_results(path), FORMAT)
         return StudyResults.model_validate_json(json.dumps(found))
@@ -733,7 +737,7 @@ class StudyResults(_Data):
     question: str
     seeds: list[int]
     sketch: bool
-    """One seed: the seed spread is unknown, so there is no interval and no verdict."""
+    """Whether there is one seed only: the seed spread is unknown, so there is no interval and no verdict."""
     confidence: float
     method: str
     """How intervals and verdicts were computed, in words."""
@@ -760,7 +764,7 @@ class StudyResults(_Data):
     looks: list[LookInfo] = []
     """Oldest first; empty in older results."""
     replication: Replication | None = None
-    """None where the verdicts were not replicated."""
+    """None if the verdicts were not replicated."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
     factors: list[FactorEffect] = []
@@ -768,13 +772,13 @@ class StudyResults(_Data):
     tuning: Tuning | None = None
     """None in a study without `tune`."""
     picked: list[Picked] = []
-    """Images that somebody picked by hand, oldest first. Nothing is concluded from them."""
+    """Images picked by hand, oldest first. Verdicts do not use them."""
     crowded: list[Crowded] = []
     """Runs whose memory ran out beside others; empty in older results."""
     numerics: int | None = None
-    """`NUMERICS` of the version that began the study; None where that was not recorded."""
+    """`NUMERICS` of the version that began the study; None if not recorded."""
     bank: Bank | None = None
-    """None in a study that no stored runs serve."""
+    """None in a study without stored runs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -783,7 +787,7 @@ class StudyResults(_Data):
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
     def dump(self) -> dict[str, Any]:
-        """Return what results.json holds, without passwords, and without the keys of what the study does not have."""
+        """Return the content of results.json, without passwords, and without keys that do not apply to the study."""
         content = cast(dict[str, Any], hide_all_passwords(json.loads(self.model_dump_json())))
         for key in ("tuning", "factors", "picked", "crowded", "between", "numerics", "bank"):
             if not getattr(self, key):
@@ -808,7 +812,7 @@ class StudyResults(_Data):
         return self.model_copy(update={"resolutions": resolutions, "arms": arms})
 
     def without_paths(self) -> StudyResults:
-        """Return the results without paths of this machine; the last name of each is left."""
+        """Return the results without paths of this machine; only the last name of each stays."""
         content = self.model_dump()
         for one in content["resolutions"]:  # as data: YAML breaks long lines, and a path may be on two
             one["plan"] = read_yaml(one["plan"], "the plan").data
@@ -818,13 +822,13 @@ class StudyResults(_Data):
         return StudyResults.model_validate(content)
 
     def rows(self, *, primary: bool = False) -> list[Row]:
-        """Return the table of verdicts, on the `primary` metrics alone if asked: what every renderer shows."""
+        """Return the table of verdicts, on the `primary` metrics alone if asked. All renderers show it."""
         from tintype.study.rows import rows_of  # it reads results
 
         return rows_of(self, primary=primary)
 
     def notes(self) -> list[Note]:
-        """Return what to know before building on the verdicts."""
+        """Return the notes to read before building on the verdicts."""
         from tintype.study.notes import notes_of
 
         return notes_of(self)
@@ -843,21 +847,22 @@ class StudyResults(_Data):
         return [run for run in arm.runs if run.seed not in collapsed]
 
     def baseline_mean(self, metric: str) -> float | None:
-        """Return the mean that the arms' differences are from, at one resolution; None where nothing was compared.
+        """Return the mean from which the arms' differences are taken, at one resolution; None if nothing was compared.
 
-        Arms that stopped at an earlier look were compared with fewer runs: it is that of the last look, with most runs.
+        Arms that stopped at an earlier look were compared with fewer runs. The mean is from the last look, with the
+        most runs.
         """
         known = [row for row in self._rows(metric) if math.isfinite(row.baseline_mean)]
         last = max(known, key=lambda row: (row.look or 0, len(row.differences)), default=None)
         return last.baseline_mean if last else None
 
     def like_baseline(self, metric: str) -> list[Arm]:
-        """Return the arms whose runs make the baseline's mean: the control too, but not for the throughput."""
+        """Return the arms whose runs make the baseline's mean: the control too, except for throughput."""
         roles = ("baseline",) if metric == SPEED else ("baseline", "control")
         return [arm for arm in self.arms if arm.role in roles]
 
     def _rows(self, metric: str) -> list[Comparison]:
-        """Return the comparisons of the arms on a metric; where there are none, of the control."""
+        """Return the comparisons of the arms on a metric; if there are none, of the control."""
         rows = {role: [arm.comparisons.get(metric) for arm in self.arms if arm.role == role] for role in get_args(Role)}
         return [row for row in rows["arm"] if row] or [row for row in rows["control"] if row]
 
@@ -868,7 +873,7 @@ class StudyResults(_Data):
 
     @property
     def compared(self) -> list[Arm | Between]:
-        """Return all that has comparisons: the arms, then the pairs of arms."""
+        """Return everything with comparisons: the arms, then the pairs of arms."""
         return [*self.arms, *self.between]
 
     @property
@@ -878,7 +883,7 @@ class StudyResults(_Data):
 
     @property
     def resolution(self) -> Resolution:
-        """Return the only resolution; `by_resolution` returns results that have one."""
+        """Return the only resolution; `by_resolution` returns results with one."""
         (only,) = self.resolutions
         return only
 
@@ -908,7 +913,7 @@ def _rows_in(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _drop_empty(content: dict[str, Any], keys: Iterable[str]) -> None:
-    """Remove what is empty: results without it stay as they were written."""
+    """Remove empty keys, so that results without them keep their earlier form."""
     for key in keys:
         if not content[key]:
             del content[key]

@@ -1,4 +1,4 @@
-"""The table of a study's verdicts: one row for each comparison, or for each that could not be made.
+"""The table of a study's verdicts: one row for each comparison, including impossible ones.
 
 Reports, the terminal, the live page, `--json`, verdicts.csv, trackers and the library show these rows and no others.
 """
@@ -39,9 +39,9 @@ from tintype.study.stats.contrast import Kind
 
 TOO_FEW_SEEDS = "too few seeds"
 _FAR = 10.0
-"""An end so many times as far as the means, in a metric where the seeds show nothing, is no number to read."""
+"""An interval end this many times as far away as the means is not shown, if the seeds show nothing in the metric."""
 MIXED = "mixed"
-"""Verdict of an arm that is better on one primary metric and worse on another."""
+"""Verdict on an arm that is better on one primary metric and worse on another."""
 NO_RUNS = "no runs to compare"
 _GLYPHS = {
     "better": "✓",
@@ -65,7 +65,7 @@ _GLYPHS = {
 
 
 def glyph(verdict: str) -> str:
-    """Return the sign beside a verdict's words; those without one of their own are marked all the same."""
+    """Return the sign beside a verdict's words; verdicts without a sign of their own get a common one."""
     return _GLYPHS.get(verdict, "!")
 
 
@@ -73,35 +73,36 @@ def glyph(verdict: str) -> str:
 class Row:
     """One metric of an arm, of two arms, of a trend over resolutions, or of a factor: its verdict and its numbers.
 
-    Differences are arm minus baseline; of two arms, first minus second. Those of a trend are of logarithms of ratios.
+    Differences are arm minus baseline; for two arms, first minus second. A trend has differences of logarithms of
+    ratios.
     """
 
     kind: Kind
     arm: str
-    """Its name; of two arms "first against second", of a factor its name, of an interaction its parts."""
+    """Its name; for two arms "first against second", for a factor its name, for an interaction its parts."""
     resolution: str
     metric: MetricInfo
     primary: bool
     decimals: int
-    """Decimals that the interval deserves; those of the metric's column where there is none."""
+    """Decimals that suit the interval; those of the metric's column without an interval."""
     verdict: str
     words: str
-    """The verdict; where runs diverged, failed or collapsed, how many; why there is none."""
+    """The verdict; if runs diverged, failed or collapsed, how many; without a verdict, the reason."""
     comparison: Comparison | None = None
-    """None where nothing is compared."""
+    """None if nothing is compared."""
     replicated: str = ""
-    """Outcome of the verdict on fresh seeds, or that none were run; empty where there is nothing to replicate."""
+    """Outcome of the verdict on fresh seeds, or that none were run; empty if there is nothing to replicate."""
     effect: FactorEffect | None = None
-    """None of all but main effects and interactions."""
+    """None except for main effects and interactions."""
 
     @property
     def label(self) -> str:
-        """Return its name, with the resolution where the study has several."""
+        """Return its name, with the resolution if the study has several."""
         return arm_label(self.arm, self.resolution)
 
     @property
     def title(self) -> str:
-        """Return the metric with the direction that is better."""
+        """Return the metric with its better direction."""
         return f"{self.metric.label} ({self.metric.direction} is better)"
 
     @property
@@ -128,7 +129,7 @@ class Row:
 
     @property
     def interval(self) -> str:
-        """Return both ends of the interval, or that seeds are too few to bound it; empty where there is none."""
+        """Return both ends of the interval, or that seeds are too few to bound it; empty without an interval."""
         ends = self.comparison.ends if self.comparison else None
         if ends is None or self.comparison is None:
             return ""
@@ -143,21 +144,21 @@ class Row:
 
     @property
     def contrast(self) -> str:
-        """Return the difference with its interval, and relative to what it is from."""
+        """Return the difference with its interval, and relative to the reference."""
         if self.comparison is None or not self.comparison.differences:
             return numerals.UNKNOWN
         return f"{self.difference} ({self.relative})"
 
     @property
     def together(self) -> str:
-        """Return an interaction's mean of the combination, and what the sum of its parts would be."""
+        """Return the combination's mean of an interaction, and the sum of its parts."""
         if self.effect is None or self.effect.expected is None:
             return ""
         return f"{self.written(self.effect.means[0].value)} (sum of the parts: {self.written(self.effect.expected)})"
 
     @property
     def beside(self) -> str:
-        """Return the corrected difference, what fresh seeds show, the seeds that would decide, and the remark."""
+        """Return the corrected difference, the outcome on fresh seeds, the seeds that would decide, and the remark."""
         note = self.comparison.note if self.comparison else ""
         return "; ".join(filter(None, [self.corrected, self.replicated, self.needed, note]))
 
@@ -168,7 +169,7 @@ class Row:
 
     @property
     def corrected(self) -> str:
-        """Return the estimate that allows for the selection of large differences; empty where there is none."""
+        """Return the estimate that allows for the selection of large differences; empty if there is none."""
         found = self.comparison.corrected if self.comparison and self.verdict in FOUND else None
         if found is None:
             return ""
@@ -182,12 +183,12 @@ class Row:
 
     @property
     def detectable(self) -> str:
-        """Return the smallest difference that the seeds would find, or that they are too few to find any."""
+        """Return the smallest detectable difference, or that the seeds are too few to find any."""
         return TOO_FEW_SEEDS if self.blind else self.written(self.comparison.detectable if self.comparison else None)
 
     @property
     def needed(self) -> str:
-        """Return how many seeds would decide; empty where it is decided, or where a thousand would not."""
+        """Return how many seeds would decide; empty if it is decided, or if a thousand would not."""
         seeds = self.comparison.seeds_needed if self.comparison else None
         return f"{seeds:,} seeds would decide" if seeds else ""
 
@@ -256,13 +257,13 @@ def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
 
 
 def _is_unbounded(metric: MetricInfo, one: Comparison) -> bool:
-    """Return whether an interval reaches so far that its ends are no numbers to read."""
+    """Return whether an interval is so wide that its ends are not worth showing."""
     usual = max(abs(one.baseline_mean), abs(one.mean))
     return one.ends is not None and too_few_seeds(metric, one) and max(map(abs, one.ends)) > _FAR * usual
 
 
 def effect_of(results: StudyResults, arm: Arm, row: Row) -> Effect:
-    """Return what a figure draws of an arm: its runs, mean and interval, all against the baseline's mean of the row."""
+    """Return the data of an arm in a figure: its runs, mean and interval, all relative to the row's baseline mean."""
     one = row.comparison
     assert one is not None
     looks = {number: look.seeds for number, look in enumerate(results.looks, 1)}
@@ -290,7 +291,7 @@ def _said(verdict: str, words: str, comparison: Comparison | None = None, replic
 
 
 def _of_two(results: StudyResults, of: Arm | Between, metric: MetricInfo) -> dict[str, Any]:
-    """Return what is said of an arm, or of two arms, on a metric."""
+    """Return the row of an arm, or of two arms, on a metric."""
     if reason := of.incomparable.get(metric.name, ""):
         return _said(NOT_COMPARABLE, f"{NOT_COMPARABLE}: {reason}")
     if (one := of.comparisons.get(metric.name)) is None:

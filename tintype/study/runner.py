@@ -1,4 +1,4 @@
-"""A run of a study: train it, then score it. What is done is skipped, what was begun is resumed.
+"""A run of a study: train it, then score it. Finished work is skipped, and unfinished work is resumed.
 
 Runs are taken seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
 """
@@ -40,13 +40,13 @@ from tintype.train.session import Session
 from tintype.train.steps import Progress
 
 OUT_OF_MEMORY, GPU_LOST = "out of memory", "the GPU failed"
-"""The first words of a run that died so."""
+"""The start of the error of a run that ran out of GPU memory, or whose GPU failed."""
 HOST_KILLED = "the host ran out of memory"
-"""The first words of how a process ended that the kernel killed for want of memory."""
+"""The start of the error of a process that the kernel killed for lack of memory."""
 STUCK = "it stood still"
-"""The first words of how a process ended that did not answer after the GPU had failed in another one."""
+"""The start of the error of a process that hung after the GPU had failed in another process."""
 NO_ROOM = "no space is left on the disk"
-"""The first words of a run that stopped so."""
+"""The start of the text of a run that stopped because the disk is full."""
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
 State = Literal[
@@ -54,17 +54,19 @@ State = Literal[
 ]
 STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("done", "diverged", "failed")
-"""States of a run that is not tried again unless somebody asks for it."""
+"""States of a run that is tried again only on request."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Progress of one run, sent by its worker. `share` is how much of the task is done, 0 to 1."""
+    """Progress of one run, sent by its worker. `share` is the finished part of the task, 0 to 1."""
 
     key: tuple[str, int]
     state: State
-    """It is lost where another worker has taken over its run, died where memory ran out, and full where the disk is. It
-    is crowded where memory ran out beside others: it goes back to the queue."""
+    """State of the run. `lost`: another worker has taken it over. `died`: memory ran out. `full`: the disk is full.
+
+    `crowded`: memory ran out beside other runs, so it goes back to the queue.
+    """
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -72,27 +74,27 @@ class Message:
     images_per_s: float | None = None
     training_s: float = 0.0
     scoring_s: float = 0.0
-    """Seconds that the worker took to train and score a run that is done."""
+    """Seconds of training and scoring of a finished run."""
     peak_bytes: int = 0
     gpu_bytes: int = 0
-    """Peak of what the run needed of its GPU's memory, and all that the GPU has; 0 where it did not train on one."""
+    """Peak of the GPU memory that the run needed, and the GPU's total; 0 if it did not train on a GPU."""
     needs_bytes: int = 0
-    """Least share of its GPU that a crowded run needs; 0 where its share was large enough, and not there."""
+    """Least share of its GPU that a crowded run needs; 0 if its share was large enough but not free."""
 
 
 @dataclass(frozen=True)
 class Task:
     arm: str
-    """The arm's label: its name, and its resolution where there are several."""
+    """The arm's label: its name, and its resolution if there are several."""
     plan: Plan
     folder: Path
-    """Where the study trains it; it may not be there yet."""
+    """Folder in which the study trains it; it may not exist yet."""
     along: Along | None = None
-    """When it is scored before its end; None where only the end is scored."""
+    """When it is scored before its end; None if only the end is scored."""
     retries: int = RETRIES
-    """How often it is tried again where its process dies."""
+    """How often it is tried again if its process dies."""
     headline: tuple[str, ...] = PRIMARY
-    """Metrics that are reported when it is done."""
+    """Metrics to report when it is done."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -114,7 +116,7 @@ class Task:
         return self.along is not None and self.record.kept.is_dir()
 
     def trained_folder(self) -> Path:
-        """Return the run's folder, or raise UserError where the study has not begun it."""
+        """Return the run's folder; raise `UserError` if the study has not begun it."""
         if not is_run(self.folder):
             raise UserError(
                 f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist",
@@ -138,13 +140,13 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
 
 
 def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
-    """Return the first task whose parent run has ended. One whose parent failed reports that when it begins."""
+    """Return the first task whose parent run has ended. If the parent failed, the task reports that when it begins."""
     unfinished = {task.plan.hash for task in (*waiting, *begun)}
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
 _kept: list[Exception] = []
-"""Errors of a GPU that failed. To free what their frames hold would ask that GPU, which may never answer."""
+"""Errors of a failed GPU. Freeing what their frames hold would call that GPU, which may never answer."""
 
 
 class _StoppedError(Exception):
@@ -238,9 +240,9 @@ def run_task(
 
 
 def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
-    """Measure the validation loss while training, on fewer images than the final one.
+    """Measure the validation loss during training, on fewer images than the final one.
 
-    With the smaller images of a stage it has a name of its own.
+    With the smaller images of a stage it has a separate name.
     """
     count, scored = min(_PROBE_IMAGES, protocol.validation_count), scored_data(parts.plan, protocol, step)
     source, size_px = held_out(scored, protocol), scored.data.size_px
@@ -251,7 +253,7 @@ def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
 
 
 def note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
-    """Write why the run has no result, for the report; remove what an earlier attempt wrote."""
+    """Write why the run has no result, for the report; remove the files of earlier attempts."""
     if message.state not in ENDED:
         return
     for state, name in FAILURES.items():

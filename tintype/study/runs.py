@@ -1,4 +1,4 @@
-"""Read the runs of a study from their files: metrics, curves, identities of frozen networks, images that are shown."""
+"""Read the runs of a study from their files: metrics, curves, identities of frozen networks, sample images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
 """The numbers of a run's images by metric, by the run's hash."""
 NO_IMAGES: PerImage = MappingProxyType({})
 Metrics: TypeAlias = Mapping[str, results.MetricInfo]
-"""The metrics of a study by name: by the definitions of this version, or of that which scored its runs."""
+"""The metrics of a study by name, by the definitions of this version or of the version that scored its runs."""
 COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
 
@@ -71,13 +71,13 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
 
 
 def _pad(meaning: Definition) -> float:
-    """Return the continuity correction of a share: half an image, or two deviations where chance was taken off it."""
+    """Return the continuity correction of a share: half an image, or two deviations if chance was subtracted."""
     count = meaning.count or round(0.5 / PAD)
     return 1 / math.sqrt(count) if meaning.metric.corrected_for_chance else 0.5 / count
 
 
 def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
-    """Read every run as it stands. One whose result is damaged is missing: a worker scores it again."""
+    """Read every run from its files. A run with a damaged result is missing: a worker scores it again."""
     protocol = study.settings.evaluation
 
     def read(plan: Plan) -> results.Run:
@@ -110,7 +110,7 @@ def reported_commands(out: Path) -> list[results.Command]:
 
 
 def last_results(out: Path) -> results.StudyResults | None:
-    """Return the results of the last report; None where there are none, damaged ones, or those of another version."""
+    """Return the results of the last report; None if there are none, or they are damaged or of another version."""
     file = out / "results.json"
     try:
         return results.read_results_file(file)
@@ -122,7 +122,7 @@ def last_results(out: Path) -> results.StudyResults | None:
 
 
 def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write: bool) -> results.Resolution:
-    """Describe a resolution; `write` the real images that its samples are shown beside."""
+    """Describe a resolution; `write` the real images beside its samples."""
     plan = arms[0].plans[0]
     if plan.data.at_hand:
         prompts = list(sampling_prompts(ScoredData(plan.data), protocol, protocol.conditions[0])[:PREVIEWS])
@@ -141,9 +141,9 @@ def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, 
 def read_run(
     plan: Plan, protocol: Protocol, out: Path, along: Along | None = None, *, logs: bool = True
 ) -> results.Run:
-    """Read a run from its files, with its scores along training where `along` says when they were taken.
+    """Read a run from its files, with its scores along training if `along` says when they were taken.
 
-    Without `logs` its curves, events and training time are left out, and its speed is that of its scoring.
+    Without `logs`, curves, events and training time are left out, and the speed is that of scoring.
     """
     path = out / "runs" / plan.hash
     folder, record = str(path.relative_to(out)), RunRecord(path, plan)
@@ -206,10 +206,10 @@ def _finished_run(
 
 
 def _with_along(run: results.Run, record: RunRecord, along: Along) -> results.Run:
-    """Return the run with the scores along training that are there, and with the seconds of these.
+    """Return the run with its scores along training, and their training seconds.
 
-    Throughput is not of a step, so it is left out. A run whose whole log was lost has no seconds to set scores against,
-    and so no such scores; an event says that the log was lost.
+    Throughput is not a property of a step, so it is left out. A run whose whole log was lost has no training seconds,
+    and so no such scores. An event says that the log was lost.
     """
     plan, found, seconds = record.plan, list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
@@ -252,7 +252,7 @@ def _text(plan: Plan, identity: str) -> results.TextInfo:
 
 
 def check_identities(runs: Runs) -> None:
-    """Refuse a study in which one name or one setting stood for several weights: arms would not differ as declared."""
+    """Raise if one name or one setting stood for several weights in a study: arms would not differ as declared."""
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
         for part, settings, identity, remedy in identities_of(run):
@@ -267,7 +267,7 @@ def check_identities(runs: Runs) -> None:
 
 
 def identities_of(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
+    """Yield (part, settings, SHA-256, fix) of each frozen network of a run."""
     for name, encoder in run.encoders.items():
         remedy = f"remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
         yield f"the encoder '{name}'", "", encoder.identity + encoder.text, remedy
@@ -303,7 +303,7 @@ def read_images(study: Study, out: Path) -> PerImage:
 
 
 def describe_arm(arm: ArmPlan, runs: list[results.Run], alone: results.Alone | None = None) -> results.Arm:
-    """Return an arm of the results, without comparisons yet. `alone` is what was measured of it alone on a GPU."""
+    """Return an arm of the results, before its comparisons. `alone` has its measurements alone on a GPU."""
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return results.Arm(
         name=arm.name,
@@ -327,7 +327,7 @@ def real_folder(resolution: str) -> str:
 
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
-    """Return prompts and real images of the last report, for a report where the data are not at hand."""
+    """Return prompts and real images of the last report, for a report without the data."""
     last = last_results(out)
     for one in last.resolutions if last else ():
         if one.name == resolution:

@@ -1,9 +1,9 @@
-"""Search of tuned values: a grid, random draws, or a sampler of Optuna that learns from the trials before.
+"""Search of tuned values: a grid, random draws, or a sampler of Optuna that learns from earlier trials.
 
 A value of `tune` is a list, or a range: `{log_uniform: [1e-4, 1e-2]}`. A grid and random draws are known before the
 first run, and are the same for the baseline and every arm. Random draws are a pure function of the first tuning seed,
-the key and the number of the trial. A sampler of Optuna proposes the next trial of an arm by the scores of the arm's
-earlier ones; all arms have as many trials.
+the key and the number of the trial. A sampler of Optuna proposes the next trial of an arm from the scores of the arm's
+earlier trials. All arms have the same number of trials.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tintype.settings import Settings
 
 TuneValue: TypeAlias = bool | int | float | str
 _DIGITS = 4
-"""Significant digits of random draws, so that plans and reports are readable; draws from a narrow range have more."""
+"""Significant digits of random draws, to keep plans and reports readable; draws from a narrow range have more."""
 _MOST_ROUNDING = 0.005
 """Share of its range by which rounding may move a random draw."""
 _NEAR_EDGE = 0.05
-"""Share of a range, on its scale, within which a value lies at its edge."""
+"""A value lies at the edge if it is within this share of the range, on its scale, from an end."""
 _TRIES = 100
-"""Draws for each trial, where a small range gives the same values again."""
+"""Draws per trial if a small range gives the same values again."""
 Bounds = tuple[float, float]
 
 
 class Range(Settings):
-    """Values that a setting may have, and how they are drawn. One of the keys is given."""
+    """Values that a setting may have, and how they are drawn. Exactly one key is given."""
 
     log_uniform: Bounds | None = Field(None, description="[low, high], equally often in each decade")
     uniform: Bounds | None = Field(None, description="[low, high], equally often everywhere")
@@ -53,7 +53,7 @@ class Range(Settings):
 
     @property
     def bounds(self) -> Bounds | None:
-        """Return the ends of a range of numbers; None where it is a choice."""
+        """Return the ends of a range of numbers; None for a choice."""
         return self.log_uniform or self.uniform or self.integer
 
     @property
@@ -77,7 +77,7 @@ class Range(Settings):
         return float(value) if self.log_uniform is None else math.log(value)
 
     def edge(self, value: object) -> str:
-        """Return 'below' or 'above' where a value lies at an end of the range; empty where it does not."""
+        """Return 'below' or 'above' if a value lies at an end of the range; otherwise empty."""
         if self.bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             return ""
         low, high, at = map(self._scale, (*self.bounds, value))
@@ -86,7 +86,7 @@ class Range(Settings):
 
 
 def _rounded(value: float, low: float, high: float) -> float:
-    """Round a number of a range to few digits, and stay within the range."""
+    """Round a number of a range to few digits, inside the range."""
     digits, rounded = _DIGITS, float(f"{value:.{_DIGITS}g}")
     while abs(rounded - value) > _MOST_ROUNDING * (high - low):
         digits += 1
@@ -108,7 +108,7 @@ Tried = Annotated[
 
 
 class SearchSettings(Settings):
-    """The way in which the values of `tune` are tried."""
+    """How the values of `tune` are tried."""
 
     kind: Literal["grid", "random", "optuna"] = Field("grid", description="grid tries all values of lists")
     trials: int | None = Field(None, ge=2, le=1_000, description="With random and optuna: trials of each arm")
@@ -128,7 +128,7 @@ class SearchSettings(Settings):
 
 
 def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
-    """Raise `ValueError` where values and search do not go together."""
+    """Raise `ValueError` if values and search do not go together."""
     ranges = [key for key, values in tune.items() if isinstance(values, Range)]
     if by.kind == "grid" and ranges:
         raise ValueError(f"tune: {ranges[0]} is a range; give a list, or tune_by: {{kind: random, trials: 16}}")
@@ -140,7 +140,7 @@ def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
 
 
 def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[dict[str, TuneValue]]:
-    """Return the values of each trial; none where they depend on the trials before, and where nothing is tuned."""
+    """Return the values of each trial; none if they depend on earlier trials, or if nothing is tuned."""
     if not tune or by.kind == "optuna":
         return []
     if by.kind == "grid":
@@ -172,7 +172,7 @@ def _share(seed: int, key: str, number: int) -> float:
 
 
 def range_edges(tune: Mapping[str, Tried], values: Mapping[str, object]) -> list[str]:
-    """Say in which directions a better value may lie: keys whose chosen value lies at an end of its range."""
+    """Name the directions in which a better value may lie: keys whose chosen value lies at an end of its range."""
     at = {key: one.edge(values[key]) for key, one in tune.items() if isinstance(one, Range)}
     return [f"{key} {side} {values[key]:g}" for key, side in at.items() if side]
 
@@ -191,8 +191,8 @@ def suggest(
 ) -> dict[str, TuneValue]:
     """Return the values that Optuna's sampler tries next, after the trials of `history` with their scores.
 
-    The whole search is replayed from its seed, so a search that was killed resumes with nothing but its history. A
-    trial without a score, which diverged, counts as worse than all others.
+    The whole search is replayed from its seed, so a search that was killed resumes with its history alone. A trial
+    without a score, which diverged, counts as worse than all others.
     """
     optuna = optuna_package(by)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -228,7 +228,7 @@ def _space(optuna: Any, values: Range) -> Any:
 
 
 def optuna_package(by: SearchSettings) -> Any:
-    """Import Optuna, and what the sampler needs beside it; they are an extra."""
+    """Import Optuna and the packages that its sampler needs, which are an extra."""
     if by.sampler == "cmaes":
         optional_package("cmaes", "optuna", "tune_by: sampler cmaes")
     return optional_package("optuna", "optuna", "tune_by: kind optuna")

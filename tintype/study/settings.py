@@ -39,14 +39,14 @@ Seeds = Annotated[
         custom_error_message="give a list, as [0, 1, 2], or a plan of looks, as {first: 4, most: 16}",
     ),
 ]
-"""The seeds themselves, or a plan by which undecided arms get more."""
+"""The seeds themselves, or a plan that gives undecided arms more."""
 
 
 RETRIES = 2
 """How often a run is tried again by default."""
 PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
-"""Primary where no encoder takes distances."""
+"""Primary metrics if no encoder has distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
 """Settings that all arms of a study share: the pairs of seeds, the images for training and scoring, housekeeping."""
 
@@ -94,7 +94,7 @@ def split_changes(specs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def combined(factors: Sequence[ArmSettings]) -> ArmSettings:
-    """Return the arm that has several factors. Two that set one key would silently be the last one alone."""
+    """Return the arm that has several factors. Raise if two set one key, since the last would silently win."""
     keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
     for (key, factor), (other, another) in product(keys, keys):
         if factor is not another and f"{other}.".startswith(f"{key}."):
@@ -118,17 +118,17 @@ def section(assignment: str) -> str:
 
 
 def _repeated(names: Sequence[str]) -> str:
-    """Return the names that are given twice."""
+    """Return the names that occur twice."""
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
 def _first_repeat(names: Sequence[str]) -> int | None:
-    """Return the index of the first name that was given before; None where all differ."""
+    """Return the index of the first repeated name; None if all differ."""
     return next((index for index, name in enumerate(names) if name in names[:index]), None)
 
 
 def _check_score_at(score_at: Sequence[int | float]) -> None:
-    """Refuse what is neither a share of training nor a step."""
+    """Raise if a value is neither a share of training nor a step."""
     for one in score_at:
         if not (one >= 1 if isinstance(one, int) else 0 < one <= 1):
             raise ValueError(
@@ -311,7 +311,7 @@ class StudySettings(Settings):
         return self.tune_by.trials or prod(len(one) for one in self.tune.values() if not isinstance(one, Range))
 
     def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
-        """Return each arm as the factors that it combines, with its place in the file; one of `arms` is one factor."""
+        """Return each arm as the factors that it combines, with its place in the file. An arm of `arms` is one."""
         listed: list[tuple[KeyPath, Sequence[ArmSettings]]] = [
             (("arms", index), [arm]) for index, arm in enumerate(self.arms)
         ]
@@ -321,7 +321,7 @@ class StudySettings(Settings):
         return listed
 
     def located(self, folder: Path) -> StudySettings:
-        """Return the study with the files that it names located: in `folder`, or in the working directory."""
+        """Return the study with the paths of its files resolved: in `folder`, or in the working directory."""
         given = self.model_dump(mode="json", exclude_unset=True)
         found = locate(given, [StudySettings], folder)
         arms = [*found.get("arms", []), *found.get("factorial", [])]
@@ -334,7 +334,7 @@ class StudySettings(Settings):
         return StudySettings.model_validate_json(json.dumps(found))
 
     def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
-        """Choose what depends on the data and was not given: the protocol and the primary metrics.
+        """Choose settings that depend on the data and were not given: the protocol and the primary metrics.
 
         Return the notes and problems of that choice too.
         """

@@ -1,10 +1,9 @@
-"""Memory and step time of a plan's shape: measured alone on a GPU, and stored in the study's folder.
+"""Memory and step time of a plan's shape, measured alone on a GPU and stored in the study's folder.
 
-The shape of a plan is all that decides the memory and the time of its steps. Arms differ in it, seeds and learning
-rates do not. `OUT/measured/` has one file for each shape and kind of device. Any number of machines may write there:
-each file is replaced whole, the larger peak stays, and the newest step time counts.
-
-A step time stands for a run only where all its steps do the same work (`is_steady`).
+The shape of a plan is everything that decides the memory and the time of its steps. Arms differ in it, seeds and
+learning rates do not. `OUT/measured/` has one file for each shape and kind of device. Any number of machines may write
+there: each file is replaced whole, the larger peak stays, and the newest step time counts. A step time holds for a run
+only if all its steps do the same work (`is_steady`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tintype.study import results
 from tintype.study.study import Study
 
 MEASURED: Final = "measured"
-"""The folder in a study's folder with what was measured of each shape."""
+"""The folder in a study's folder with the measurements of each shape."""
 IN_SHAPE = frozenset(
     {
         "threads",
@@ -51,10 +50,10 @@ _S = TypeVar("_S", bound=Settings)
 
 
 def shape_of(plan: Plan) -> str:
-    """Return the hash of all that decides the memory and the time of a plan's steps.
+    """Return the hash of everything that decides the memory and the time of a plan's steps.
 
-    Left out are the seed, the weights that it starts from, the number of steps, the warm-up, the schedule of the
-    learning rate, and numbers without a size: learning rates, decays, limits.
+    Left out are the seed, the initial weights, the number of steps, the warm-up, the schedule of the learning rate, and
+    numbers that change no size: learning rates, decays, limits.
     """
     stages = tuple(stage.model_copy(update={"until": number}) for number, stage in enumerate(plan.train.stages, 1))
     train = {"steps": 1, "warmup_steps": 0, "schedule": "constant", "most_skips": 1, "stages": stages}
@@ -85,7 +84,7 @@ def _without_floats(settings: _S) -> _S:
 
 
 def is_steady(plan: Plan) -> bool:
-    """Return whether all steps do the same work: no stages, and no part that is switched on or off on the way."""
+    """Return whether all steps do the same work: no stages, and no part that switches on or off during training."""
     tuning = plan.tuning
     if plan.train.stages or (tuning is not None and tuning.adversarial.weight and tuning.adversarial.start_step):
         return False
@@ -97,7 +96,7 @@ def is_steady(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class ShapeFacts:
-    """Memory and step time of one shape on one kind of device; zeros and None where they were not measured."""
+    """Memory and step time of one shape on one kind of device; zeros and None if not measured."""
 
     device: str
     """The kind of device in words, as a run's environment has it."""
@@ -117,12 +116,12 @@ _Known = dict[tuple[str, str], ShapeFacts]
 
 
 def read_shapes(out: Path, device: str) -> dict[str, ShapeFacts]:
-    """Return what was measured of each shape on this kind of device."""
+    """Return the measurements of each shape on this kind of device."""
     return {shape: facts for (shape, where), facts in _read_all(out).items() if where == device}
 
 
 def note_shape(out: Path, shape: str, facts: ShapeFacts) -> None:
-    """Store what was measured of a shape: the larger peak stays, and the newest step time counts."""
+    """Store a measurement of a shape: the larger peak stays, and the newest step time counts."""
     for new in (facts, replace(facts, step_s=None, steps=0)):  # once more: another machine may have written meanwhile
         known = _read(_file(out, shape, facts.device))
         merged = _merged(known[1], new) if known else new
@@ -131,10 +130,10 @@ def note_shape(out: Path, shape: str, facts: ShapeFacts) -> None:
 
 
 def copy_shapes(from_study: Path, out: Path, shapes: Collection[str] | None = None) -> int:
-    """Take what a past study measured of these shapes, or of all; return how many facts were new here.
+    """Copy a past study's measurements of these shapes, or of all; return how many facts are new.
 
-    They come from its folder `measured`, and of shapes that are missing there from its results.json. What was measured
-    here stays.
+    They come from its folder `measured`, and for shapes missing there from its results.json. Measurements of this study
+    stay.
     """
     folder = from_study if from_study.is_dir() else from_study.parent
     past, known, count = _in_results(folder / "results.json") | _read_all(folder), _read_all(out), 0
@@ -176,7 +175,7 @@ def _read_all(out: Path) -> _Known:
 
 
 def _read(file: Path) -> tuple[str, ShapeFacts] | None:
-    """Return the shape and the facts of a file; None for one that is missing, damaged, or of another name."""
+    """Return the shape and the facts of a file; None if it is missing, damaged, or misnamed."""
     try:
         content: dict[str, Any] = read_checked(file, f"remove {quote(str(file))} to have it measured again")
         if not content:
@@ -196,7 +195,7 @@ def _read(file: Path) -> tuple[str, ShapeFacts] | None:
 
 
 def _in_results(file: Path) -> _Known:
-    """Return the facts that a study's results hold; none where they are missing or cannot be read."""
+    """Return the facts in a study's results; none if they are missing or cannot be read."""
     if not file.is_file():
         return {}
     try:
@@ -209,9 +208,9 @@ def _in_results(file: Path) -> _Known:
 
 
 def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]]) -> dict[str, results.Alone]:
-    """Return what was measured of each arm, by its label, all on one kind of device: that with most of the arms.
+    """Return the measurements of each arm, by its label, all on one kind of device: the kind with most of the arms.
 
-    Between equals it is the one that made most of the `runs`. The step time is left out where steps differ.
+    Between equals it is the kind that made most of the `runs`. The step time is left out if steps differ.
     """
     known = _read_all(out)
     shapes = {arm.label: shape_of(arm.plans[0]) for arm in study.arms} if known else {}
@@ -232,20 +231,20 @@ def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]
 
 
 _SETTLE_STEPS = 3
-"""Steps that pass after a request, and after a step that is left out, before the time is taken."""
+"""Steps to wait after a request, and after an excluded step, before timing begins."""
 _LEAST_STEPS, _MOST_STEPS = 8, 200
 _LEAST_S, _MOST_S = 0.6, 3.0
 _LEAST_SLOW_STEPS = 3
-"""A window ends after `_MOST_S` seconds, and so many steps."""
+"""A window ends after `_MOST_S` seconds and at least this many steps."""
 
 
 class StepTimer:
-    """Times some steps of a running training when it is asked to, and changes nothing of the run.
+    """Times some steps of a running training on request, and changes nothing of the run.
 
-    The window has 8 to 200 steps in at least 0.6 s, and ends after 3 s with as few as 3 steps; it begins and ends with
-    a synchronized device, and its mean is the time of a step. Ordinary logging is part of a step. No checkpoint, probe
-    or snapshot is in a window: with 8 steps or more it ends before such a step, else it begins anew after it. So
-    nothing is timed of a run that saves every few steps.
+    The window has 8 to 200 steps in at least 0.6 s, and ends after 3 s with as few as 3 steps. It begins and ends with
+    a synchronized device. Its mean is the time of a step. Ordinary logging is part of a step. No checkpoint, probe or
+    snapshot is in a window: with 8 steps or more it ends before such a step, otherwise it begins anew after it. So a
+    run that saves every few steps is not timed.
     """
 
     def __init__(
@@ -257,7 +256,7 @@ class StepTimer:
         self._is_apart, self._synchronize, self._clock = is_apart, synchronize or _synchronize, clock
         self._asked = False
         self._settle: int | None = None
-        """Steps that still pass before the window; None where nothing is to be timed, or the window is open."""
+        """Steps to wait before the window; None if no timing is requested, or the window is open."""
         self._began: tuple[int, float] | None = None
         """Step and time at which the window began."""
         self._last: int | None = None
@@ -276,14 +275,13 @@ class StepTimer:
         return cls(saves)
 
     def request(self) -> None:
-        """Ask for a measurement, which begins anew where one is under way. It may be called by a signal's handler."""
+        """Ask for a measurement; one in progress begins anew. A signal handler may call this."""
         self._asked = True
 
     def tick(self, step: int) -> float | None:
-        """Return the mean seconds of a step when a window ends after this step; else None.
+        """Return the mean seconds of a step if a window ends after this step; otherwise None. Called after every step.
 
-        It is called after every step. A step that does not follow the last one is of another run, which nobody asked
-        about.
+        A step that does not follow the last one belongs to another run, for which there was no request.
         """
         if step == self._last:  # a training reports its first step twice
             return None
@@ -318,6 +316,6 @@ class StepTimer:
 
 
 def _synchronize() -> None:
-    """Wait for all that this process has given to its GPU."""
+    """Wait for all work of this process on its GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

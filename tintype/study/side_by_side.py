@@ -1,4 +1,4 @@
-"""Runs of any studies or folders side by side, from their files alone: what differs in their plans, and their numbers.
+"""Compare runs of any studies or folders from their files alone: the differences of their plans, and their numbers.
 
 Nothing here trains, prints or writes: the command `tintype compare` and pages show the same values.
 """
@@ -27,21 +27,21 @@ from tintype.study.runner import tasks_of
 from tintype.train.record import RunRecord
 
 _LOSSES = ("loss", "flow")
-"""Logged losses; a printed comparison shows the first that the runs share."""
+"""Logged losses; a printed comparison shows the first that all runs have."""
 _OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer", "tuning")
-"""Sections of a plan that say what the error of the denoiser is taken of, and with which weights."""
+"""Sections of a plan that define the denoiser's error and its weights."""
 
 
 @dataclass(frozen=True)
 class ComparedRun(RunRecord):
-    """A run, the name that it was asked for by, and its scores."""
+    """A run, the name by which it was requested, and its scores."""
 
     name: str = ""
     """Its folder, or STUDY:ARM:SEED."""
 
     @cached_property
     def results(self) -> list[EvaluationResult]:
-        """Return the newest scores by each protocol and size of images, of the weights that training ended with."""
+        """Return the newest scores of the final weights, by each protocol and size of images."""
         newest: dict[str, EvaluationResult] = {}
         for file in self.result_files:
             result = read_result(file)
@@ -64,13 +64,13 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A metric by one protocol; None for a run that was not scored by it."""
+    """A metric by one protocol; None for a run without that score."""
 
     metric: str
     label: str
-    """The metric as reports write it."""
+    """The metric as in reports."""
     protocol: str
-    """Its hash, and the size of the images where that is a stage's. Values of two are never in one row."""
+    """Its hash, and the size of the images if it is a stage's. One row never mixes two."""
     images: int
     scores: list[Score | None]
 
@@ -94,15 +94,15 @@ class SideBySide:
     """Settings in which each run differs from the first: the seed first, housekeeping last; empty for the first."""
     scores: list[ScoreRow]
     curves: dict[str, SharedCurve]
-    """By name, without what is not of one thing in these runs: the total of other loss terms, for example."""
+    """By name, without numbers that mean different things in these runs, such as the total of other loss terms."""
     notes: list[str]
-    """Reasons why numbers of these runs should not be held against each other."""
+    """Reasons why numbers of these runs should not be compared."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dictionary for each score of each run: metric, run, value, error, step, and the evaluation.
 
-        That is the hash of the protocol, and the size of the images where it is a stage's.
-        Values are of one thing where `evaluation` is the same.
+        The evaluation is the hash of the protocol, and the size of the images if it is a stage's. Compare only values
+        with equal `evaluation`.
         """
         return [
             {"metric": row.metric, "run": run.name, "value": score.value, "error": score.error, "step": score.step}
@@ -113,7 +113,7 @@ class SideBySide:
         ]
 
     def __repr__(self) -> str:
-        """Return the runs, what differs from the first, and a table of their numbers: what `print` shows."""
+        """Return the runs, their differences from the first, and a table of their numbers, as `print` shows them."""
         numbers = list(range(1, len(self.runs) + 1))
         lines = [f"run {number}: {run.name}" for number, run in zip(numbers, self.runs, strict=True)]
         for number, changes in list(zip(numbers, self.changes, strict=True))[1:]:
@@ -122,7 +122,7 @@ class SideBySide:
         return "\n".join([*lines, "", *_aligned(self._table()), *(f"note: {text}" for text in self.notes)])
 
     def _table(self) -> list[list[str]]:
-        """Return a row for the state of the runs, for their speed, for each score, and for the last loss they share."""
+        """Return a row for the state of the runs, for their speed, for each score, and for the last common loss."""
         rows = [["", *(f"run {number}" for number in range(1, len(self.runs) + 1))]]
         rows.append(["step", *(f"{run.step:,} of {run.plan.train.steps:,}, {run.state}" for run in self.runs)])
         rows.append(["training images/s", *(significant(run.images_per_s) for run in self.runs)])
@@ -145,14 +145,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def compare_runs(names: Sequence[str]) -> SideBySide:
-    """Read runs and put them side by side. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
+    """Read runs and compare them. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
         raise UserError(f"nothing to compare; given: {' '.join(names) or 'none'}", "give two or more runs")
     return side_by_side([find_run(name) for name in names])
 
 
 def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
-    """Put runs side by side; the others are compared with the first."""
+    """Compare runs with the first."""
     _refuse_twins(runs)
     changes, apart = [_changes(runs[0].plan, run.plan) for run in runs], _incomparable(runs)
     curves = {name: curve for name, curve in _shared_curves(runs).items() if name not in apart}
@@ -161,7 +161,7 @@ def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
 
 
 def find_run(name: str) -> ComparedRun:
-    """Return a run by its name; refuse what is no run with the reason."""
+    """Return a run by its name; raise with the reason if it is not a run."""
     folder = _folder_of(name)
     return ComparedRun(folder, plan_from_folder(folder), name)
 
@@ -209,7 +209,7 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
 
 
 def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
-    """Return a row for each metric of each protocol; those that more runs have come first. Speed is of the run."""
+    """Return a row for each metric of each protocol; rows with values of more runs come first. Speed is of the run."""
     by_protocol = [{result.scale: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
     protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
@@ -235,7 +235,7 @@ def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
 
 
 def _spaces(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Return the runs by the space of their latents: errors in one say nothing of those in another."""
+    """Return the runs by the space of their latents: errors in two spaces cannot be compared."""
     found: list[list[ComparedRun]] = []
     for run in runs:
         same = next((some for some in found if not another_space(run.plan, some[0].plan)), None)
@@ -258,7 +258,7 @@ def _shared_curves(runs: Sequence[ComparedRun]) -> dict[str, SharedCurve]:
 
 
 def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
-    """Return why logged losses are not of one thing in these runs, by their name."""
+    """Return why logged losses mean different things in these runs, by their name."""
     first, others = runs[0].plan, runs[1:]
     found: dict[str, str] = {}
     if some := [run.name for run in others if _parts(run.plan, _OF_LOSSES) != _parts(first, _OF_LOSSES)]:
@@ -290,7 +290,7 @@ def _parts(plan: Plan, sections: Sequence[str]) -> Plain:
 
 
 def _term(plan: Plan, kind: str) -> Plain | None:
-    """Return the settings of a loss term but for its weight; None where the plan does not have it."""
+    """Return the settings of a loss term but for its weight; None if the plan does not have it."""
     found = next((plain(term) for term in plan.losses if term.kind == kind), None)
     return found and {key: value for key, value in found.items() if key not in ("weight", "schedule")}
 

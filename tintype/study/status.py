@@ -1,6 +1,6 @@
-"""How far a study is, from its files alone: who works on which run, what is done, what failed, how long the rest takes.
+"""The progress of a study, from its files alone: the worker of each run, finished and failed runs, the remaining time.
 
-The hours of a run are those of all its claims, also of workers that died in the middle of it.
+The hours of a run include all its claims, also those of workers that died.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from tintype.study.worker import LEASES, is_settled
 from tintype.train.record import FAILURES
 
 RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
-"""A silent run's worker has not written for longer than its lease lasts. Perhaps a run is wanted at a later look."""
+"""States of a run. `silent`: its worker has not written for longer than its lease lasts.
+
+`perhaps`: a later look may need the run.
+"""
 LEFT: tuple[RunState, ...] = ("running", "silent", "died", "waiting")
 _ENDS: dict[str, RunState] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-"""States of runs that have ended, as results.json has them."""
+"""States of runs that have ended, as in results.json."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class RunStatus:
     machine: str = ""
     gpu: str = ""
     left_s: float | None = None
-    """Expected seconds to its end; None where that is not known."""
+    """Expected seconds to its end; None if unknown."""
     spent_s: float = 0.0
     """Seconds of all workers that worked on it."""
     deaths: int = 0
@@ -61,7 +64,7 @@ class RunStatus:
     """How often its memory ran out beside other runs, so that it went back to the queue."""
     error: str = ""
     unread: str = ""
-    """Its first claim that cannot be read, and why; empty where all can."""
+    """Its first claim that cannot be read, and why; empty if all can."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +77,32 @@ class StudyStatus:
     hours: Literal["GPU-hours", "worker-hours"]
     spent_s: float
     to_come_s: float | None
-    """Seconds of work that is left, one run after another; None where no run was measured."""
+    """Seconds of remaining work, one run after another; None if no run was measured."""
     left_s: float | None
-    """Expected seconds to the end with the workers that are there now; None where none is, or no run was measured."""
+    """Expected seconds to the end with the present workers; None if there are none, or no run was measured."""
 
     def of(self, *states: RunState) -> list[RunStatus]:
         return [run for run in self.runs if run.state in states]
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing is left that a worker would take."""
+        """Return whether no worker would take any of the rest."""
         return not self.of(*LEFT)
 
     @property
     def perhaps_words(self) -> str:
-        """Say what becomes of the runs that the look under way does not want."""
+        """Explain what happens to the runs that the look in progress does not need."""
         return "that no look needs" if self.is_over else "for later looks"
 
 
 def status_of(out: Path) -> StudyStatus:
-    """Read how far a study is."""
+    """Read the progress of a study."""
     return StatusReader(out).read()
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A run as it was last seen, and the state of its files then."""
+    """A run at its last reading, and the state of its files then."""
 
     files: tuple[int, ...]
     status: RunStatus
@@ -107,7 +110,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A run that the study has or may get. Names are kept because a plan computes its hash each time."""
+    """A run that the study has or may get. Its names are cached, since a plan computes its hash each time."""
 
     task: Task
     hash: str
@@ -115,7 +118,7 @@ class _Wanted:
 
 
 class StatusReader:
-    """Reads how far a study is, again and again: of runs that have ended, nothing is read twice."""
+    """Reads the progress of a study again and again, and reads no ended run twice."""
 
     def __init__(self, out: Path) -> None:
         if not (out / "study.yaml").is_file():
@@ -127,20 +130,20 @@ class StatusReader:
         self._states: dict[str, RunState] = {}
         self._passed_on: dict[str, str] = {}
         self._changing = False
-        """Whether runs that end decide which runs come next."""
+        """Whether finished runs decide the next runs."""
 
     @property
     def study(self) -> Study:
-        """Return the study as it was at the last reading."""
+        """Return the study at the last reading."""
         return self._study
 
     @property
     def changed_s(self) -> float:
-        """Return when a run last changed at the last reading, as a time of the clock; 0 where none has begun."""
+        """Return when a run last changed at the last reading, in clock time; 0 if none has begun."""
         return max((stamp for known in self._known.values() for stamp in known.files), default=0) / 1e9
 
     def read(self) -> StudyStatus:
-        """Return how far the study is now."""
+        """Return the present progress of the study."""
         if (stamp := stamps([self.out / "study.yaml"])) != self._read_at:
             self._begin()
             self._read_at = stamp
@@ -183,7 +186,7 @@ class StatusReader:
 
 
 def stamps(paths: Sequence[Path]) -> tuple[int, ...]:
-    """Return when each was last changed; 0 where it is not there."""
+    """Return when each was last changed; 0 if it is missing."""
     found = []
     for path in paths:
         try:
@@ -214,14 +217,14 @@ def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
 
 
 def every_task(study: Study, out: Path) -> list[Task]:
-    """Return each run once, those of the tuning first; of the comparison none before the tuning has chosen."""
+    """Return each run once, those of the tuning first; none of the comparison before tuning has chosen."""
     tuning = tuning_tasks(study, out)
     tasks = tuning if untuned_words(tuning_of(study, out)) else [*tuning, *tasks_of(study, out)]
     return list({task.plan.hash: task for task in reversed(tasks)}.values())[::-1]
 
 
 def _perhaps(study: Study, out: Path) -> set[str]:
-    """Return the runs of a study with planned looks that the look under way does not want."""
+    """Return the runs of a study with planned looks that the look in progress does not need."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set()
     wanted = {task.plan.hash for task in next_runs(study, out, None).tasks}
@@ -229,7 +232,7 @@ def _perhaps(study: Study, out: Path) -> set[str]:
 
 
 def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
-    """Return the seconds of work that are left of a run, by its own pace or by what the runs of its arm took."""
+    """Return the seconds of a run's remaining work, from its own pace or the time of its arm's other runs."""
     if run.left_s is not None:
         return run.left_s
     return means.get(run.arm, fmean(means.values()) if means else None)

@@ -1,7 +1,7 @@
-"""Runs of another study, read from its results: for stored runs of a baseline, a replication, or a pooled reading.
+"""Runs of another study, read from its results: for stored runs of a baseline, a replication, or pooling.
 
-A run of another study is the run of an arm where the hash of its plan is that of the arm's plan with its seed. Names of
-arms do not matter. The other study must have the same protocol, the same `NUMERICS` and the same frozen networks.
+A run of another study belongs to an arm if the hash of its plan is that of the arm's plan with its seed. Names of arms
+do not matter. The other study must have the same protocol, the same `NUMERICS` and the same frozen networks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StoredStudy:
     folder: Path
     results: StudyResults
     title: str = ""
-    """Its name where another study has the name of its folder too."""
+    """Its name, even if another study's folder has the same name."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class StoredStudy:
 
     @cached_property
     def protocol(self) -> str:
-        """Return the hash of its protocol; empty where this version cannot read the protocol."""
+        """Return the hash of its protocol; empty if this version cannot read the protocol."""
         try:
             found = Protocol.model_validate_json(json.dumps(self.results.protocol))
             return found.with_prompts_in(self.folder).hash
@@ -54,7 +54,7 @@ class StoredStudy:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Return every run that was made, each once."""
+        """Return every run of the study once."""
         every = (run for arm in self.results.arms for run in arm.runs if run.state != "missing")
         return list({run.hash: run for run in every}.values())
 
@@ -70,12 +70,12 @@ def read_stored(path: Path) -> StoredStudy:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a study's folder, given that or its results.json."""
+    """Return the name of a study's folder, given the folder or its results.json."""
     return (path.parent if path.name == RESULTS else path).resolve().name
 
 
 def why_apart(other: StoredStudy, protocol: str, numerics: int) -> str:
-    """Return why no run of another study can be read with runs of this protocol and `NUMERICS`; empty where all can."""
+    """Return why runs of another study cannot serve under this protocol and `NUMERICS`; empty if they can."""
     if not other.protocol:
         return f"the protocol of {other.name} is of another version, or its prompt files are not there"
     if other.protocol != protocol:
@@ -92,14 +92,14 @@ def identities(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Name the frozen networks that had other weights."""
+    """List the frozen networks that had other weights."""
     return sorted(
         part.partition(" {")[0].partition(" [")[0] for part in mine if mine[part] != theirs.get(part, mine[part])
     )
 
 
 def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, list[Run]]:
-    """Return the runs of another study that have the plan of an arm but for the seed, by the arm's label.
+    """Return the runs of another study that have the plan of an arm apart from the seed, by the arm's label.
 
     Runs of the control are the baseline's. Values of a metric with another definition than in `metrics` are left out.
     """

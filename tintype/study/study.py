@@ -64,10 +64,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Along:
-    """When a run is scored before its end, and how it is then."""
+    """When a run is scored before its end, and by which protocol."""
 
     steps: tuple[int, ...]
-    """Ascending, the last step not among them: the end is always scored."""
+    """Ascending, without the last step: the end is always scored."""
     protocol: Protocol
 
 
@@ -81,20 +81,20 @@ class ArmPlan:
     changes: dict[str, Change]
     plans: tuple[Plan, ...]
     resolution: str = ""
-    """Empty in a study of one."""
+    """Empty in a study of one resolution."""
     overrides: tuple[str, ...] = ()
     decisions: dict[str, Change] = field(default_factory=dict)
-    """The changes for readers: a part that is added or removed is one change."""
+    """The changes for readers: adding or removing a part is one change."""
     candidates: tuple[Candidate, ...] = ()
-    """The choices of `tune` that are tried; those of a control are the baseline's."""
+    """The choices of `tune` to try; the control shares the baseline's."""
     chosen: int | None = None
-    """Index of the candidate whose values `plans` have; None before the choice, and in a study without `tune`."""
+    """Index of the candidate with the values of `plans`; None before the choice, and in a study without `tune`."""
     candidate: Callable[[Mapping[str, Json]], Candidate] | None = field(default=None, compare=False, repr=False)
     """Makes the arm with a choice of values; None in a study without `tune`."""
 
     @property
     def label(self) -> str:
-        """Return its name with its resolution, where the study has several."""
+        """Return its name, with its resolution if the study has several."""
         return arm_label(self.name, self.resolution)
 
     @property
@@ -103,7 +103,7 @@ class ArmPlan:
 
     @property
     def parent(self) -> str:
-        """Return the name of the arm that it starts from; empty where it starts from none."""
+        """Return the name of the arm that it starts from; empty if it starts from none."""
         start = self.plans[0].start
         return start.name if isinstance(start, ArmStart) else ""
 
@@ -124,11 +124,11 @@ class Study:
     arms: tuple[ArmPlan, ...]
     """The baseline, the control if there is one, then the others; so at each resolution, fewest tokens first."""
     notes: tuple[str, ...] = ()
-    """On how the evaluation was fitted to the data."""
+    """Notes on how the evaluation was fitted to the data."""
     baselines: Mapping[str, Plan] = field(default_factory=dict)
-    """The baselines with seed 0 by resolution, before tuning; in a study of one, its name is ''."""
+    """The baselines with seed 0 by resolution, before tuning; with one resolution, its name is ''."""
     made_by: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Commands that make files which its plans name, by path. Known for a stored study with a README."""
+    """Commands that make files named in its plans, by path. Known for a stored study with a README."""
 
     def __repr__(self) -> str:
         arms, runs = ", ".join(arm.label for arm in self.arms), sum(len(arm.plans) for arm in self.arms)
@@ -140,7 +140,7 @@ class Study:
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
     def contrasts(self) -> list[tuple[list[ArmPlan], FactorContrast]]:
-        """Return the contrasts between factorial arms, each with the arms of its resolution. All its arms are there."""
+        """Return the contrasts between factorial arms, each with the arms of its resolution, if all its arms exist."""
         found = contrasts([factor.label for factor in self.settings.factorial])
         return [
             (arms, one)
@@ -154,7 +154,7 @@ class Study:
         return [(arm, baseline) for baseline, *others in self.by_resolution() for arm in others]
 
     def declared(self) -> list[tuple[ArmPlan, ArmPlan]]:
-        """Return the pairs of arms that are compared with each other, at each resolution. Both arms are there."""
+        """Return the pairs of arms that are compared with each other, at each resolution, if both arms exist."""
         known = {(arm.name, arm.resolution): arm for arm in self.arms}
         return [
             (known[first, one.resolution], known[second, one.resolution])
@@ -179,7 +179,7 @@ class Study:
 
 
 def _early_steps(score_at: Sequence[int | float], steps: int) -> tuple[int, ...]:
-    """Return the steps before the last one at which a run of so many is scored. A share is at least one step."""
+    """Return the steps before the last one at which a run of this length is scored. A share is at least one step."""
     found = {one if isinstance(one, int) else max(1, round(one * steps)) for one in score_at}
     return tuple(sorted(found - {steps}))
 
@@ -200,9 +200,9 @@ def study_from_document(
     folder: Path | None = None,
     baselines: Mapping[str, Plan] | None = None,
 ) -> Study:
-    """Return the study of a document with overrides. Files that it names are looked for in `folder`.
+    """Return the study of a document with overrides. Files that it names are looked up in `folder`.
 
-    `baselines` are given, by resolution, where they are not plans that its recipe names.
+    `baselines` are plans by resolution. By default they are resolved from the recipe.
     """
     _refuse_stored_copy(document)
     override_study(document, assignments)
@@ -219,7 +219,7 @@ def override_study(document: Document, assignments: Sequence[str]) -> None:
 
 
 def _refuse_stored_copy(document: Document) -> None:
-    """Refuse a stored study.yaml away from its folder: its baseline is not beside it."""
+    """Raise for a stored study.yaml away from its folder, since its baseline is missing there."""
     if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
         raise UserError(
             f"{document.place(('name',))}: tintype wrote this file into the folder of a study, and the study's "
@@ -253,8 +253,8 @@ def resolve(
 ) -> Study:
     """Return the study with all its plans.
 
-    `baselines` are given, by resolution, for a study that was begun: its recipe may have changed. `known` has the
-    folders of tokenizers that may not be on this machine.
+    `baselines` are given, by resolution, for a study that has begun: its recipe may have changed. `known` has the
+    folders of tokenizers that may be missing on this machine.
     """
     if baselines is None:
         baselines = _baselines(settings, place)
@@ -282,7 +282,7 @@ def resolve(
 
 
 def check_study(study: Study, trained: Collection[str] = ()) -> None:
-    """Refuse a study that cannot be trained or scored on its data, with all reasons at once. Fetches the encoders.
+    """Raise if a study cannot be trained or scored on its data, with all reasons at once. Fetches the encoders.
 
     `trained` has the hashes of plans that need no more training.
     """
@@ -293,7 +293,7 @@ def check_study(study: Study, trained: Collection[str] = ()) -> None:
 
 
 def _data_problems(study: Study) -> list[Problem]:
-    """List what does not fit the data, of the evaluation and the arms; nothing where the data is not there."""
+    """List how the evaluation and the arms do not fit the data; nothing if the data is missing."""
     protocol, data = study.settings.evaluation, [plan.data for plan in study.baselines.values()]
     if not all(one.at_hand for one in data):
         return []
@@ -327,7 +327,7 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
 
 
 def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
-    """Return the baselines by resolution; without any, the one baseline is called ''."""
+    """Return the baselines by resolution; with one resolution, its name is ''."""
     own, plans = set_labels(settings.set, ("set",), place), {}
     for index, (name, overrides) in enumerate([(one.name, one.set) for one in settings.resolutions] or [("", ())]):
         labels = [*own, *set_labels(overrides, ("resolutions", index, "set"), place)]
@@ -337,12 +337,12 @@ def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
 
 
 def set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[str]:
-    """Return what stands before each assignment in messages."""
+    """Return the text before each assignment in messages."""
     return [f"{place((*path, index))}: set " for index in range(len(assignments))]
 
 
 def _named(resolution: str) -> AbstractContextManager[None]:
-    """Name the resolution in what is refused at one of several."""
+    """Add the name of the resolution to errors at one of several."""
     return _before_errors(f"at resolution '{resolution}': " if resolution else "")
 
 
@@ -408,7 +408,7 @@ def _made(
 def _arm_candidate(
     arm: ArmSettings, settings: StudySettings, resolution: str, known: Known, tuned: _Tuned
 ) -> Candidate:
-    """Return the arm with a choice of the values of `tune`. It comes after them, and must leave them as they are."""
+    """Return the arm with a choice of the values of `tune`. The arm comes after them, and must not change them."""
     values, baseline = tuned
     found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
     if found.parent:
@@ -429,10 +429,10 @@ def _arm_candidate(
 
 
 def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
-    """Return the study with the chosen values of `tune`, by the labels of the arms: the index of the candidate.
+    """Return the study with the chosen values of `tune`: the index of the candidate, by the labels of the arms.
 
-    The diff of an arm is then one against the baseline with its own choice, so it may have the tuned keys too. That an
-    arm changes what it declares and nothing else was checked at each value, with the same for the baseline.
+    The diff of an arm is then against the baseline with its own choice, so it may include the tuned keys. At each
+    value, with the same for the baseline, it was checked that an arm changes only what it declares.
     """
     arms = []
     for group in study.by_resolution():
@@ -509,7 +509,7 @@ def _refuse_late_scores(study: Study) -> None:
 
 
 def _refuse_missing_guides(study: Study) -> None:
-    """Refuse an evaluation whose guidance needs earlier weights that the runs of an arm will not have."""
+    """Raise if the evaluation's guidance needs earlier weights that the runs of an arm will not have."""
     guides = {one.sampler.guidance.guide for one in study.settings.evaluation.conditions} - {None}
     for arm in study.arms if guides else ():
         plan = arm.plans[0]
@@ -545,7 +545,7 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
 
 
 def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
-    """Refuse an arm that would be scored against other images than the baseline."""
+    """Raise if an arm would be scored against other images than the baseline."""
     old, new = (plain(one.data.held_out(1)) for one in (baseline, plan))
     if old != new:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]

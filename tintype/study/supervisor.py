@@ -1,8 +1,8 @@
-"""The supervisor of a study's workers on this machine: it starts them, starts those again that die, and stops them.
+"""The supervisor of a study's workers on this machine: it starts, restarts and stops them.
 
-The workers take runs by their leases, as any `tintype work` does, and where memory admits them. What the supervisor
-knows of a run stands in its claim, which `tintype status` reads too; nothing else passes between it and its workers but
-signals. It starts a worker where a run would fit, as many as `--jobs` says, or as many as raise the throughput.
+The workers take runs by their leases, as any `tintype work` does, and when memory admits them. All knowledge of a run
+is in its claim, which `tintype status` reads too. Apart from claims, the supervisor and its workers exchange only
+signals. It starts a worker if a run would fit: as many as `--jobs` gives, or as many as raise the throughput.
 """
 
 from __future__ import annotations
@@ -54,38 +54,40 @@ from tintype.study.worker import (
 from tintype.wording import option
 
 _POLL_S, _READ_S, _FILL_S = 0.2, 0.5, 1.0
-"""Seconds between looks at the processes, at the claims, and at what fits."""
+"""Seconds between checks of the processes, of the claims, and of the runs that fit."""
 _SETTLED_S = 5.0
-"""Seconds between looks for runs that other commands have ended."""
+"""Seconds between checks for runs that other commands have ended."""
 _WAITING_S = 60.0
-"""Seconds between words on a study that waits for memory."""
+"""Seconds between messages on a study that waits for memory."""
 _BEAT_S = 1.0
-"""Seconds between heartbeats of a worker: the display is as old as that."""
+"""Seconds between heartbeats of a worker, and so the age of the display."""
 _JOIN_S = 5.0
 _STOP, _TIME = signal.SIGUSR1, signal.SIGUSR2
-"""The signals that ask a worker to stop, and that begin and end a moment in which it is timed. A scheduler may send
-SIGTERM too, and a second one would end it at once."""
+"""The signals that ask a worker to stop, and that begin and end a moment in which it is timed.
+
+A scheduler may send SIGTERM too, and a second SIGTERM would end the worker at once.
+"""
 _MOST_STARTS = 3
-"""A worker that dies so often in a row before it takes a run is not started again."""
+"""A worker that dies this often in a row before it takes a run is not restarted."""
 _AGAIN_S = 2.0
-"""It is started again after so many seconds, three times as many each time."""
+"""Seconds before it is restarted; each further death triples them."""
 _SPENT, _FAULTY = 75, 76
 """Exit codes of a worker that leaves the other runs to a new process; with the second one, its GPU has failed."""
 _LEAVE_S = 60.0
-"""How long a worker may take to save its run after the GPU has failed in another one."""
+"""Seconds that a worker may take to save its run after the GPU has failed in another one."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
-"""How long others stand still at most while the steps of one run are timed, and when that is tried again."""
+"""Most seconds for which others pause while the steps of one run are timed, and the time until the next attempt."""
 _LEAST_LEFT = 30
-"""Steps that a run must still have for a moment to be worth it."""
+"""A moment is worth it only if a run has this many steps left."""
 _STRANGERS_SHARE = 0.1
-"""Share of a GPU's memory that nobody accounts for, from which others are taken to work there."""
+"""If more than this share of a GPU's memory is not accounted for, others probably work there."""
 
 Jobs = int | Literal["auto"]
 """Workers of a command: a number, or as many as raise the throughput."""
 
 
 def parse_jobs(given: str | int | None) -> Jobs:
-    """Read how many runs are made at a time: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
+    """Parse the number of concurrent runs: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
     if given is None:
         return "auto" if choose_device("auto").type == "cuda" else 1
     text = str(given)
@@ -97,7 +99,7 @@ def parse_jobs(given: str | int | None) -> Jobs:
 
 
 def most_of(jobs: Jobs) -> int:
-    """Return the most workers that there may be at a time."""
+    """Return the largest number of concurrent workers."""
     if jobs != "auto":
         return jobs
     gpus = torch.cuda.device_count()
@@ -119,12 +121,14 @@ class Crew:
     most: int
     threads: int
     round: str
-    """Names the workers of a command that goes through each run once; empty for one that takes what is left."""
+    """Names the workers of a command that goes through each run once; empty for a command that takes the remaining
+    runs.
+    """
     wait: bool
     expiry_s: float
 
     def gpus_of(self, slot: int, gpus: int) -> range:
-        """Return the GPUs of a worker, of so many: its own, as many as its largest run needs."""
+        """Return the GPUs of this worker: as many as its largest run needs."""
         width = max(task.plan.run.ranks for task in self.tasks)
         first = slot * width % max(1, gpus - gpus % width)
         return range(first, first + width)
@@ -141,11 +145,11 @@ class _Job:
     took: bool = False
     """Whether it has taken a run."""
     leave_by: float = math.inf
-    """When it is ended, as it was told to leave its GPU."""
+    """When it is killed, after it was asked to leave its GPU."""
 
     @property
     def was_told(self) -> bool:
-        """Return whether the process ended because a signal said so, or because it was spent."""
+        """Return whether the process ended because of a signal, or because it was spent."""
         return self.process.exitcode in (0, _SPENT, _FAULTY, -signal.SIGTERM, -_STOP)
 
     @property
@@ -165,7 +169,7 @@ def run_tasks(
     wait: bool = True,
     expiry_s: float = EXPIRY_S,
 ) -> dict[tuple[str, int], Message]:
-    """Run the tasks in workers; return the last message of each task that one of them began.
+    """Run the tasks in workers; return the last message of each task that was started.
 
     By default they go through every run once, as a round of their own.
     """
@@ -182,7 +186,7 @@ def run_tasks(
 
 @dataclass
 class _Seen:
-    """The newest claim of a run as it was read last, and what was reported of it."""
+    """The last known newest claim of a run, and what was reported of it."""
 
     claim: Claim
     told: tuple[object, ...] = field(default_factory=tuple)
@@ -207,18 +211,18 @@ class Supervisor:
         self.last: dict[tuple[str, int], Message] = {}
         self.jobs: list[_Job] = []
         self.pids: set[int] = set()
-        """All processes that it has started."""
+        """All processes started so far."""
         self.seen: dict[str, _Seen] = {}
         self.settled: set[str] = set()
         """Runs that other commands have ended."""
         self.closed: set[int] = set()
         """Slots in which no worker is started any more."""
         self.barren: dict[int, tuple[int, float]] = {}
-        """By slot how often its process died before it took a run, and when it may be started again."""
+        """By slot: how often its process died before it took a run, and when it may be restarted."""
         self.over = False
-        """Whether a worker has found nothing left to do."""
+        """Whether a worker found no run left."""
         self.due: dict[str, float] = {}
-        """When something is next to be done, by its name."""
+        """The next time of each action, by its name."""
         self.kills = count_kills()
 
     def run(self) -> dict[tuple[str, int], Message]:
@@ -263,7 +267,7 @@ class Supervisor:
         return bool(self._left()) and len(self.closed) < self.crew.most
 
     def _fill(self) -> None:
-        """Start workers for the runs that fit now and that nobody has taken."""
+        """Start workers for the runs that fit now and are free."""
         self.admission.refresh()
         target = self.crew.most if self.pace is None else min(self.crew.most, self._paced() * max(1, len(self.gpus)))
         held = {name for name, seen in self.seen.items() if seen.claim.ended is None and not seen.claim.is_dead}
@@ -287,7 +291,7 @@ class Supervisor:
                 )
 
     def _paced(self) -> int:
-        """Return how many runs a GPU is to have, by the speed of those that train now."""
+        """Return the number of runs for a GPU, from the speed of its running runs."""
         assert self.pace is not None
         running: dict[str, Pulse] = {}
         for job in self.jobs:
@@ -302,7 +306,7 @@ class Supervisor:
         return self.pace.target
 
     def _run_of(self, job: _Job) -> Task | None:
-        """Return the run that a worker has now."""
+        """Return the run of a worker."""
         for task in self.crew.tasks:
             seen = self.seen.get(task.plan.hash)
             if seen and seen.claim.ended is None and seen.claim.process.pid == job.process.pid:
@@ -310,7 +314,7 @@ class Supervisor:
         return None
 
     def _replace(self, job: _Job) -> None:
-        """Note how a worker has ended. Another is started in its place where there is work left."""
+        """Record how a worker ended. Another starts in its place if work is left."""
         self.jobs.remove(job)
         code, kills = job.process.exitcode, count_kills()
         reason = f"its process ended with exit code {code}"
@@ -339,9 +343,10 @@ class Supervisor:
                 self._note(Message(task.key, "failed", text=f"{reason}, {barren} times before it took a run"))
 
     def _renew(self, gpu: int) -> None:
-        """Have the workers on a GPU save their runs and leave it to new processes, after it has failed in another one.
+        """Make the workers on a GPU save their runs and leave them to new processes, after the GPU has failed in
+        another one.
 
-        Under the Multi-Process Service the calls of a neighbour may never return from then on.
+        Under the Multi-Process Service, later calls of a neighbour may never return.
         """
         for job in self.jobs:
             if self._gpu_of(job) == gpu and job.leave_by == math.inf:
@@ -351,7 +356,7 @@ class Supervisor:
     # Claims
 
     def _read(self) -> None:
-        """Read the claims of the runs that are left, and report what is new in them."""
+        """Read the claims of the remaining runs, and report news in them."""
         others = self._is_due("settled", _SETTLED_S)
         out = self.leases.folder.parent
         if others and not has_room_in(out, SPARE_BYTES) and self._left() and self._is_due("room", _WAITING_S):
@@ -376,7 +381,7 @@ class Supervisor:
                 self.settled.add(name)
 
     def _tell(self, task: Task, message: Message, claim: Claim) -> None:
-        """Report a message that was not reported before."""
+        """Report a message once."""
         seen = self.seen[task.plan.hash]
         told = (claim.number, message)
         if seen.told != told:
@@ -392,7 +397,7 @@ class Supervisor:
         self.on_message(message)
 
     def _left(self) -> list[Task]:
-        """Return the tasks of which no end was noted."""
+        """Return the tasks without a recorded end."""
         ended = {key for key, message in self.last.items() if message.state in ENDED}
         return [task for task in self.crew.tasks if task.key not in ended and task.plan.hash not in self.settled]
 
@@ -429,7 +434,7 @@ class Supervisor:
         return any(one.process.pid not in self.pids for one in promises) or unknown > _STRANGERS_SHARE * level.total
 
     def _keep_quiet(self, job: _Job, others: Sequence[_Job], task: Task) -> None:
-        """Let the others stand still until the run was timed, or too long."""
+        """Resume the paused workers once the run is timed, or if it takes too long."""
         try:
             for one in others:
                 _signal(one.process, signal.SIGSTOP)
@@ -457,10 +462,10 @@ def _start(crew: Crew, slot: int, barren: int, gpus: Sequence[str]) -> _Job:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep a process that is started within from running the program of this one again, as `spawn` would.
+    """Keep a process that starts inside from running the program of this one again, as `spawn` would.
 
-    A worker needs nothing of it, and a script that runs a study outside of `if __name__ == "__main__"` would run it in
-    every worker.
+    A worker needs none of it. A script that runs a study outside of `if __name__ == "__main__"` would run it in every
+    worker.
     """
     name = "__main__"
     main, sys.modules[name] = sys.modules[name], ModuleType(name)
@@ -475,7 +480,7 @@ def _number(value: object) -> int:
 
 
 def _signal(process: BaseProcess, number: int) -> None:
-    """Send a signal to a worker, if it is still there."""
+    """Send a signal to a worker that still exists."""
     if process.pid is not None and process.is_alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -1,4 +1,4 @@
-"""How far the metrics of a study can be trusted, from its own runs: seed spread, sampling error, signal to noise.
+"""How far to trust the metrics of a study, from its own runs: seed spread, sampling error, signal to noise.
 
 Collapsed runs are left out, as in the verdicts.
 """
@@ -26,11 +26,11 @@ _OF_BIAS = (
 
 @dataclass(frozen=True)
 class Trust:
-    """A metric at one resolution. A number is None where the runs are too few for it."""
+    """A metric at one resolution. A number is None if there are too few runs for it."""
 
     metric: MetricInfo
     baseline_mean: float | None
-    """The mean that arms are compared with; the plain one of the baseline's runs where none was compared."""
+    """The mean with which arms are compared; if none was compared, the plain mean of the baseline's runs."""
     seed_spread: float | None
     seeds: int
     sampling_error: float | None
@@ -38,7 +38,9 @@ class Trust:
     signal_to_noise: float | None
     bias: float | None = None
     """By how much finite sets of images make one run's value too large: the mean over the runs of baseline and control.
-    None where that is not known."""
+
+    None if unknown.
+    """
 
     @property
     def relative_spread(self) -> float | None:
@@ -54,12 +56,12 @@ class Trust:
 
 
 def is_biased(results: StudyResults) -> bool:
-    """Return whether the bias of a metric is known of any run."""
+    """Return whether the bias of a metric is known for any run."""
     return any(run.biases for arm in results.arms for run in arm.runs)
 
 
 def lead(results: StudyResults) -> str:
-    """Return what the numbers are."""
+    """Explain the numbers of the table."""
     return _LEAD + (_OF_BIAS if is_biased(results) else "")
 
 

@@ -1,8 +1,8 @@
 """Tuned arms: try the values of `tune` for the baseline and each arm alike, and choose the best for each.
 
-All have as many trials and the same seeds, and the comparison does not use those seeds: a value that was lucky in its
-sweep is not lucky again. Tuning runs are runs like others, in the study's runs/. The choice is a function of their
-results alone, so a study that was killed chooses the same again. The values that a sampler of Optuna proposes are
+All have the same number of trials and the same seeds, and the comparison uses other seeds. So a value that was lucky in
+its sweep is not lucky again. Tuning runs are runs like others, in the study's runs/. The choice is a function of their
+results alone, so a study that was killed makes the same choice again. Values proposed by a sampler of Optuna are
 written to the study's tuning.jsonl before they are trained.
 """
 
@@ -33,9 +33,9 @@ _LOCK = ".tuning-lock"
 
 
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
-    """Return the runs that tuning needs, seed by seed; not those that diverged, which is their result.
+    """Return the runs that tuning needs, seed by seed, without diverged runs, whose result is the divergence.
 
-    Those of a sampler that learns are the trials that it has proposed so far (`ask_trials`).
+    With a sampler that learns, they are the trials proposed so far (`ask_trials`).
     """
     study = with_trials(study, out)
     tasks = [
@@ -47,7 +47,7 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
 
 
 def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:
-    """Yield each candidate of each arm with a label. The control has the baseline's plan, so it has its choice too."""
+    """Yield each candidate of each arm with a label. The control has the baseline's plan, so it shares the choice."""
     for arm in (arm for arm in study.arms if arm.role != "control"):
         for number, one in enumerate(arm.candidates, 1):
             trial = f"trial {number}: " if _learns(study) else ""  # a sampler may propose the same values again
@@ -55,20 +55,20 @@ def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:
 
 
 def _learns(study: Study) -> bool:
-    """Return whether the values to try depend on the trials before."""
+    """Return whether the values to try depend on earlier trials."""
     return bool(study.settings.tune) and study.settings.tune_by.kind == "optuna"
 
 
 def check_sampler(study: Study) -> None:
-    """Refuse a study whose sampler is not installed, before its first run."""
+    """Raise before the first run if the study's sampler is not installed."""
     if _learns(study):
         optuna_package(study.settings.tune_by)
 
 
 def ask_trials(study: Study, out: Path) -> None:
-    """Let the sampler propose the next trial of each arm whose trials have all ended, and write it down.
+    """Ask the sampler for the next trial of each arm whose trials have all ended, and write it down.
 
-    The file is read, and then grows, by one process at a time; any number of workers may ask.
+    One process at a time reads and extends the file; any number of workers may ask.
     """
     if not _learns(study):
         return
@@ -90,12 +90,12 @@ def ask_trials(study: Study, out: Path) -> None:
 
 
 def _score(point: results.TuningPoint) -> float | None:
-    """Return the mean score of a trial; None where one of its runs diverged."""
+    """Return the mean score of a trial; None if one of its runs diverged."""
     return fmean(point.known) if len(point.known) == len(point.runs) else None
 
 
 def _read_trials(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the values that were proposed for each arm, by its label, oldest first."""
+    """Return the proposed values of each arm, by its label, oldest first."""
     begun_anew = f"begin the study again in another {option('out')}"
     remake = f"put it back from a copy, or {begun_anew}: the sampler learns from its trials"
     found: dict[str, list[dict[str, Any]]] = {}
@@ -105,12 +105,12 @@ def _read_trials(out: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def with_trials(study: Study, out: Path) -> Study:
-    """Return the study with the trials that its sampler has proposed so far; as it is with a grid or random draws."""
+    """Return the study with the trials proposed so far; unchanged with a grid or random draws."""
     return _with_values(study, _read_trials(out)) if _learns(study) else study
 
 
 def _with_values(study: Study, by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> Study:
-    """Return the study whose arms have these choices of values; those of a control are the baseline's."""
+    """Return the study whose arms have these choices of values; the control shares the baseline's."""
     arms = []
     for group in study.by_resolution():
         for arm in group:
@@ -121,7 +121,7 @@ def _with_values(study: Study, by_label: Mapping[str, Sequence[Mapping[str, Any]
 
 
 def tuning_of(study: Study, out: Path) -> results.Tuning | None:
-    """Return what was tried and chosen; None in a study without `tune`."""
+    """Return all trials and choices; None in a study without `tune`."""
     if not study.settings.tune:
         return None
     study, by = with_trials(study, out), study.settings.tune_by
@@ -152,7 +152,9 @@ def _run(run: results.Run, metric: str) -> results.TuningRun:
 
 
 def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "higher"]) -> int:
-    """Return the index of the best mean; one that lost runs comes after all that lost fewer, the first of equals."""
+    """Return the index of the best mean. A choice that lost runs comes after all that lost fewer; of equals, the first
+    wins.
+    """
     sign = 1.0 if direction == "lower" else -1.0
 
     def rank(index: int) -> tuple[int, float]:
@@ -165,9 +167,9 @@ def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "
 def edges_of(
     grid: Sequence[Mapping[str, Any]], chosen: int, candidate: Callable[[Mapping[str, Any]], object] | None = None
 ) -> list[str]:
-    """Say in which directions a better value may lie: keys whose chosen number is the grid's smallest or largest.
+    """Name the directions in which a better value may lie: keys whose chosen number is the grid's smallest or largest.
 
-    `candidate` makes the plan of some values. Where it refuses a value beyond the edge, nothing can lie there.
+    `candidate` makes the plan of some values. If it refuses a value beyond the edge, no better value can lie there.
     """
     values, found = grid[chosen], []
     for key, value in values.items():
@@ -190,7 +192,7 @@ def _is_possible(candidate: Callable[[Mapping[str, Any]], object], values: Mappi
 
 
 def untuned_words(tuning: results.Tuning | None) -> str:
-    """Return why the values of `tune` cannot be chosen yet; empty where they can, and in a study without `tune`."""
+    """Return why the values of `tune` cannot be chosen yet; empty if they can, and in a study without `tune`."""
     runs = [run for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
     counts = {what: sum(run.state == what for run in runs) for what in ("failed", "missing")}
     to_come = trials_left(tuning) * len(tuning.seeds) if tuning else 0
@@ -207,12 +209,12 @@ def untuned_words(tuning: results.Tuning | None) -> str:
 
 
 def trials_left(tuning: results.Tuning) -> int:
-    """Return how many trials of all arms are not even proposed."""
+    """Return how many trials of all arms are not proposed yet."""
     return sum(max(0, tuning.trials - len(sweep.points)) for sweep in tuning.sweeps)
 
 
 def tuned(study: Study, tuning: results.Tuning | None) -> Study:
-    """Return the study with the values that its tuning chose; as it is where they cannot be chosen yet."""
+    """Return the study with the tuned values; unchanged if they cannot be chosen yet."""
     if tuning is None or untuned_words(tuning):
         return study
     chosen = {results.arm_label(one.arm, one.resolution): one for one in tuning.sweeps}

@@ -1,11 +1,10 @@
-"""Verdicts of a study: each contrast's difference, its interval, and what the two say.
+"""Verdicts of a study: each contrast's difference, its interval, and the resulting verdict.
 
-Each comparison keeps its share of the study's error, so its interval is its test: one that excludes zero says better
-or worse, one within the margin says that there is no difference worth having, and any other is undecided. Both kinds of
-claim fit into one share, since no true difference makes both false.
-
-Where all seeds differ by the same amount the seed spread is not measurable: there is no p, no interval and no verdict
-but "no spread", or "identical" where the amount is zero. The throughput is measured and not tested.
+Each comparison keeps its share of the study's error, so its interval is its test. An interval that excludes zero gives
+better or worse, an interval within the margin gives same, and any other is undecided. Both kinds of claim fit into one
+share, since no true difference makes both false. If all seeds differ by the same amount, the seed spread is not
+measurable. Then there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is zero.
+The throughput is measured and not tested.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tintype.study.stats.estimate import CONFIDENCE, Estimate
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
 STORED = "stored runs"
-"""Label of the baseline's runs that come from other studies."""
+"""Label of the baseline's runs from other studies."""
 
 
 def cells_of(
@@ -40,8 +39,8 @@ def cells_of(
 ) -> Cells:
     """Return a metric's cells of the arms of one resolution, the baseline first. Keys are the arms' labels.
 
-    Where `ratios` to the baseline are compared, arms with values that are not positive are left out. `stored` are runs
-    of the baseline's plan from other studies. Collapsed runs are left out, unless there is no `search` for them.
+    If `ratios` to the baseline are compared, arms with values that are not positive are left out. `stored` are runs of
+    the baseline's plan from other studies. Collapsed runs are left out, unless `search` is None.
     """
     values = {label: _finite(runs[label], metric) for label in arms}
     baseline, *controls = (label for label, role in arms.items() if role != "arm")
@@ -61,9 +60,9 @@ def cells_of(
 
 
 def without_bias(cells: Cells, runs: Mapping[str, Sequence[Run]], metric: str) -> Cells | None:
-    """Return cells of logarithms with each run's sampling bias taken off; None where the bias of a run is not known.
+    """Return cells of logarithms after each run's sampling bias is subtracted; None if the bias of a run is unknown.
 
-    Where a run lies within its bias there is no logarithm, and values are compared as they are; ratios not at all.
+    If the bias of a run exceeds its value there is no logarithm. Then values are compared raw, and ratios not at all.
     """
     if cells.scale.kind not in ("log", "ratio"):
         return None
@@ -91,12 +90,12 @@ class Matched:
     """The runs of a contrast, seed by seed. A seed that lost one of its runs is left out."""
 
     old: list[float]
-    """Value of the contrast's reference at each seed; of a trend, on logarithms."""
+    """Value of the contrast's reference at each seed; for a trend, on logarithms."""
     differences: list[float]
     """Value of the contrast at each seed."""
     complete: bool
     loss: Loss
-    """Why seeds are missing where the comparison is not complete."""
+    """Why seeds are missing, if the comparison is incomplete."""
     lost: str
     """See `Comparison.lost`."""
     same: bool
@@ -104,10 +103,10 @@ class Matched:
 
 
 def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Matched | str:
-    """Match the runs of a contrast by seed, or say why a trend is not defined.
+    """Match the runs of a contrast by seed, or return why a trend is not defined.
 
-    An arm may have fewer seeds than the baseline. The control has seeds of its own: it is matched by their order, and
-    each of its runs differs from the baseline's mean.
+    An arm may have fewer seeds than the baseline. The control has seeds of its own and is matched by their order. Each
+    of its runs differs from the baseline's mean.
     """
     weights, reference = asked.contrast.weights, asked.contrast.reference
     own, *others = weights
@@ -145,7 +144,7 @@ def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Match
 
 
 def without_seeds(matched: Matched) -> Comparison:
-    """Return the comparison of an arm that has no seed left to compare."""
+    """Return the comparison of an arm without a seed left to compare."""
     nothing = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
     return Comparison(**nothing, differences=[], verdict=matched.loss, lost=matched.lost)
 
@@ -165,7 +164,7 @@ def measured_row(matched: Matched) -> Comparison:
 
 @dataclass(frozen=True)
 class Collapse:
-    """The collapsed runs of an arm and of the baseline, or of another arm, on any primary metric."""
+    """The collapsed runs of an arm and its reference, on any primary metric."""
 
     runs: int
     collapsed: int
@@ -198,8 +197,8 @@ def tested_row(
 ) -> Comparison:
     """Write an estimate in the metric's unit, with its verdict.
 
-    `collapse` counts the arm's collapsed runs, `unstable` says that they are shown to be more than the baseline's.
-    `unbiased` is the same comparison with the sampling bias taken off, without which there is no "same".
+    `collapse` counts the arm's collapsed runs. `unstable` means that they are shown to be more than the baseline's.
+    `unbiased` is the same comparison without the sampling bias. "same" needs both.
     """
     scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)
@@ -264,7 +263,7 @@ def tested_row(
 def _margin_on_scale(asked: Asked, cells: Cells, old: float, margin: Effect) -> float:
     """Return the margin as a change on the scale, the smaller of the two sides.
 
-    That of a trend, a ratio of ratios, is from its largest baseline.
+    For a trend, a ratio of ratios, it is taken from the trend's largest baseline.
     """
     scale = cells.scale
     if asked.key.kind == "trend":

@@ -1,4 +1,4 @@
-"""The version that began a study: workers whose training computes other numbers do not join it."""
+"""The version that began a study: workers whose training computes other numbers may not join it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.study.study import remake_study
 from tintype.wording import option
 
 VERSION = "version.json"
-"""The file in a study's folder that has it."""
+"""The file with the version, in a study's folder."""
 FIRST_NUMERICS = 1
 """`NUMERICS` of all versions that did not record it."""
 
@@ -24,12 +24,12 @@ def this_version() -> dict[str, Any]:
 
 
 def read_version(out: Path) -> dict[str, Any]:
-    """Return the version that began a study; empty for one that was begun before it was recorded."""
+    """Return the version that began a study; empty if it began before versions were recorded."""
     return read_checked(out / VERSION, remake_study(out))
 
 
 def check_version(out: Path) -> None:
-    """Refuse to work on a study that was begun by a version whose training computes other numbers."""
+    """Raise if the version that began a study computes other numbers in training."""
     begun = read_version(out)
     if begun and begun.get("numerics") != tintype.NUMERICS:
         commit = f", commit {begun['commit']}" if begun.get("commit") else ""
@@ -42,7 +42,7 @@ def check_version(out: Path) -> None:
 
 
 def version_events(environment: Mapping[str, object], out: Path) -> list[dict[str, object]]:
-    """Return an event where a run was last trained by another version or commit than the one that began the study."""
+    """Return an event if a run was last trained by another version or commit than the one that began the study."""
     if "tintype" not in environment or not (begun := read_version(out)):
         return []
     own = {"tintype": environment["tintype"], "commit": environment.get("commit", "")}

@@ -1,7 +1,7 @@
-"""The worker of a study: it takes the lease of the next run, trains it from its last checkpoint, scores it, goes on.
+"""The worker of a study: it leases the next run, trains it from its last checkpoint, scores it, and repeats.
 
-Any number of workers on any number of machines share a study's folder. Nobody hands out the runs: which are wanted is
-a function of the study's files, and the leases in `leases/` say who works on which (`tintype.runtime.leases`).
+Any number of workers on any number of machines share a study's folder. There is no central queue: the study's files
+decide the next runs, and the leases in `leases/` record who works on which (`tintype.runtime.leases`).
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ LEASES = "leases"
 """The folder in a study's folder that has the leases of its runs."""
 _LOOK_S = 0.2
 _MOST_LOOK_S = 5.0
-"""A worker that waits for the runs of others looks at them again after these seconds, first and at most."""
+"""Seconds between checks of a worker that waits for runs of others: first, and at most."""
 _ROOM_LOOK_S = 5.0
 _MOST_ROOM_S = 600.0
-"""A worker whose disk is full looks for room so often, and waits at most so long where there seems to be some."""
+"""Seconds between checks for room of a worker whose disk is full, and the longest wait if there seems to be room."""
 SPARE_BYTES = 1 << 20
 """Room for logs and claims, beside that for a checkpoint."""
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
-"""Ranks that end so often before they take their run are not started again."""
+"""Ranks that end this often before they take their run are not restarted."""
 _ALIKE = 0.03
-"""Two times of a step that differ by no more than that, as a share, are of a run that is alone."""
+"""Two times of a step show that a run is alone if they differ by at most this share."""
 _TIMED_FROM, _TIMED_STEPS = 20, 100
-"""Steps that a process has taken of a run before its steps are timed, as the first ones compile and capture, and steps
-that may be needed for it."""
+"""Steps of a run in this process before timing, as the first ones compile and capture, and steps that timing may need.
+"""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -84,8 +84,8 @@ def is_settled(task: Task, protocol: Protocol) -> bool:
 class Worker:
     """A process that runs tasks of a study, one at a time.
 
-    A `round` names the workers of one command, which go through every run once: also through those that are done, to
-    check them, and those that failed. Workers without one leave both alone.
+    A `round` names the workers of one command, which go through every run once, including finished runs, to check them,
+    and failed runs. Workers without a round leave both alone.
     """
 
     def __init__(
@@ -103,23 +103,23 @@ class Worker:
         self._admission = admission
         self._timer: StepTimer | None = None
         self._quiet = False
-        """Whether all others on this GPU stand still, so that steps can be timed."""
+        """Whether all others on this GPU are paused, so that steps can be timed."""
         self._turned_away = False
-        """Whether a run is left that could be taken but for the memory that it needs."""
+        """Whether a run is left that needs more memory than is free."""
         self.has_lost_gpu = False
-        """Whether this process cannot train any more, as its GPU failed, nor even free what it has there."""
+        """Whether the GPU has failed: this process can neither train nor free its GPU memory."""
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
         self._unborn: Counter[str] = Counter()
         """How often the ranks of a run ended before they took its lease."""
         self._room_s = _ROOM_LOOK_S / 2
-        """Seconds that it waits at least the next time that the disk is full, halved."""
+        """Half of the seconds that it waits at least when the disk is full the next time."""
         self._told_s: dict[tuple[str, int], float] = {}
         """When this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
-        """Run tasks until all have ended or a signal comes; without `wait`, until all that are left are others'.
+        """Run tasks until all have ended or a signal comes; without `wait`, until only runs of others are left.
 
         It also ends when the GPU's memory has run out, or the GPU has failed: later runs need a new process
         (`tintype.runtime.memory`).
@@ -157,16 +157,15 @@ class Worker:
         return self.has_lost_gpu or count_failures() > 0
 
     def be_timed(self) -> None:
-        """Begin a quiet moment, in which the steps of the run that trains now are timed, or end the one under way.
-
-        A signal's handler calls it.
+        """Begin a quiet moment, in which the steps of the present run are timed, or end it. A signal handler calls
+        this.
         """
         self._quiet = not self._quiet
         if self._quiet and self._timer is not None:
             self._timer.request()
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep, but not long after a signal."""
+        """Sleep, but wake soon after a signal."""
         until_s = time.monotonic() + seconds
         while self._interrupt.signal is None and time.monotonic() < until_s:
             time.sleep(_LOOK_S / 2)
@@ -183,9 +182,10 @@ class Worker:
         return is_settled(task, self._protocol)
 
     def _is_late(self, task: Task, newest: Claim | None) -> bool:
-        """Return whether another machine has scored a run, and the scores may be seen here a little later.
+        """Return whether another machine has scored a run, and its scores may become visible here a little later.
 
-        After half the expiry they would be seen: then they are gone, or of another protocol, and the run is scored.
+        After half the expiry they would be visible. Then they are lost, or of another protocol, and the run is scored
+        again.
         """
         if newest is None or newest.process.is_here or (newest.ended or {}).get("state") != "done":
             return False
@@ -196,8 +196,8 @@ class Worker:
     def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None, Grant | None] | None:
         """Take the lease of the first run that is free and fits, and whose parent run has ended.
 
-        Of a run of several ranks none is taken here. A run that needs more GPUs than this process sees is left to
-        other workers, one that was sent back a moment ago to later, and one that does not fit until it does.
+        A run of several ranks is not taken here. A run that needs more GPUs than this process sees is left to other
+        workers. A run that was crowded a moment ago waits, and so does a run that does not fit yet.
         """
         waiting, held = list(left), list[Task]()
         if self._admission is not None:
@@ -228,7 +228,7 @@ class Worker:
         return None
 
     def _needs_no_claim(self, task: Task, newest: Claim | None) -> bool:
-        """Return whether a claim cannot be read and nobody has to wait for it: the run has ended by its files."""
+        """Return whether a claim cannot be read but need not be waited for: the run has ended by its files."""
         return newest is not None and bool(newest.damage) and is_settled(task, self._protocol)
 
     def _work_on(self, task: Task, lease: Lease, grant: Grant | None) -> None:
@@ -255,9 +255,9 @@ class Worker:
         self._send(message)
 
     def _wait_for_room(self, task: Task) -> bool:
-        """Wait until the study's disk has room for a checkpoint; return False where a signal comes first.
+        """Wait until the study's disk has room for a checkpoint; return False if a signal comes first.
 
-        Where there seems to be room at once, as with some quotas, each wait is twice as long as the one before.
+        If there seems to be room at once, as with some quotas, each wait is twice as long as the one before.
         """
         out = self._leases.folder.parent
         saved = [size_of(path) for path in out.glob("runs/*/checkpoints/step-*")]
@@ -273,7 +273,7 @@ class Worker:
         return False
 
     def _wants_ranks(self, task: Task) -> bool:
-        """Return whether several ranks are to train a run now. What is trained, or has failed, needs one process."""
+        """Return whether several ranks are to train a run now. A trained or failed run needs one process."""
         if task.plan.run.ranks == 1 or self._unborn[task.plan.hash] >= _MOST_UNBORN:
             return False
         about = about_run(task, self._round)
@@ -281,7 +281,9 @@ class Worker:
         return about["step"] != task.plan.train.steps and len(deaths) <= task.retries
 
     def _train_in_ranks(self, task: Task) -> None:
-        """Let ranks train a run, and tell how far they are. Their first one takes the lease, and gives it back."""
+        """Train a run with several ranks, and report their progress. Their first rank takes the lease, and gives it
+        back.
+        """
         leases, name = self._leases, task.plan.hash
         before = leases.newest(name)
         free = leases.is_free(name, self._needs_no_claim(task, before))  # unless another has it since
@@ -347,9 +349,10 @@ class Worker:
         return message
 
     def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
-        """Return a function to be called after each step. It times steps in a quiet moment, or of a run that is alone.
+        """Return a function to be called after each step.
 
-        If it is not quiet any more at the end, the time is dropped. Two times in a row must agree.
+        It times steps in a quiet moment, or of a run that is alone. If others run again before the end, the time is
+        dropped. Two times in a row must agree.
         """
         admission = self._admission
         if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:
@@ -374,10 +377,10 @@ class Worker:
 
 
 def timed_from(plan: Plan) -> int:
-    """Return the steps that a process takes of a run before its steps are timed.
+    """Return the steps of a run in this process before timing begins.
 
-    In the first epoch the host also draws the images and writes the captions, which it keeps then. So it is passed over
-    in runs that have more than one.
+    In the first epoch the host also draws the images and writes the captions, and caches them. So runs of several
+    epochs are timed after the first.
     """
     count = getattr(plan.data, plan.data.count_key or "", None)
     epoch = math.ceil(count / plan.train.batch) if isinstance(count, int) else 0
@@ -390,7 +393,7 @@ def has_room(task: Task) -> bool:
 
 
 def about_run(task: Task, round: str) -> dict[str, Json]:
-    """Return the details that a claim on a run begins with."""
+    """Return the first details of a claim on a run."""
     return {
         "round": round,
         "arm": task.arm,
@@ -401,7 +404,7 @@ def about_run(task: Task, round: str) -> dict[str, Json]:
 
 
 def report_to(lease: Lease) -> Callable[[Message], None]:
-    """Return a function that writes how far a run is into its lease."""
+    """Return a function that writes the progress of a run into its lease."""
 
     def report(message: Message) -> None:
         loss, speed = finite(message.loss), finite(message.images_per_s)  # a diverging run has neither
@@ -421,7 +424,7 @@ def report_to(lease: Lease) -> Callable[[Message], None]:
 
 
 def progress_of(task: Task, claim: Claim) -> Message | None:
-    """Return how far a run is, as its claim says; None where it has ended, or says nothing."""
+    """Return the progress in a run's claim; None if the run has ended or the claim has none."""
     if claim.ended is not None or claim.now.get("state") not in STATES:
         return None
     now: dict[str, Any] = {key: value for key, value in claim.now.items() if key not in ("beat", "died")}
@@ -429,7 +432,7 @@ def progress_of(task: Task, claim: Claim) -> Message | None:
 
 
 def end_lease(task: Task, lease: Lease, message: Message) -> Message:
-    """Write how a run ended and give its lease back; return the message, another one where the lease was lost."""
+    """Write how a run ended and give its lease back; return the message, another one if the lease was lost."""
     fence = lease.fence
     try:
         if message.state != "done":
@@ -447,7 +450,7 @@ def ended_in(claim: Claim, round: str) -> bool:
 
 
 def _ended(message: Message) -> dict[str, Json]:
-    """Return what the claim of a run keeps of its last message."""
+    """Return the parts of the last message for a run's claim."""
     return {
         "state": message.state,
         "text": message.text[-_MOST_WORDS:],
@@ -461,16 +464,16 @@ def _ended(message: Message) -> dict[str, Json]:
 
 
 def message_of(task: Task, claim: Claim) -> Message:
-    """Return the last message of a run that has ended, as its claim keeps it."""
+    """Return the last message of an ended run, from its claim."""
     ended: dict[str, Any] = dict(claim.ended or {})
     return Message(task.key, share=1.0 if ended["state"] == "done" else 0.0, **ended)
 
 
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
-    """Return the attempts of this round that died since the run last got further, oldest first.
+    """Return the attempts of this round that died since the run last advanced, oldest first.
 
-    Those that were sent back for want of memory, or stood still after a neighbour's GPU failed, are not among them, but
-    for those that the kernel ended again and again for want of the host's.
+    Left out are attempts that went back for lack of memory, or that hung after a neighbour's GPU failed. Repeated kills
+    by the kernel for lack of host memory do count.
     """
     found: list[Claim] = []
     for claim in reversed(claims):
@@ -484,7 +487,7 @@ def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]
 
 
 def _gpu() -> str:
-    """Return the GPU that this process sees; empty where it sees none."""
+    """Return the GPU that this process sees; empty if it sees none."""
     if not torch.cuda.is_available():
         return ""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0")

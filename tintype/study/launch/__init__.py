@@ -1,1 +1,1 @@
-"""Launchers: each starts workers of a study elsewhere, and does nothing else. What they run is `tintype work`."""
+"""Launchers: each starts workers of a study elsewhere, as `tintype work`, and does nothing else."""

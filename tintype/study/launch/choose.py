@@ -1,4 +1,4 @@
-"""The launcher of a name: `slurm`, `ray`, `ssh:host1,host2`, or one of a plugin."""
+"""Choose a launcher by name: `slurm`, `ray`, `ssh:host1,host2`, or one of a plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
 def choose_launcher(name: str, address: str = "") -> Launcher:
-    """Return the launcher; the address is that of a cluster of Ray."""
+    """Return the launcher; the address is that of a Ray cluster."""
     kind, _, where = name.partition(":")
     if name == "ray":
         return Ray(address)

@@ -1,4 +1,4 @@
-"""The protocol of launchers, and what they share."""
+"""The protocol of launchers, and the code that they share."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FOLDER = "launch"
 
 @dataclass(frozen=True)
 class Crew:
-    """The workers to be started for a study."""
+    """The workers to start for a study."""
 
     study: Path
-    """Its folder, which every machine sees under this path."""
+    """The study's folder, which every machine sees under this path."""
     workers: int
     gpus_per_worker: int = 1
     time_s: float | None = None
-    """How long a worker may take before it saves and goes back into the queue; None for the queue's own limit."""
+    """How long a worker may run before it saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
     jobs: str = ""
-    """How many runs it makes at a time, as `--jobs` says it; empty for what `tintype work` takes by default."""
+    """How many runs it makes at a time, as given to `--jobs`; empty for the default of `tintype work`."""
 
     @property
     def folder(self) -> Path:
@@ -38,7 +38,7 @@ class Crew:
 
     @property
     def command(self) -> str:
-        """Return the command line of a worker, by this Python."""
+        """Return the command line of a worker, with this Python."""
         packed = ["--jobs", self.jobs] if self.jobs else []
         plugins = [word for file in given_files() for word in ("--plugin", str(file))]
         return shlex.join([sys.executable, "-m", "tintype", *plugins, "work", str(self.study), *packed])
@@ -51,11 +51,11 @@ class Launcher(Protocol):
     """Starts workers somewhere."""
 
     def launch(self, crew: Crew) -> Iterable[str]:
-        """Start the workers; give a line for each thing that was started, and where it stays, for each that ended."""
+        """Start the workers. Yield a line for each one started, and, if the launcher stays, for each one that ended."""
 
 
 def run_program(command: Sequence[str]) -> str:
-    """Run a program of the system and return what it printed; refuse with its own words where it fails."""
+    """Run a program of the system and return its output; raise with its own message if it fails."""
     try:
         done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=False)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Workers as tasks of Ray, on this machine alone or on a cluster.
 
-The tasks belong to the command that starts them, so it stays until they have ended. A task whose worker was killed, or
-whose machine was lost, is started again by Ray; a worker that ends by an error is not. Ray ships no code: a task is
-named, and runs `tintype work` of the Python that is under the same path on every machine.
+The tasks belong to the command that starts them, so it stays until they have ended. If a worker is killed or its
+machine is lost, Ray starts its task again. A worker that ends by an error is not started again. Ray ships no code: a
+task runs `tintype work` with the Python under the same path on every machine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tintype.study.launch.launcher import Crew
 from tintype.wording import option
 
 STARTS_AGAIN = 20
-"""How often Ray starts a worker again that was killed or lost. How often a run is tried is the study's to say."""
+"""How often Ray restarts a killed or lost worker. The study decides how often a run is tried."""
 _POLL_S = 0.2
 _TOLD = 143
-"""Exit code of a worker that was told to stop, and has saved."""
+"""Exit code of a worker that received a stop signal and has saved."""
 
 
 class KilledWorkerError(Exception):
-    """A worker was killed or told to stop, and not by the command that started it: Ray starts it again."""
+    """Raised if a worker was killed or stopped, and not by the command that started it. Ray starts it again."""
 
 
 class FailedWorkerError(Exception):
-    """A worker has ended by an error, which another start would meet again."""
+    """Raised if a worker ended by an error, which would occur again after another start."""
 
 
 class Ray:
@@ -70,7 +70,7 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join the cluster of this address, or the one that Ray finds by itself; start one here where there is none."""
+    """Join the cluster at this address, or one that Ray finds by itself; start one here if there is none."""
     try:
         ray.init(address=address or None, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -80,7 +80,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _room(resources: dict[str, float], crew: Crew) -> str:
-    """Return how many of the workers there is room for now, in words; a cluster may grow."""
+    """Describe how many workers fit now; a cluster may grow."""
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
     room = int(min(cpus, gpus // crew.gpus_per_worker if crew.gpus_per_worker else cpus))
     waits = "" if room >= crew.workers else f": room for {room} of {crew.workers} workers, the others wait for more"
@@ -102,7 +102,7 @@ def _start(ray: Any, crew: Crew) -> dict[Any, str]:
 
 
 def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, None, int]:
-    """Yield how each worker has ended; return how many failed. On a signal all are told to save and stop."""
+    """Yield how each worker ended; return how many failed. On a signal, ask all to save and stop."""
     left, failed, cancelled = list(names), 0, False
     while left:
         if told and not cancelled:
@@ -119,7 +119,7 @@ def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, N
 
 
 def _error(ray: Any, handle: Any) -> str:
-    """Return why a task has failed; empty where it has not."""
+    """Return why a task failed; empty if it did not."""
     try:
         ray.get(handle)
     except ray.exceptions.RayError as error:
@@ -128,7 +128,7 @@ def _error(ray: Any, handle: Any) -> str:
 
 
 def run_worker(command: str, log: str, folder: str) -> None:
-    """Run a worker until it ends. This is the task, in a process of Ray, with which the worker ends."""
+    """Run a worker until it ends. This is the task; its Ray process ends with the worker."""
     script = f'exec {command} >> "$0" 2>&1 < /dev/null'
     worker = subprocess.Popen(command_with_parent(["bash", "-c", script, log]), cwd=folder)
     try:

@@ -14,7 +14,7 @@ from tintype.runtime.files import write_text
 from tintype.study.launch.launcher import Crew, run_program
 
 SAVE_S = 120
-"""A worker has so many seconds to save before its time limit."""
+"""Seconds that a worker has to save before its time limit."""
 
 _SCRIPT = """#!/bin/bash
 # Workers of a study, written by `tintype launch --on slurm`. Each task of the array is one worker.
@@ -51,7 +51,7 @@ class Slurm:
 
 
 def write_script(crew: Crew) -> Path:
-    """Write the script of the array; return its place."""
+    """Write the script of the array; return its path."""
     options = [
         f"--job-name={shlex.quote(f'tintype-{crew.study.name}')}",
         f"--array=0-{crew.workers - 1}",

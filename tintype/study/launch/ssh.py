@@ -1,4 +1,6 @@
-"""Workers on machines that are reached by `ssh` and share the study's folder. They go on when the connection ends."""
+"""Workers on machines that are reached by `ssh` and share the study's folder. They keep running when the connection
+ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Ssh:
 
 
 def remote_command(number: int, crew: Crew, log: Path) -> str:
-    """Return what a machine's shell runs: a worker that stays, and its process number."""
+    """Return the shell command for a machine: it starts a worker that stays, and prints its process number."""
     first = number * crew.gpus_per_worker
     gpus = ",".join(str(gpu) for gpu in range(first, first + crew.gpus_per_worker))
     chosen = f"CUDA_VISIBLE_DEVICES={gpus} " if crew.gpus_per_worker else ""

@@ -17,13 +17,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """First characters of a formula. Spreadsheets take the wide forms too."""
 
 _ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_bytes", "host_bytes": "host_bytes"}
-"""Columns of what was measured of an arm alone on a GPU."""
+"""Columns of an arm's measurements alone on a GPU."""
 
 
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
     """Write all five files, each whole or not at all, and return the page's path.
 
-    Where only the `stored` results are left, the images are taken from the page that is there: their files are gone.
+    If only the `stored` results are left, the images are taken from the existing page, since their files are gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
@@ -47,10 +47,10 @@ def verdicts_csv(results: StudyResults) -> str:
 
 
 def to_csv(results: StudyResults) -> str:
-    """Return one row for each arm, seed and metric; the value is empty where the run has none.
+    """Return one row for each arm, seed and metric; the value is empty if the run has none.
 
-    With several resolutions, each row begins with its resolution and the number of tokens. Where something was measured
-    of an arm alone on a GPU, its rows end with that.
+    With several resolutions, each row begins with its resolution and the number of tokens. If an arm was measured alone
+    on a GPU, its rows end with the measurements.
     """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
@@ -69,9 +69,9 @@ def to_csv(results: StudyResults) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that a spreadsheet shows and never computes: a text that could be a formula begins with a quote.
+    """Return a cell that a spreadsheet shows and never computes: text that could be a formula begins with a quote.
 
-    A carriage return, which would begin a new row, is written as its code.
+    A carriage return would begin a new row, so it is written as its code.
     """
     if not isinstance(value, str):
         return value

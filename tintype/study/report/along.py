@@ -1,4 +1,4 @@
-"""Scores along training in writing, as the page and the Markdown both show them."""
+"""Scores along training as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.study.results import AlongArm, Arm, DifferenceAt, Interval, MetricI
 
 HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
 MOST_UNEQUAL = 1.2
-"""The longest over the shortest training seconds of an arm's runs, above which the seconds are not to be trusted."""
+"""Training seconds are not trusted if the ratio of an arm's longest to its shortest is above this."""
 
 STAGE_HEADS = ["Step", "Images", "Mean", "Lowest to highest seed"]
 _STAGES = (
@@ -24,7 +24,7 @@ _STAGES = (
 
 
 def note(results: StudyResults) -> str:
-    """Say how to read the table, and which seconds it has."""
+    """Explain how to read the table, and which seconds it has."""
     alone = [view for view in results.by_resolution() if view.timed_alone]
     seconds = "Seconds are those of the steps themselves, without data loading, saves and compilations."
     if alone:
@@ -48,7 +48,7 @@ def metrics_along(results: StudyResults) -> list[MetricInfo]:
 
 
 def lead(results: StudyResults) -> str:
-    """Return what the scores are, and that they are no verdicts."""
+    """Explain what the scores are, and that they are no verdicts."""
     full, images = results.protocol.get("count"), results.along_images
     fewer = "" if full == images else f", and the full evaluation on {full:,}" if isinstance(full, int) else ""
     return (
@@ -60,9 +60,9 @@ def lead(results: StudyResults) -> str:
 
 
 def timing_note(results: StudyResults) -> str:
-    """Return a warning where runs of one arm took so different times that something else used the machine.
+    """Return a warning if training times of one arm differ so much that something else used the machine.
 
-    Seconds of steps that were measured alone need none.
+    Steps that were measured alone need no warning.
     """
     by_runs = [arm for view in results.by_resolution() if not view.timed_alone for arm in view.arms]
     ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in by_runs}
@@ -83,7 +83,7 @@ def compared(view: View, metric: str) -> list[tuple[Arm, AlongArm]]:
 
 
 def baseline_cells(one: AlongArm) -> list[str]:
-    """Return the baseline's row: its own steps and seconds, and the quality that the arms are held against."""
+    """Return the baseline's row: its own steps and seconds, and the quality with which the arms are compared."""
     return [f"{one.target_step:,}", _seconds(one.target_seconds), f"its end: {numerals.significant(one.target)}", ""]
 
 
@@ -120,7 +120,7 @@ def _reached(place: Interval, written: Callable[[float | None], str], at_first: 
 
 
 def step_of(one: DifferenceAt) -> str:
-    """Return the step of a difference, with the size of the images where that is a stage's."""
+    """Return the step of a difference, with the size of the images if it is a stage's."""
     return f"{one.step:,}" + ("" if one.size_px is None else f" ({one.size_px} px)")
 
 
@@ -170,7 +170,7 @@ def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[Sco
 
 
 def _last_size_px(results: StudyResults) -> int | None:
-    """Return the size of the last stage's images; None where all scores have the size of the data."""
+    """Return the size of the last stage's images; None if all scores have the size of the data."""
     return max(_sizes_px(results), default=None)
 
 

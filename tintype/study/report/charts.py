@@ -1,7 +1,7 @@
 """Figures of a report: pure functions from data to inline SVG.
 
 Colours come from the page's style sheet, so that one drawing serves light, dark and paper. In every chart of
-differences right is better, and every colour is doubled by a word, a shape or a label.
+differences right is better. Every colour is doubled by a word, a shape or a label.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _FIGURE_PX = 430
 _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
 _CUT = 3.0
-"""Factor by which a panel reaches beyond all ratios for the ends of their intervals."""
+"""Factor by which a panel extends beyond all ratios, for the ends of their intervals."""
 _LARGEST_LOG = 50.0
-"""Bound of the logarithm of a ratio: an interval of two seeds can reach beyond what a float holds."""
+"""Bound of the logarithm of a ratio: an interval from two seeds can exceed the range of a float."""
 
 Data = TypeVar("Data")
 
@@ -70,10 +70,10 @@ def scatter(
     possible: Range = ANY_VALUE,
     collapsed: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Markup:
-    """Draw the points of seeds, joined to the mean of their arm. Up is better; right too where axes are the `same`.
+    """Draw the points of seeds, joined to the mean of their arm. Up is better; if axes are the `same`, right too.
 
-    `possible` is the range of the metric that goes up. `collapsed` has the collapsed runs by the arm's name, which are
-    crosses: no mean counts them.
+    `possible` is the range of the metric that goes up. `collapsed` has the collapsed runs by the arm's name. They are
+    drawn as crosses, and no mean includes them.
     """
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
@@ -108,7 +108,7 @@ class GainAtCost:
 def gains_at_costs(label: str, arms: Sequence[Series[GainAtCost]]) -> Markup:
     """Draw gains with intervals over costs; up is better, left is cheaper. The line is the front of the estimates.
 
-    Dominated arms are crosses. An interval that reaches far beyond all gains is cut at the panel's edge.
+    Dominated arms are crosses. An interval far beyond all gains is cut at the panel's edge.
     """
     width, height, left, top = _FIGURE_PX, 320, 56, 26
     right, bottom = width - 12, height - 40
@@ -248,7 +248,7 @@ def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
 
 
 def _bin_edges(steps: Sequence[int], tail: bool) -> list[float]:
-    """Return equal bins for the tail; else bins that grow with the step, as a loss falls fast and then slowly."""
+    """Return equal bins for the tail. Otherwise bins grow with the step, as a loss falls fast and then slowly."""
     if len(set(steps)) < 2:
         return []
     first, last = float(min(steps)), float(max(steps))
@@ -300,8 +300,8 @@ def against_tokens(
 ) -> Markup | None:
     """Draw ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
 
-    `tokens` has the number of each resolution. An interval that reaches far beyond all ratios is cut at the panel's
-    edge and has no end there.
+    `tokens` has the number of each resolution. An interval far beyond all ratios is cut at the panel's edge and has no
+    end there.
     """
     shown = [each for each in lines if each.data]
     if not shown:
@@ -361,11 +361,11 @@ class Combined:
     means_without: tuple[float, float]
     means_with: tuple[float, float]
     expected: float
-    """The mean of the combination if the parts added up."""
+    """The combination's mean if the parts added up."""
 
 
 def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Combined) -> Markup:
-    """Draw the effect of the second part without and with the first; where they add up, the dashed line is covered.
+    """Draw the effect of the second part without and with the first. If they add up, the dashed line is covered.
 
     Up is better. `css` is the class of the first part.
     """

@@ -1,4 +1,4 @@
-"""Near-copies of training images in writing, as the page and the Markdown both show them."""
+"""Near-copies of training images as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Shown:
 
 
 def rows(results: StudyResults) -> list[list[str]]:
-    """Return a row for each run and encoder; none where copies were not asked for."""
+    """Return a row for each run and encoder; none if the study did not look for copies."""
     return [
         [titled(arm) if not arm.resolution else arm.label, str(run.seed), encoder, *_cells(copies)]
         for arm in results.arms
@@ -71,7 +71,7 @@ def _interval(rate: Rate) -> str:
 
 
 def pairs(results: StudyResults) -> Iterator[Shown]:
-    """Yield the nearest pairs of each arm's first run that has some, by its first encoder."""
+    """Yield the nearest pairs of each arm's first run with pairs, by its first encoder."""
     for arm in results.arms:
         known = (copies for run in arm.runs for copies in run.copies.values() if copies.pairs)
         for copies in list(known)[:1]:

@@ -1,4 +1,4 @@
-"""Facts of a study's results in writing, as the page and the Markdown both show them."""
+"""Facts of a study's results as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from tintype.study.rows import TOO_FEW_SEEDS, glyph
 
 PIXELS = "pixels"
 _LARGEST_LOG = 20.0
-"""Largest logarithm of a ratio that is written; larger ones are written as this one."""
+"""Largest logarithm of a ratio in text; larger ones are written as this one."""
 SHOWN_BESIDE = ("means", "stopped", "costly_part")
-"""Notes that a report shows beside what they are of, and not in its list."""
+"""Notes that a report shows beside their subject, and not in its list."""
 BETWEEN_LEAD = (
     "Pairs of arms that the study declares to compare. A difference is the first arm minus the second; better and "
     "worse are of the first. These comparisons share the study's error with those against the baseline."
@@ -69,7 +69,7 @@ VERDICT_PHRASES = {
     "no spread": "without a verdict (no spread)",
     "sketch": "without a verdict (one seed)",
 }
-"""Verdicts in a sentence that begins with an arm, where the word itself does not do."""
+"""Verdicts in a sentence that begins with an arm, if the word itself does not fit."""
 _MEANINGS = {
     "better": "better",
     "worse": "worse",
@@ -133,7 +133,7 @@ def speed_words(comparison: Comparison) -> str:
 
 
 def step_words(results: StudyResults, arm: Arm) -> str:
-    """Write the cost of an arm's step, measured alone at one resolution; empty where it or the baseline's was not.
+    """Write the cost of an arm's step, measured alone at one resolution; empty if it or the baseline's is unknown.
 
     Relative to the baseline's it is one number: it was measured once, so it has no interval.
     """
@@ -152,7 +152,7 @@ def step_time(seconds: float | None) -> str:
 
 
 def memory_words(arm: Arm) -> str:
-    """Write the peak of an arm's memory on its GPU; empty where it was not measured."""
+    """Write the peak of an arm's memory on its GPU; empty if it was not measured."""
     return gigabytes(arm.alone.peak_bytes) if arm.alone and arm.alone.peak_bytes else ""
 
 
@@ -179,7 +179,7 @@ MEMORY_NOTE = "Peak memory is the most that torch reserved on the device; host m
 
 
 def cost_cells(results: StudyResults, arm: Arm) -> list[str]:
-    """Return what was measured of an arm alone, under `COST_HEADS`."""
+    """Return an arm's measurements alone on a GPU, under `COST_HEADS`."""
     usual, alone = baseline_of(results).step_s, arm.alone
     if alone is None:
         return [UNKNOWN] * len(COST_HEADS)
@@ -189,25 +189,25 @@ def cost_cells(results: StudyResults, arm: Arm) -> list[str]:
 
 
 def interval_words(results: StudyResults, comparison: Comparison) -> str:
-    """Name the interval; empty where there is none."""
+    """Name the interval; empty if there is none."""
     return "" if comparison.low is None else f"simultaneous {100 * results.confidence:g}% interval"
 
 
 def left_out(results: StudyResults, metric: str) -> str:
-    """Name the arms that a figure leaves out because their scale differs; empty where there are none."""
+    """Name the arms that a figure leaves out because their scale differs; empty if there are none."""
     apart = [arm for arm in results.arms if metric in arm.incomparable]
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
 def collapsed_left_out(results: StudyResults, *metrics: str) -> str:
-    """Name the collapsed runs in any of the metrics, which a figure's means leave out; empty where none did."""
+    """Name the collapsed runs in any of the metrics, which a figure's means leave out; empty if there are none."""
     fell = {arm.name: seeds for arm in results.arms if (seeds := collapsed_in(results, arm, *metrics))}
     said = [f"{name} (seed {listed(list(map(str, sorted(seeds))))})" for name, seeds in fell.items()]
     return f"Collapsed runs, which no mean here counts: {', '.join(said)}." if said else ""
 
 
 def primary_interval(results: StudyResults) -> str:
-    """Name the intervals of the arms' primary metrics; empty where there are none."""
+    """Name the intervals of the arms' primary metrics; empty if there are none."""
     names = [metric.name for metric in primary_metrics(results)]
     rows = [arm.comparisons[name] for arm in with_role(results, "arm") for name in names if name in arm.comparisons]
     return next((words for row in rows if (words := interval_words(results, row))), "")
@@ -220,7 +220,7 @@ PROMPTS_LEAD = (
 
 
 def lead(results: StudyResults) -> str:
-    """Say how the arms are sorted and what their numbers are."""
+    """Explain how the arms are sorted and what their numbers are."""
     primary, interval = primary_metrics(results), primary_interval(results)
     order = f"Arms are sorted by {primary[0].label}, best first. " if primary else ""
     brackets = f"; in brackets, the {interval}" if interval else ""
@@ -243,7 +243,7 @@ _EARLIER = (
 
 
 def replication_lead(results: StudyResults) -> str:
-    """Say how to read the table of a replication."""
+    """Explain how to read the table of a replication."""
     rows = results.replication.rows if results.replication else []
     earlier = any(row.level is None and row.fresh is not None and row.fresh.ends is not None for row in rows)
     return _REPLICATION_LEAD + (_EARLIER if earlier else "")
@@ -291,7 +291,9 @@ def log_interval(comparison: Comparison | None) -> str:
 
 
 def log_detectable(comparison: Comparison | None) -> str:
-    """Write the smallest detectable change of an effect; where it would double the effect, the seeds are too few."""
+    """Write the smallest detectable change of an effect. If it would double the effect, write that the seeds are too
+    few.
+    """
     if comparison is None:
         return UNKNOWN
     if comparison.p is None or comparison.verdict in FOUND or (comparison.detectable or math.inf) <= math.log(2):
@@ -311,7 +313,7 @@ def effects_at_ends(one: Comparison | None) -> tuple[str, str]:
 
 
 def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
-    """Return each compared arm once; where its changes differ between resolutions, once for each with their names."""
+    """Return each compared arm once; if its changes differ between resolutions, once for each with their names."""
     cards = []
     for name in (arm.name for arm in ranked_arms(results.by_resolution()[0])):
         groups: dict[str, list[Arm]] = {}
@@ -324,11 +326,11 @@ def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
 
 TIME_PARTS = (*PARTS, "other")
 _LEAST_SHARE = 0.0005
-"""Smaller shares would be written as 0.0 % and are left out: some parts of a step are timed and do nothing."""
+"""Smaller shares would be written as 0.0 % and are left out: some timed parts of a step do nothing."""
 
 
 def time_parts(results: StudyResults) -> list[str]:
-    """Return the parts that took time, in the order of a training step."""
+    """Return the timed parts, in the order of a training step."""
     taken = {part for arm in results.arms for part, share in time_shares(arm).items() if share > _LEAST_SHARE}
     return [*(part for part in TIME_PARTS if part in taken), *sorted(taken.difference(TIME_PARTS))]
 
@@ -351,7 +353,7 @@ class LatentsRow:
 
     @property
     def kind_words(self) -> str:
-        """Name the kind; a tokenizer that is trained is described before training."""
+        """Name the kind; a trained tokenizer is described as before training."""
         return f"{self.tokenizer.kind}, before it is trained" if self.tokenizer.tuned else self.tokenizer.kind
 
     @property
@@ -375,7 +377,7 @@ class LatentsRow:
 
 
 def latents_rows(results: StudyResults) -> list[LatentsRow]:
-    """Return a row for each tokenizer in the order of the arms; none where all arms work on pixels."""
+    """Return a row for each tokenizer in the order of the arms; none if all arms work on pixels."""
     found: dict[str, list[tuple[Arm, TokenizerInfo]]] = {}
     for arm in results.arms:
         for tokenizer in (run.tokenizer for run in arm.runs if run.tokenizer is not None):
@@ -417,7 +419,7 @@ def made_with(results: StudyResults) -> dict[str, str]:
 
 
 def repeatability(results: StudyResults) -> str:
-    """Say which of the study's results the same plan gives again to the bit; empty where the device is not known."""
+    """State which of the study's results the same plan repeats bit for bit; empty if the device is unknown."""
     found = environment(results)
     if "device" not in found:
         return ""
@@ -431,7 +433,7 @@ def repeatability(results: StudyResults) -> str:
 
 
 def _on_a_gpu(results: StudyResults) -> str:
-    """Say what holds of runs on a GPU. Runs of earlier versions do not say whether they were exact."""
+    """State what is bit-exact for runs on a GPU. Runs of earlier versions do not record whether they were exact."""
     if any("not_exact" not in run.environment for arm in results.arms for run in arm.runs if run.environment):
         return "On a GPU, the same seed may give a slightly different run."
     reasons = {arm.label: why for arm in results.arms if (why := inexact(arm))}
@@ -445,7 +447,7 @@ def _on_a_gpu(results: StudyResults) -> str:
 
 
 def inexact(arm: Arm) -> list[str]:
-    """Return why runs of an arm may differ in their bits from others of the same seed."""
+    """Return why runs of an arm may differ bitwise from others of the same seed."""
     found: dict[str, None] = {}
     for run in arm.runs:
         stated = run.environment.get("not_exact", [])
@@ -464,7 +466,7 @@ def event_details(event: dict[str, object]) -> str:
 
 
 def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, float]:
-    """Return each part of a metric, averaged over the seeds but for those `without`."""
+    """Return each part of a metric, averaged over the seeds except those `without`."""
     values: dict[str, list[float]] = {}
     for run in (run for run in arm.runs if run.seed not in without):
         for part, value in run.details.get(metric, {}).items():

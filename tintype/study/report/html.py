@@ -1,7 +1,7 @@
-"""The report as one HTML file that needs nothing else: style, figures and images are inside it.
+"""The report as one self-contained HTML file: style, figures and images are inside it.
 
-It is read without a script. One script of our own adds a slider over steps and the values of curves; the page's content
-policy names it by its hash, and lets no other run.
+It can be read without scripts. One script of our own adds a slider over steps and the values of curves. The page's
+content policy names it by its hash, and allows no other script.
 
 Names, captions, errors and events come from outside. They reach the page through Jinja's autoescape or through
 `svg.tag`, which escapes as well.
@@ -43,7 +43,7 @@ from tintype.study.trust import is_biased, lead
 _LARGEST_PREVIEW_PX = 320
 _LARGEST_EARLY_PX = 160
 _MOST_EARLY = 6
-"""Earlier steps whose images a page has: all of them would make it large."""
+"""Most earlier steps with images on a page, which keeps the page small."""
 SCRIPTS = ("page/marks.js", "study/report/report.js")
 _ARM_COLOURS = 8
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
@@ -51,7 +51,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 
 
 def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NONE_KEPT) -> str:
-    """Return the page. `folder` is where the paths of the samples start; `kept` has those whose files are gone."""
+    """Return the page. Paths of samples start at `folder`; `kept` has the samples whose files are gone."""
     colours = arm_colours(results)
     script, policy = inline_script(*SCRIPTS)
     filters = {"plain": findings.plain, "glyph": glyph, "verdict_class": verdict_class}
@@ -89,12 +89,12 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
 
 class _Image(NamedTuple):
     uri: str | None
-    """None where the file is missing or is no image."""
+    """None if the file is missing or is no image."""
     small: bool = True
     at: Mapping[int, str] = MappingProxyType({})
     """The same sample at earlier steps, as data URIs by step."""
     wrong: Mapping[int, list[WrongWords]] = MappingProxyType({})
-    """Words of the prompt that it got wrong, by step; no entry where they were not read."""
+    """Words of the prompt that it got wrong, by step; no entry if they were not read."""
 
     @property
     def last_wrong(self) -> list[WrongWords] | None:
@@ -117,7 +117,7 @@ class _Parts(NamedTuple):
     names: list[str]
     decimals: int
     left_out: str
-    """Arms that are not shown, and why, and runs that no mean counts; empty where all are shown."""
+    """Arms that are not shown, and why, and runs that no mean counts; empty if all are shown."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class HtmlView(View):
 
     @cached_property
     def steps(self) -> list[int]:
-        """Return the steps of the slider, with the last one; empty where no earlier step has images."""
+        """Return the steps of the slider, with the last one; empty if no earlier step has images."""
         runs = [run for arm in self.results.arms if (run := arm.sampled_run)]
         early = sorted({one.step for run in runs for one in run.along[:-1] if one.previews})
         if not early or not any(image.at for _, images in self.samples.values() for image in images):
@@ -312,7 +312,7 @@ def arm_colours(results: StudyResults) -> dict[str, str]:
 
 
 def _gain_figure(table: priority.Table, colours: dict[str, str]) -> Markup:
-    """Draw gain against cost, of the arms that have both, and of the baseline."""
+    """Draw gain against cost, for the arms that have both, and for the baseline."""
     of_baseline = Interval(value=0.0)
     return charts.gains_at_costs(
         table.metric.label,
@@ -351,7 +351,7 @@ def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[M
 
 
 def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _Image:
-    """Return an image as a data URI. It is decoded and encoded anew, so nothing but an image gets into the page."""
+    """Return an image as a data URI. It is decoded and encoded anew, so only an image gets into the page."""
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:
@@ -363,9 +363,9 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
 
 
 def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
-    """Return an image of an earlier step as a small data URI; empty where it is missing.
+    """Return an image of an earlier step as a small data URI; empty if it is missing.
 
-    One that comes from an earlier page is taken as it is: encoded again and again, it would get worse.
+    An image from an earlier page is taken unchanged, since repeated encoding would degrade it.
     """
     try:
         content = kept[path] if path in kept else read_file(folder / path)
@@ -379,13 +379,13 @@ def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """Return steps that a page has room for, evenly chosen."""
+    """Return the steps that fit on a page, evenly chosen."""
     if len(steps) <= _MOST_EARLY:
         return steps
     return [steps[round(index * (len(steps) - 1) / (_MOST_EARLY - 1))] for index in range(_MOST_EARLY)]
 
 
 def paper_link(paper: str) -> str | None:
-    """Return the address of a paper that arXiv has; None of others."""
+    """Return the address of a paper on arXiv; None for others."""
     found = _ARXIV.search(paper)
     return f"https://arxiv.org/abs/{found[1]}" if found else None

@@ -1,4 +1,4 @@
-"""Images of a page that was written before, for a page that is written where the runs are gone."""
+"""Images of an existing page, for a new page written after the runs are gone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EARLY_URI = "data:image/webp;base64,"
 
 
 def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
-    """Return the samples that a page shows, by the paths that the results have for them.
+    """Return the samples that a page shows, by their paths in the results.
 
-    An image is known by its arm and its prompt, one that was picked by its number. With several resolutions it stands
-    once for each, in their order.
+    An image is known by its arm and prompt, a picked image by its number. With several resolutions it is there once for
+    each, in their order.
     """
     shown = _Images()
     shown.feed(page)
@@ -42,7 +42,7 @@ def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
 
 
 def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int, dict[str, str]]]]:
-    """Yield (names in the page, paths, paths at earlier steps) of the samples of each arm, and of the real images.
+    """Yield (names in the page, paths, paths at earlier steps) for the samples of each arm, and for the real images.
 
     Those at earlier steps are by the number of the prompt and by the step. Older pages say "real".
     """
@@ -65,7 +65,7 @@ class _Images(HTMLParser):
         """(image, the same at earlier steps) by its alternative text."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep an image that the page itself holds; one that cannot be decoded is left out."""
+        """Keep an image embedded in the page; skip it if it cannot be decoded."""
         given = dict(attrs)
         title, source = given.get("alt") or "", given.get("src") or ""
         if tag == "img" and source.startswith(_URI):

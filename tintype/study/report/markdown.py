@@ -59,7 +59,7 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def escaped(words: str) -> str:
-    """Return text that stays text, on one line, in a table's cell as elsewhere."""
+    """Return text escaped for Markdown, on one line, in a table's cell as elsewhere."""
     one_line = visible(" ".join(words.split()))
     return _MEANINGFUL.sub(r"\\\1", one_line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -141,7 +141,7 @@ def _prompt_kinds(view: View) -> list[str]:
 
 
 def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each metric that was taken on several kinds of prompts, and each arm."""
+    """Yield a row for each metric that was measured on several kinds of prompts, and each arm."""
     kinds = _prompt_kinds(views[0])
     for index, group in enumerate(views[0].prompt_groups):
         for view in views:
@@ -153,7 +153,7 @@ def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
 
 
 def _cost_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each arm of which something was measured alone."""
+    """Yield a row for each arm with measurements alone on a GPU."""
     for view in views:
         yield from ([*_named(arm), *findings.cost_cells(view.results, arm)] for arm in view.everyone if arm.alone)
 

@@ -1,6 +1,6 @@
-"""Priority of arms in writing, as the page, the Markdown and the terminal show it.
+"""Priority of arms as text, for the page, the Markdown and the terminal.
 
-It is shown where the step of the baseline and of an arm was measured alone on a GPU: without a cost there is no front.
+It is shown if the step of the baseline and of an arm was measured alone on a GPU. Without a cost there is no front.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADS = ("Gain", "Step alone", "Gain at equal time", "Rank", "Front")
 
 @dataclass(frozen=True)
 class Table:
-    """The arms and the baseline on one metric, at one resolution, in the order in which they should be tried."""
+    """The arms and the baseline on one metric, at one resolution, in the order in which to try them."""
 
     view: StudyResults
     metric: MetricInfo
@@ -44,14 +44,14 @@ class Table:
         return next(arm for arm in self.view.arms if arm.name == row.arm)
 
     def cells(self, row: Priority) -> list[str]:
-        """Return what stands under `HEADS`."""
+        """Return the cells under `HEADS`."""
         step = findings.step_time(row.step_s)
         more = "" if row.cost is None or row.arm == self._baseline else f" ({numerals.percent(row.cost - 1)})"
         return [_gain(row.gain), step + more, _gain(row.equal_time), _rank(row), _front(row)]
 
     @property
     def words(self) -> str:
-        """Say in a sentence or two what to try first."""
+        """Write in a sentence or two which arm to try first."""
         if no_order(self.rows):
             return f"{self.title}: no order shown."
         alike = groupby((row for row in self.rows if row.front), _rank)
@@ -65,7 +65,7 @@ class Table:
 
 
 def tables(results: StudyResults) -> list[Table]:
-    """Return a table for each primary metric, at each resolution where steps were measured alone."""
+    """Return a table for each primary metric, at each resolution with steps measured alone."""
     timed = {
         view.resolution.name: view
         for view in results.by_resolution()
@@ -103,6 +103,6 @@ def _front(row: Priority) -> str:
 
 
 def _dominating(row: Priority) -> str:
-    """Name one plan that is better and no dearer, and count the others."""
+    """Name one plan that is better at no higher cost, and count the others."""
     first, *others = row.dominated_by
     return f"{first} and {len(others)} more" if others else first

@@ -1,4 +1,4 @@
-"""The sweeps of a tuned study, before any layout: what each value gave, what was chosen, and what to widen."""
+"""The sweeps of a tuned study as text: the score of each value, the choice, and which ranges to widen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def labels(tuning: Tuning) -> list[str]:
 
 
 def lead(results: StudyResults, tuning: Tuning) -> str:
-    """Say what was tried, and that the comparison did not use it."""
+    """Explain what was tried, and that the comparison did not use it."""
     points, metric = len(tuning.sweeps[0].points), tuned_metric(results, tuning)
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {', '.join(map(str, tuning.seeds))}"
     same = "the same " if tuning.alike else ""
@@ -43,7 +43,7 @@ def _keys(tuning: Tuning) -> str:
 
 
 def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
-    """Write the mean of a choice, with a sign where it was chosen, and the runs that it lost."""
+    """Write the mean of a choice, with a sign if it was chosen, and its lost runs."""
     written = fixed(fmean(point.known), decimals) if point.known else UNKNOWN
     states = [run.state for run in point.runs]
     lost = [f"{state} {states.count(state)} of {len(states)}" for state in _LOST if state in states]
@@ -54,7 +54,7 @@ def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
 def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
     """Yield a row for each choice of values: its words, then the score of the baseline and each arm.
 
-    Where a sampler has proposed values for each arm, a row is a trial and has the values in its cells.
+    If a sampler proposed values for each arm, a row is a trial and has the values in its cells.
     """
     decimals = metric_decimals(results, tuning.metric)
     for index, point in enumerate(tuning.sweeps[0].points):
@@ -76,7 +76,7 @@ class Line:
 
 
 def lines(results: StudyResults, tuning: Tuning, key: str) -> list[Line]:
-    """Return the lines of a figure; none where the key has values that are no numbers."""
+    """Return the lines of a figure; none if the key has values that are no numbers."""
     metric = tuned_metric(results, tuning)
     found = []
     for sweep in tuning.sweeps:

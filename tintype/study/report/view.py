@@ -1,4 +1,4 @@
-"""The numbers of a report in writing, as the page and the Markdown both show them."""
+"""The numbers of a report as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tintype.study.stats.contrast import OF_ARMS, Kind
 from tintype.study.trust import Trust, trust
 
 TRUST_HEADS = ("Metric", "Baseline", "Seed spread", "of the mean", "Sampling error of one run", "Signal-to-noise")
-"""Heads of the table of trust; `TRUST_BIAS` is a further one where the bias of a run is known."""
+"""Heads of the table of trust; `TRUST_BIAS` is one more if the bias of a run is known."""
 TRUST_BIAS = "Bias, of the mean"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of all arms at one resolution, and how its numbers are written."""
+    """One metric of all arms at one resolution, and the format of its numbers."""
 
     results: StudyResults
     info: MetricInfo
     decimals: int
     rows: Mapping[str, Row]
-    """The verdicts on the arms that are compared, by their name."""
+    """The verdicts on the compared arms, by their name."""
 
     @property
     def title(self) -> str:
@@ -50,7 +50,7 @@ class Column:
 
     @property
     def real(self) -> float | None:
-        """Return the same measurement on real images, where there is one."""
+        """Return the same measurement on real images; None if there is none."""
         return self.results.resolution.reference.get(self.info.name, {}).get("overall")
 
     def written(self, value: float | None, *, signed: bool = False) -> str:
@@ -61,13 +61,13 @@ class Column:
         return self.results.collapsed(arm, self.info.name)
 
     def mean(self, arm: Arm) -> str:
-        """Return the mean as it is compared; of an arm that is not compared, that of the same kind."""
+        """Return the mean as it is compared; for an arm that is not compared, a mean of the same kind."""
         row, spread = self.rows.get(arm.name), self._spread(arm)
         decimals = row.decimals if row else self.decimals if spread is None else numerals.decimals_showing(spread)
         return numerals.fixed(compared_mean(self.results, arm, self.info.name), decimals)
 
     def spread(self, arm: Arm) -> str:
-        """Return the seed spread; of the baseline that of the runs of its mean, and how many of them collapsed."""
+        """Return the seed spread; for the baseline that of the runs in its mean, and how many of them collapsed."""
         spread, runs = self._spread(arm), [(one, run) for one in self._alike(arm) for run in one.runs]
         fell = sum(run.seed in self.collapsed(one) for one, run in runs) if arm.role == "baseline" else 0
         words = f"({fell} of {len(runs)} runs collapsed, left out)" if fell else ""
@@ -86,7 +86,7 @@ class Column:
         return " · ".join(self.written(run.metrics.get(self.info.name)) for run in arm.runs)
 
     def effect(self, arm: Arm) -> str:
-        """Return the verdict on an arm with the difference; of the baseline the mean and the seed spread."""
+        """Return the verdict on an arm with the difference; for the baseline the mean and the seed spread."""
         if arm.role == "baseline":
             return f"{self.mean(arm)} {self.spread(arm)}".strip()
         if self.info.name in arm.incomparable:
@@ -97,7 +97,7 @@ class Column:
         return "; ".join(filter(None, [row.marked + difference, row.corrected, row.replicated]))
 
     def mean_and_effect(self, arm: Arm) -> str:
-        """Return the mean; of an arm the verdict too, with the difference."""
+        """Return the mean; for an arm also the verdict and the difference."""
         return self.mean(arm) if arm.role == "baseline" else f"{self.mean(arm)} ({self.effect(arm)})"
 
 
@@ -108,7 +108,7 @@ class View:
     results: StudyResults
     metrics: Sequence[Column]
     rows: Sequence[Row]
-    """Verdicts at this resolution on all but arms and control: on pairs of arms, and on factors."""
+    """Other verdicts at this resolution: on pairs of arms, and on factors."""
 
     def rows_on(self, *kinds: Kind) -> list[Row]:
         """Return the rows of these kinds."""
@@ -136,9 +136,9 @@ class View:
         return [column for column in self.metrics if column not in self.primary]
 
     def in_words(self, arm: Arm) -> list[tuple[str, str]]:
-        """Return (verdict, words) of an arm on the primary metrics, those with the same verdict together.
+        """Return (verdict, words) of an arm on the primary metrics, grouped by verdict.
 
-        Better in some and worse in others is one verdict, "mixed".
+        An arm that is better in some and worse in others has one verdict, "mixed".
         """
         found: dict[str, list[str]] = {}
         for column in self.primary:
@@ -160,9 +160,10 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """Return the cost of an arm's step where it was measured alone; else the throughput.
+        """Return the cost of an arm's step if it was measured alone; otherwise the throughput.
 
-        That is shown of the baseline, and of an arm relative to it where it can be compared. Peak memory comes last.
+        The throughput is absolute for the baseline, and relative to it for an arm that can be compared. Peak memory
+        comes last.
         """
         if words := findings.step_words(self.results, arm):
             return words
@@ -170,7 +171,7 @@ class View:
 
     @property
     def measured(self) -> bool:
-        """Return whether anything was measured of an arm alone."""
+        """Return whether any arm was measured alone on a GPU."""
         return any(arm.alone is not None for arm in self.results.arms)
 
     def _throughput_words(self, arm: Arm) -> str:
@@ -183,7 +184,7 @@ class View:
         return NOT_COMPARABLE if uneven else findings.speed_words(row.comparison)
 
     def trust_rows(self, biased: bool = False) -> list[list[str]]:
-        """Return a row for each metric that has a spread or an error; where `biased` with its bias."""
+        """Return a row for each metric that has a spread or an error; with its bias if `biased`."""
         rows = [row for row in trust(self.results) if row.seed_spread is not None or row.sampling_error is not None]
         bias = [[numerals.share(row.relative_bias)] if biased else [] for row in rows]
         return [[*self._trust_row(row), *of_row] for row, of_row in zip(rows, bias, strict=True)]
@@ -208,7 +209,7 @@ class View:
 
 
 def parts_of(results: StudyResults) -> Iterator[tuple[StudyResults, list[Column], list[Row]]]:
-    """Yield the results at each resolution with their columns and their other rows: what a `View` is made of.
+    """Yield the results at each resolution with their columns and other rows, from which a `View` is made.
 
     A metric has the same decimals at all resolutions.
     """

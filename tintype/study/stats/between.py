@@ -2,10 +2,10 @@
 
 weight    w = 1 / (s² + τ²)                  s: the standard error of a study's estimate
 mean      m = Σ w y / Σ w
-between   τ² solves Σ w (y - m)² = k - 1     zero where the sum is smaller without it (Paule and Mandel 1982)
+between   τ² solves Σ w (y - m)² = k - 1     zero if the sum is smaller without it (Paule and Mandel 1982)
 error     √(max(1, Σ w (y - m)² / (k - 1)) / Σ w), Student with k - 1 degrees of freedom (Hartung and Knapp 2001,
-          with the bound of Röver, Knapp and Friede 2015: studies that agree by luck make no interval narrow)
-Q         Σ (y - m)² / s² with τ² = 0, chi-square with k - 1 degrees of freedom where the studies do not differ
+          with the bound of Röver, Knapp and Friede 2015: luck in agreement narrows no interval)
+Q         Σ (y - m)² / s² with τ² = 0, chi-square with k - 1 degrees of freedom if the studies do not differ
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Between:
 
     estimate: Estimate
     deviation: float
-    """τ, the deviation of the true contrast between studies; zero where the studies show none."""
+    """τ, the deviation of the true contrast between studies; zero if the studies show none."""
     heterogeneity: float
     """Q."""
     p: float
-    """How often studies of one true contrast lie as far apart."""
+    """Probability that studies of one true contrast lie this far apart."""
 
 
 def between(studies: Sequence[Estimate], level: float = CONFIDENCE) -> Between | None:
-    """Return the mean of two or more estimates; None where one has no standard error."""
+    """Return the mean of two or more estimates; None if one has no standard error."""
     errors = np.array([one.error or math.nan for one in studies])
     if len(studies) < 2 or not np.isfinite(errors).all():
         return None

@@ -17,25 +17,28 @@ from tintype.study.stats.spread import LEAST_FREEDOM, Spread, Variance, alike_fr
 Array = NDArray[np.float64]
 ScaleKind = Literal["raw", "log", "logit", "asinh", "ratio"]
 _LARGEST_LOG = 600.0
-"""Bound of a logarithm: an interval of two seeds can reach beyond what a float holds."""
+"""Bound of a logarithm: an interval from two seeds can exceed the range of a float."""
 _ROUNDING = 1e-12
 PAD = 0.0005
-"""Continuity correction of a share that was counted in a thousand images: half of one."""
+"""Continuity correction of a share counted in a thousand images: half of one image."""
 
 
 @dataclass(frozen=True)
 class Scale:
     """The map from a metric's unit to the scale of comparison, and back.
 
-    raw: the values. log: distances and losses, whose spread grows with their size. logit: shares, with the continuity
-    correction log((x + pad) / (1 + pad - x)), and its tangent outside of [0, 1], where a share that was corrected for
-    chance can lie. asinh: unbiased estimates of a distance, which can be below zero: asinh(x / unit) is linear within
-    a unit of zero, and logarithmic far from it. ratio: logarithms of ratios, which are reported as they are.
+    - raw: the values.
+    - log: distances and losses, whose spread grows with their size.
+    - logit: shares, with the continuity correction log((x + pad) / (1 + pad - x)). Outside of [0, 1] its tangent is
+      used, since a share corrected for chance can lie there.
+    - asinh: unbiased estimates of a distance, which can be below zero. asinh(x / unit) is linear within a unit of zero,
+      and logarithmic far from it.
+    - ratio: logarithms of ratios, which are reported unchanged.
     """
 
     kind: ScaleKind = "raw"
     unit: float = 1.0
-    """Unit of raw values, by which squares neither overflow nor vanish, and of asinh; the pad of logit."""
+    """Unit of raw values, which prevents overflow of squares, and of asinh; the pad of logit."""
 
     def place(self, value: float) -> float:
         """Return a value on the scale."""
@@ -79,7 +82,7 @@ class Scale:
         return max(abs(self.difference(place, change)), abs(self.difference(place, -change)))
 
     def margin(self, place: float, size: float) -> float:
-        """Return a difference of this size as a change; of a share up or down, whichever is smaller."""
+        """Return a difference of this size as a change; for a share up or down, whichever is smaller."""
         up = self.change(place, size)
         return min(up, -self.change(place, -size)) if self.kind == "logit" else up
 
@@ -123,7 +126,7 @@ class Cells:
     plans: Mapping[str, str] = field(default_factory=dict)
     """Arms with the plan of another arm, as the control has the baseline's: they share its spread."""
     blocks: Mapping[str, str] = field(default_factory=dict)
-    """The resolution of each arm, where there are several: spreads are shared within one."""
+    """The resolution of each arm, if there are several: arms of one resolution share their spread."""
     collapsed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, which `values` leave out, by arm."""
     stored: int = 0
@@ -158,7 +161,7 @@ class Cells:
         return replace(self, values=kept)
 
     def own(self, block: str) -> dict[str, Variance]:
-        """Return the variance of each plan of a block around the means of its arms; none of a plan with one run."""
+        """Return the variance of each plan of a block around the means of its arms; none for a plan with one run."""
         found: dict[str, list[Variance]] = {}
         for arm, by_seed in self.values.items():
             if len(by_seed) > 1 and self.block_of(arm) == block:
@@ -180,27 +183,28 @@ class Cells:
         return self.spreads[self.block_of(arm)].variances[self.plan_of(arm)]
 
     def residuals(self, arm: str, seeds: Iterable[int]) -> Array:
-        """Return the values of these seeds around their mean."""
+        """Return the residuals of these seeds."""
         values = np.array([self.values[arm][seed] for seed in seeds])
         found: Array = values - values.mean()
         return found
 
     def rounding(self, arms: Iterable[str]) -> float:
-        """Return how large an error between these arms can come from rounding alone."""
+        """Return how large an error between these arms rounding alone can cause."""
         values = (abs(value) for arm in arms for value in self.values[arm].values())
         return _ROUNDING * max(0.0 if self.scale.kind == "raw" else 1.0, max(values, default=0.0))
 
 
 def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
-    """Return how large an error between these values can come from rounding alone.
+    """Return how large an error between these values rounding alone can cause.
 
-    `scale` is for values that were made from larger ones: a logarithm is as wrong as its ratio, however small it is.
+    `scale` is for values computed from larger ones: a logarithm has the relative error of its ratio, even if it is
+    small.
     """
     return _ROUNDING * max(scale, float(max(map(abs, values), default=0.0)))
 
 
 def with_alike(sheets: Mapping[str, Cells]) -> dict[str, Cells]:
-    """Return the cells of all metrics of a study, each with what all of them say of how alike the spreads are."""
+    """Return the cells of all metrics of a study, each with the freedom that all metrics give the shared spread."""
     blocks = {cells.block_of(arm) for cells in sheets.values() for arm in cells.values}
     own = [cells.own(block) for cells in sheets.values() for block in blocks]
     freedom = alike_freedom(own, effective_count(list(sheets.values())))

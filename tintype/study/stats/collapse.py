@@ -1,11 +1,12 @@
 """Collapsed runs: a second mode below the other runs of an arm, which a mean would hide.
 
-A run has collapsed where a gap separates it from the arm's better runs that is wider than the range of those, and that
-the seed spread does not explain: that of the better runs, averaged with the other arms'. The other arms' alone would
-not do, since an arm that changes much often has a larger spread of its own. Where an arm has many runs, one that lies
-far below the mean of the better ones has collapsed too. Where the other arms' runs have a long tail towards worse
-values, low runs must lie farther out: they are of that tail. Collapsed runs are at most half of an arm; where more are
-low, the arm is simply worse.
+A run has collapsed if a gap separates it from the arm's better runs. The gap must be wider than the range of these
+runs, and the seed spread must not explain it. That spread is the better runs' own, averaged with the other arms'. The
+other arms' spread alone is not enough, since an arm that changes much often has a larger spread.
+
+If an arm has many runs, a run far below the mean of the better runs has collapsed too. If the other arms' runs have a
+long tail towards worse values, low runs must lie farther out, since they may belong to that tail. At most half of an
+arm's runs can be collapsed; if more are low, the arm is simply worse.
 """
 
 from __future__ import annotations
@@ -23,35 +24,40 @@ from tintype.study.stats.cells import Cells, Scale, rounding_of
 from tintype.study.stats.spread import Variance, pool, skewness, variance
 
 LEVEL = 0.01
-"""A bound of the chance that a study of arms with one normal spread calls any run collapsed, on one metric."""
+"""Bound of the chance that any run counts as collapsed in a study of arms with one normal spread, on one metric."""
 OTHERS_FREEDOM = 4.0
-"""Degrees of freedom that the other arms' variance counts beside that of an arm's own better runs.
+"""Weight of the other arms' variance beside that of an arm's own better runs, in degrees of freedom.
 
-Of simulated collapses of 20 deviations in one of four runs, two degrees find 94% and four find all. Where arms' spreads
-differ, four call a run collapsed in 1.6% of studies on one metric; the other arms' spread alone does in 6%.
+Simulated collapses of 20 deviations in one of four runs are found in 94% of cases with two degrees, and always with
+four. If arms' spreads differ, four degrees call a run collapsed in 1.6% of studies on one metric. The other arms'
+spread alone does so in 6%.
 """
 MANY, FAR = 8, 8.0
-"""With so many better runs, a run that lies so many of the other arms' deviations below their mean has collapsed
-without a gap too, if their own spread does not explain it: the more runs an arm has, the fewer gaps a long tail leaves.
+"""A run can have collapsed without a gap if there are at least `MANY` better runs.
+
+It must lie `FAR` of the other arms' deviations below their mean, and their own spread must not explain it. The more
+runs an arm has, the fewer gaps a long tail leaves.
 """
 LEAST = 0.03
 """A gap is wider than this share of the better runs' mean, the usual margin."""
 FEWEST = 4
-"""Runs of an arm from which on one can have collapsed. Of three, two that agree by luck make the third look so."""
+"""Fewest runs of an arm with collapsed runs. Among three runs, two that agree by luck make the third look collapsed."""
 TAIL = 1.0
-"""How far the skewness of the other arms' runs moves the limit: twice Cornish and Fisher's first term, since the
-skewness of few runs is estimated too small. A symmetric limit takes the tail of a skewed metric for collapses.
+"""How far the skewness of the other arms' runs moves the limit.
+
+This is twice Cornish and Fisher's first term, since the skewness of few runs is estimated too small. A symmetric limit
+would take the tail of a skewed metric for collapses.
 """
 DOUBT = 10.0
-"""Runs by which the skewness is shrunk: of few runs it is mostly chance."""
+"""Runs by which the skewness is shrunk, since with few runs it is mostly chance."""
 FARTHEST = 5.0
-"""Deviations up to which that term grows; farther out the expansion does not hold."""
+"""Deviations up to which that term grows; farther out the expansion is not valid."""
 _SUSPECT = 3.0
-"""Ranges of the better runs. Low runs beyond such a gap are left out of the spread that other arms are held against."""
+"""A gap in ranges of the better runs. Low runs beyond it are left out of the spread that serves the other arms."""
 
 
 class _Usual(NamedTuple):
-    """The other arms' seed spread, and the skewness of their runs towards worse values, zero if it is the other way."""
+    """The other arms' seed spread, and the skewness of their runs towards worse values; zero if it is the other way."""
 
     spread: Variance
     skewness: float
@@ -75,7 +81,7 @@ def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]
 
 
 def _least(place: float, scale: Scale) -> float:
-    """Return the smallest gap that counts below better runs with their mean at this place."""
+    """Return the smallest gap that counts below better runs whose mean is at this place."""
     return abs(scale.change(place, -LEAST * abs(scale.value(place))))
 
 
@@ -101,9 +107,10 @@ def _limit(spread: Variance, level: float, skewness: float = 0.0) -> float:
 
 
 def _usual(cells: Cells, arm: str, sign: float) -> _Usual | None:
-    """Return the median of the other plans' variances, since another arm may have collapsed runs too; None without any.
+    """Return the median of the other plans' variances, since other arms may have collapsed runs too; None if there is
+    none.
 
-    It is worth two thirds of their mean. Low runs beyond a wide gap are left out: where there is one other plan, its
+    It is worth two thirds of their mean. Low runs beyond a wide gap are left out: if there is only one other plan, its
     collapsed runs would hide those of the arm.
     """
     block, plan = cells.block_of(arm), cells.plan_of(arm)
@@ -123,7 +130,7 @@ def _usual(cells: Cells, arm: str, sign: float) -> _Usual | None:
 
 
 def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
-    """Return the seeds of low runs, at most half, that a wide gap separates from three better ones or more."""
+    """Return the seeds of low runs, at most half, that a wide gap separates from three or more better runs."""
     runs = sorted((sign * value, seed) for seed, value in values.items())
     counts = [
         count
@@ -136,8 +143,8 @@ def _suspects(values: Mapping[int, float], sign: float) -> list[int]:
 def collapse_p(collapsed: int, runs: int, baseline_collapsed: int, baseline_runs: int) -> float:
     """Return the one-sided p of Boschloo's exact test: whether an arm collapses more often than the baseline.
 
-    It orders all outcomes by Fisher's p, and takes the largest chance of one as extreme over all common rates. It is
-    unconditional, and so finds with few runs what Fisher's test does not.
+    It orders all outcomes by Fisher's p. The result is the largest chance of an outcome at least as extreme, over all
+    common rates. The test is unconditional, so with few runs it finds more than Fisher's test.
     """
     if not collapsed:
         return 1.0

@@ -1,4 +1,4 @@
-"""Contrasts: weighted sums of the means of arms, with a typed key for each that a study makes."""
+"""Contrasts: weighted sums of the means of arms. Each has a typed key."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ Kind = Literal["arm", "control", "between", "trend", "main effect", "interaction
 OF_ARMS: tuple[Kind, ...] = ("arm", "control")
 """Comparisons of one arm or the control with the baseline of its resolution."""
 OF_TWO: tuple[Kind, ...] = (*OF_ARMS, "between")
-"""Comparisons of two plans of one resolution: those, and the declared ones of an arm with another arm."""
+"""Comparisons of two plans of one resolution: the above, and the declared comparisons of two arms."""
 
 
 class Key(NamedTuple):
     """The name of a comparison in a study."""
 
     arm: str
-    """The arm's name; of two arms both, of a main effect the factor, of an interaction its parts."""
+    """The arm's name; for two arms both, for a main effect the factor, for an interaction its parts."""
     metric: str
     resolution: str = ""
-    """Empty in a study of one resolution, and of a trend, which is over all."""
+    """Empty in a study of one resolution, and for a trend, which is over all."""
     kind: Kind = "arm"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of arms' means, which is zero where nothing changed, and what it is a change from."""
+    """A weighted sum of arms' means that is zero if nothing changed, and its reference."""
 
     weights: Mapping[str, float]
-    """By arm; the arm that is asked about comes first."""
+    """By arm; the arm under test comes first."""
     reference: Mapping[str, float]
-    """The weighted sum of means that the contrast is added to."""
+    """The weighted sum of means from which the contrast is a change."""
 
     def over_plans(self, cells: Cells) -> Contrast:
-        """Return the contrast with each arm's weight shared by all runs of its plan: the control's are the baseline's.
+        """Return the contrast with each arm's weight shared by all runs of its plan: the control has the baseline's
+        plan.
 
         Arms without runs have no share.
         """

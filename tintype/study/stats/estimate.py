@@ -1,4 +1,4 @@
-"""The estimate of a contrast: its value, its Student interval, its power, and its value corrected for selection."""
+"""The estimate of a contrast: its value, Student interval, power, and the value corrected for selection."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _GRID = 0.02
 class Estimate:
     """The value of a contrast on the scale of its cells, with its standard error and interval.
 
-    Error and freedom are None with one seed. An error that rounding alone could have made is zero: every seed differs
-    by the same amount, so the spread over seeds is not measurable. Neither has an interval or a p.
+    Error and freedom are None with one seed. An error that rounding alone could cause is zero: every seed differs by
+    the same amount, so the spread over seeds is not measurable. In both cases there is no interval and no p.
     """
 
     value: float
     old: float
-    """The place that the contrast is a change from."""
+    """The reference from which the contrast is a change."""
     level: float = CONFIDENCE
     """The confidence of the interval."""
     error: float | None = None
@@ -43,11 +43,11 @@ class Estimate:
     skewness: float = 0.0
     """Skewness of the value over studies."""
     seeds: int = 1
-    """Seeds of the plan that has fewest."""
+    """Number of seeds of the plan with fewest."""
     correlation: float = 0.0
     """Correlation over shared seeds that the error uses; zero without pairs."""
     stands_out: tuple[str, ...] = ()
-    """Arms that mostly keep their own spread."""
+    """Arms whose variance is mostly their own."""
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, by arm."""
 
@@ -65,8 +65,8 @@ class Estimate:
     def _reach(self, t: float, error: float) -> tuple[float, float]:
         """Return how far an interval reaches down and up, t standard errors wide.
 
-        Runs with a long upper tail mostly show values that are too low, so the upper side is wider by 1 + skewness t/3
-        (Johnson 1978, to first order); with a lower tail the lower side is.
+        Runs with a long upper tail mostly show values that are too low. So the upper side is wider by 1 + skewness t/3
+        (Johnson 1978, to first order). With a lower tail the lower side is wider.
         """
         wide = 1 + abs(self.skewness) * min(t, FARTHEST) / 3
         return t * error * (wide if self.skewness < 0 else 1.0), t * error * (wide if self.skewness > 0 else 1.0)
@@ -98,7 +98,7 @@ class Estimate:
         return corrected_for_selection(self.value, self.error, reach)
 
     def says(self, margin: float) -> Literal["above", "below", "same", "undecided"]:
-        """Return what the interval says of the contrast. Changes up to the margin are none worth having."""
+        """Return the verdict of the interval on the contrast. Changes up to the margin count as *same*."""
         assert self.interval is not None
         low, high = self.interval
         if -margin <= low and high <= margin:
@@ -108,7 +108,7 @@ class Estimate:
         return "above" if self.value > 0 else "below"
 
     def seeds_needed(self, margin: float) -> int | None:
-        """Return the seeds that would decide if nothing but their number changed; None where a thousand would not."""
+        """Return the seeds that would decide if nothing else changed; None if a thousand would not."""
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
             return None
@@ -125,9 +125,9 @@ class Estimate:
         return tried[place] if place < len(tried) else None
 
     def seeds_for_same(self, margin: float) -> int | None:
-        """Return the seeds whose interval lies within the margin in 80% of studies without a difference.
+        """Return the seeds with which the interval lies within the margin in 80% of studies without a difference.
 
-        At least those of the estimate; None where a thousand would not do.
+        At least the seeds of the estimate; None if a thousand are too few.
         """
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
@@ -147,7 +147,7 @@ class Estimate:
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
     """Estimate a contrast of cells. Each arm has runs, and its weight is shared by all runs of its plan.
 
-    The squared standard error is the sum over plans of their variance times the sum of w² / n over their arms, and has
+    The squared standard error is the sum over plans of their variance times the sum of w² / n over their arms. It has
     Satterthwaite's degrees of freedom.
     """
     contrast = contrast.over_plans(cells)
@@ -202,7 +202,8 @@ def t_quantile(freedom: float, confidence: float) -> float:
 def detectable_in_errors(freedom: float, confidence: float) -> float:
     """Return the true difference, in standard errors, that a two-sided t test finds with a power of 80%.
 
-    Satterthwaite's freedom is any number: it is interpolated on a logarithmic grid, so that the cache serves.
+    Satterthwaite's freedom is any real number, so the result is interpolated on a logarithmic grid, which can be
+    cached.
     """
     if float(freedom).is_integer():
         return _solve_detectable(freedom, confidence)
@@ -221,14 +222,15 @@ def _solve_detectable(freedom: float, confidence: float) -> float:
 def t_power(shift: float, freedom: float, confidence: float) -> float:
     """Return how often a t test finds a true difference of `shift` standard errors.
 
-    Averages the normal tails over the quantiles of the estimated error: scipy's noncentral t fails for large shifts.
+    Average the normal tails over the quantiles of the estimated error, since scipy's noncentral t fails for large
+    shifts.
     """
     reach = t_quantile(freedom, confidence) * _estimated_errors(freedom)
     return float((special.ndtr(shift - reach) + special.ndtr(-shift - reach)).mean())
 
 
 def same_power(margin: float, freedom: float, confidence: float) -> float:
-    """Return how often an interval lies within a margin of so many standard errors where there is no difference."""
+    """Return how often an interval lies within a margin, given in standard errors, if there is no difference."""
     room = np.maximum(margin - t_quantile(freedom, confidence) * _estimated_errors(freedom), 0.0)
     return float((2 * special.ndtr(room) - 1).mean())
 
@@ -246,8 +248,8 @@ def corrected_for_selection(
 ) -> tuple[float, float, float]:
     """Return a difference and its interval, given that it was reported because its size exceeds `reach`.
 
-    The mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 at a normal spread: differences
-    that just pass come out too large on average, and far ones do not.
+    Compute the mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 at a normal spread.
+    Differences that just pass come out too large on average, and far ones do not.
     """
     z, limit = abs(value) / error, reach / error
     true = np.linspace(-4.0 - limit, z + 6.0, 2001)

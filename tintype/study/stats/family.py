@@ -1,12 +1,12 @@
 """The family of a study's comparisons: the share of its error that each comparison, and each look, may spend.
 
-A study makes many comparisons, and the chance of any false verdict in the whole study is kept to 5%. The comparisons
-on the primary metrics share four fifths of that equally, those on all other metrics one fifth. The shares count the
+A study makes many comparisons, and the chance of any false verdict in the whole study is at most 5%. The comparisons on
+the primary metrics share four fifths of that equally, those on all other metrics one fifth. The shares count the
 comparisons that the study planned, measured or not.
 
-Reading a study, adding seeds and reading it again is a second chance for a false verdict. Each look therefore has its
-own share, and the shares of all looks sum to at most one: by Bonferroni's inequality the level holds whatever the looks
-have in common.
+Reading a study, adding seeds and reading it again is a second chance for a false verdict. So each look has its own
+share, and the shares of all looks sum to at most one. By Bonferroni's inequality the level holds, however the looks
+depend on each other.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tintype.study.stats.estimate import CONFIDENCE
 PRIMARY_SHARE = 0.8
 """The part of the study's 5% that the comparisons on primary metrics share."""
 FIRST_SHARE = 0.8
-"""Part of the error that the first look at a study with fixed seeds spends."""
+"""Share of the error that the first look at a study with fixed seeds spends."""
 
 
 UNSTABLE = 0.02
-"""Chance that a study calls any arm unstable though its runs collapse no more often than the baseline's.
+"""Chance that a study calls any arm unstable although its runs collapse no more often than the baseline's.
 
-It is beside the 5%.
+It is in addition to the 5%.
 """
 
 
@@ -42,7 +42,7 @@ class Counts:
         return self.primary + self.others
 
     def weight(self, primary: bool) -> float:
-        """Return each comparison's share of the study's 5%; the same for all where there is one kind only."""
+        """Return each comparison's share of the study's 5%; the same for all if there is one kind only."""
         share = PRIMARY_SHARE if primary else 1 - PRIMARY_SHARE
         return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
 
@@ -53,13 +53,13 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
-    """Return each comparison's share of the study's 5%; they sum to one. The keys are all planned comparisons."""
+    """Return each comparison's share of the study's 5%; the shares sum to one. The keys are all planned comparisons."""
     counts = counts_of(keys, primary)
     return {key: counts.weight(key.metric in primary) for key in keys}
 
 
 def confidence_of(weight: float) -> float:
-    """Return one minus the level of a comparison that has this share of the study's 5%."""
+    """Return one minus the level of a comparison with this share of the study's 5%."""
     return round(1 - (1 - CONFIDENCE) * weight, 12)
 
 
@@ -69,7 +69,7 @@ def planned_shares(seeds: Sequence[int]) -> list[float]:
 
 
 def unplanned_shares(looks: int) -> list[float]:
-    """Return the share of each look that nobody planned: 80% of the error, then half of what is left."""
+    """Return the share of each unplanned look: 80% of the error, then half of the rest."""
     shares, left = list[float](), 1.0
     for number in range(looks):
         shares.append(FIRST_SHARE if number == 0 else left / 2)

@@ -1,17 +1,17 @@
-"""Pairs of runs with one seed, where they pay: an arm that changes little keeps the luck of its seed.
+"""Pairs of runs with one seed, if they pay: an arm that changes little keeps the luck of its seed.
 
-The correlation of an arm's runs with the baseline's of the same seeds is estimated from their residuals, so that no
-difference of means decides whether pairs are used. That of one metric is averaged with that of the arm's other metrics
-and shrunk to zero. Residuals a and b are in deviations of their plans, n is the number of pairs:
+The correlation of an arm's runs with baseline runs of the same seeds is estimated from their residuals, so that no
+difference of means decides whether pairs are used. The correlation of one metric is averaged with that of the arm's
+other metrics and shrunk to zero. Residuals a and b are in deviations of their plans, n is the number of pairs:
 
     own     ρ = 2 Σab / (Σa² + Σb²), and the same ratio of sums over the arm's other metrics
     prior   F = min(4, (n - 1)(M - 1)) degrees of freedom for the others, M the effective number of metrics;
-            less where a metric's own correlation is lower than theirs
+            less if a metric's own correlation is lower than theirs
     shrunk  ρ* = ρ³ / (ρ² + (1 - ρ²)² / (n - 1 + F))
 
 The baseline's runs without a partner (the control's, stored ones) have the weight λ = N / (N + n) (1 - ρ* s_a / s_b) in
-its mean: ρ* = 0 is the estimate without pairs. Pairs are used where they make the interval much narrower and the two
-spreads are alike; choosing more freely would cost level (docs/statistics.md).
+its mean: ρ* = 0 is the estimate without pairs. Pairs are used if they make the interval much narrower and the two
+spreads are alike. Choosing more freely would raise the error (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tintype.study.stats.contrast import against
 from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate, t_quantile
 
 FEWEST = 3
-"""Pairs that a correlation needs."""
+"""Fewest pairs for a correlation."""
 PRIOR_FREEDOM = 4.0
-"""Degrees of freedom that the correlation of the other metrics counts beside a metric's own."""
+"""Weight of the other metrics' correlation beside a metric's own, in degrees of freedom."""
 NARROWER = 0.6
-"""Pairs are used where the interval gets narrower than this share."""
+"""Pairs are used if the interval gets narrower than this share."""
 ALIKE = 4 / 3
-"""Largest ratio of the two deviations where pairs are used."""
+"""Largest ratio of the two deviations for which pairs are used."""
 _LARGEST = 0.999
 
 
@@ -42,7 +42,7 @@ class Correlation:
 
     value: float
     freedom: float
-    """n - 1 of the pairs, and what the other metrics count."""
+    """n - 1 of the pairs, and the weight of the other metrics."""
     pairs: int
 
     @property
@@ -81,7 +81,7 @@ def correlations(sheets: Mapping[str, Cells], arm: str, baseline: str) -> dict[s
 def estimate_arm(
     cells: Cells, arm: str, baseline: str, level: float = CONFIDENCE, correlation: Correlation | None = None
 ) -> Estimate:
-    """Estimate an arm minus the baseline, with pairs where they make the interval much narrower."""
+    """Estimate an arm minus the baseline, with pairs if they make the interval much narrower."""
     plain = estimate(cells, against(arm, baseline), level)
     if correlation is None or correlation.pairs < cells.seeds(arm) or not plain.error or plain.freedom is None:
         return plain

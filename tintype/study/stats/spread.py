@@ -1,14 +1,14 @@
-"""The spread over seeds: each plan's own variance, moderated by the one that all plans of a resolution share.
+"""The spread over seeds: each plan's own variance, shrunk towards the variance that all plans of a resolution share.
 
-A variance from three runs is a lottery: where it comes out small by luck, the interval is too narrow and the verdict
-loud. So each plan's variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4,
-with a stated prior and a robust centre: a plan that stands out does not widen the others).
+A variance from three runs is a lottery: if it is small by luck, the interval is too narrow and the verdict too bold.
+So each plan's variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4,
+with a stated prior and a robust centre: a plan with a large spread does not widen the others).
 
     weight    w = min(1, c / v)            falls smoothly with how far a plan's own spread lies above the centre
     variance  (d w c + f v) / (d w + f)    f: the plan's own degrees of freedom, d = max(2, e)
     freedom   f + e w                      e: from 1 to 8, the more alike the plans' spreads are over all metrics
 
-Skewness is pooled over plans. It makes the side of an interval wider that the long tail hides (see `estimate`).
+Skewness is pooled over plans. It widens the side of an interval that the long tail hides (see `estimate`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CENTRE_WEIGHT = 2.0
 LEAST_FREEDOM, MOST_FREEDOM = 1.0, 8.0
 """Bounds of e, the degrees of freedom that the centre adds to a plan's own."""
 DOUBT = 2.0
-"""Standard errors by which the measured unlikeness of spreads is raised before it gives e: few plans tell little."""
+"""Standard errors added to the measured unlikeness of spreads before it gives e, since few plans tell little."""
 SKEW = 1.5
-"""Factor of the pooled skewness: small samples show too little of it."""
+"""Factor of the pooled skewness, since small samples underestimate it."""
 STORED_FULL = 30
-"""Stored runs of the baseline from which on the centre is well known: d and e are 4 or more, SKEW is 0.75.
+"""With this many stored baseline runs the centre is well known: d and e are at least 4, and SKEW is 0.75.
 
-With fewer of them the three are interpolated.
+With fewer, the three are interpolated.
 """
 STANDS_OUT = 0.16
-"""Weight below which reports say that a plan's spread stands out: 2.5 times the deviation of the centre."""
+"""Below this weight reports say that a plan's spread stands out: 2.5 times the deviation of the centre."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Variance:
     value: float
     freedom: float
     weight: float = 1.0
-    """Weight of the centre in it, relative to a plan that does not stand out."""
+    """Weight of the centre in it, relative to a plan with an ordinary spread."""
 
     @property
     def stands_out(self) -> bool:
@@ -57,7 +57,7 @@ class Spread:
     """The spread of the runs at one resolution."""
 
     variances: Mapping[str, Variance]
-    """By plan; none where no plan has two runs."""
+    """By plan; empty if no plan has two runs."""
     freedom: float
     """Degrees of freedom of all runs: variances that share a centre have no more together."""
     skewness: float = 0.0
@@ -65,11 +65,11 @@ class Spread:
 
 
 def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -> float:
-    """Return e by how alike the plans' variances are, in these metrics, which are worth an `effective` number.
+    """Return e from how alike the plans' variances are, in these metrics, which are worth an `effective` number.
 
-    With u = log v - ψ(f/2) + log(f/2), Q is the mean over metrics of Σ (u - mean)² / ψ'(f/2) / (plans - 1): it is 1
-    where all spreads are equal. The excess of Q, raised by `DOUBT`, times the mean of ψ'(f/2) is the variance of the
-    logarithms of spreads, and e solves ψ'(e/2) = this variance (Smyth 2004, section 6.2).
+    With u = log v - ψ(f/2) + log(f/2), Q is the mean over metrics of Σ (u - mean)² / ψ'(f/2) / (plans - 1). It is 1 if
+    all spreads are equal. The excess of Q, raised by `DOUBT`, times the mean of ψ'(f/2) is the variance of the
+    logarithms of spreads. The result e solves ψ'(e/2) = this variance (Smyth 2004, section 6.2).
     """
     ratios, noises, plans = list[float](), list[float](), 0
     for own in metrics:
@@ -98,7 +98,7 @@ def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -
 def spread_of(sets: Mapping[str, Sequence[Sequence[float]]], alike: float = LEAST_FREEDOM, stored: int = 0) -> Spread:
     """Return the spread of these plans, each with the values of its arms.
 
-    `alike` is e of `alike_freedom`. `stored` of the runs are of other studies.
+    `alike` is e of `alike_freedom`. `stored` is the number of runs from other studies.
     """
     own = {plan: pool(_own_variance(values) for values in some if len(values) > 1) for plan, some in sets.items()}
     known = [one for one in own.values() if one.freedom]
@@ -156,14 +156,14 @@ def skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[s
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the unbiased variance, in two passes. That of `statistics` is exact and much slower."""
+    """Return the unbiased variance, in two passes. The one in `statistics` is exact and much slower."""
     mean = fmean(values)
     offsets = [value - mean for value in values]
     return math.fsum(offset * offset for offset in offsets) / (len(values) - 1)  # a power would raise on overflow
 
 
 def pool(variances: Iterable[Variance]) -> Variance:
-    """Return the mean variance, weighted by the degrees of freedom; of none, zero with no degree of freedom."""
+    """Return the mean variance, weighted by the degrees of freedom; zero without variances."""
     known = list(variances)
     freedom = math.fsum(one.freedom for one in known)
     total = math.fsum(one.freedom * one.value for one in known)
@@ -178,10 +178,9 @@ def total_variance(parts: Sequence[Variance], most: float) -> Variance:
 
 
 def planned_error(seeds: int, arms: int, control: bool, stored: int = 0) -> Variance:
-    """Return the squared standard error of an arm's difference in a planned study where single runs have variance one.
+    """Return the squared standard error of an arm's difference in a planned study if single runs have variance one.
 
-    `arms` does not count the control, whose runs are the baseline's too, as are those of other studies that are
-    `stored`.
+    `arms` does not count the control, whose runs count as the baseline's. So do the `stored` runs of other studies.
     """
     sets, beside = 2 if control else 1, max(stored - 1, 0)
     shared = LEAST_FREEDOM + 3 * min(1.0, stored / STORED_FULL)
