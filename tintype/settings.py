@@ -611,7 +611,7 @@ class TrainSettings(Settings):
 
     @property
     def warmup_warning(self) -> str | None:
-        """Return a warning if the warm-up does not end before the training, else None."""
+        """Return a warning if the warm-up does not end before the training, otherwise None."""
         if self.warmup_steps <= self.steps:
             return None
         return (

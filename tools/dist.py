@@ -1,7 +1,7 @@
-"""Check the files that are published: the wheel has the package alone, the source distribution what builds it.
+"""Check the published files: the wheel has the package alone, the source distribution also the files to build it.
 
 `make dist` calls it on the folder with both. Before a release is published, `--tag` and `--source` are compared with
-the version and the address that the wheel states.
+the version and the address in the wheel.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _package() -> set[str]:
 
 
 def misstated(folder: Path, tag: str | None, source: str | None) -> list[str]:
-    """Return where the wheel's version differs from the release's tag, or its address from the repository's."""
+    """Return whether the wheel's version differs from the release's tag, or its address from the repository's."""
     (file,) = folder.glob("*.whl")
     with zipfile.ZipFile(file) as wheel:
         (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]

@@ -52,7 +52,7 @@ PartitionName=high Nodes={host} PriorityTier=10 PreemptMode=OFF
 
 
 def why_not() -> str:
-    """Return why there can be no cluster here; empty where there can."""
+    """Return why a cluster cannot run here; empty if it can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install slurmctld slurmd slurm-client munge"
@@ -60,7 +60,7 @@ def why_not() -> str:
 
 
 class Cluster:
-    """A Slurm that runs."""
+    """A running Slurm."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Cluster:
     def begin_again(self) -> None:
         """Let jobs that were put back into the queue begin in a few seconds; Slurm lets them wait for two minutes.
 
-        In the second in which it was put back, a job is refused for good: its credential was just revoked.
+        In the same second a job is refused for good, since its credential was just revoked.
         """
         late = datetime.now() + timedelta(seconds=2 * _SOON_S)
         for line in set(self.ask("squeue", "-h", "-t", "PD", "-o", "%F %S").splitlines()):

@@ -16,31 +16,36 @@ Severity = Literal["mistake", "note"]
 LOST_SHARE = 0.01
 """Largest share of lost steps, in a group in bf16 or in the whole model in fp32.
 
-fp32 loses less than one in a thousand at any sensible
-learning rate (only biases whose gradient is rounding itself lose more), bf16 to nearest a fifth and more (weights of
-0.005 at a rate of 1e-4): anything between tells them apart, and one step in a hundred moves no result."""
+fp32 loses less than one in a thousand at any sensible learning rate. Only biases whose gradient is rounding itself lose
+more. bf16 to nearest loses a fifth and more (weights of 0.005 at a rate of 1e-4). Any threshold between separates them,
+and one lost step in a hundred changes no result.
+"""
 MOMENT_SHARE = 0.25
 """Largest share of lost changes of moments.
 
-bf16 loses those below 1/256 of a moment: a few in a hundred with beta2 = 0.95, where the
-moment still follows its gradient, but most of them with 0.999, where it does not."""
+bf16 loses changes below 1/256 of a moment. That is a few in a hundred with beta2 = 0.95, where the moment still follows
+its gradient, but most of them with 0.999, where it does not.
+"""
 AVERAGE_SHARE = 0.5
-"""Largest share of averages in fp32 that differ from their weight and stay.
+"""Largest share of averages in fp32 that differ from their weight and do not move.
 
-Some always wait, since the average of a fixed decay stops
-within 2^-24 / (1 - decay) of a weight; where most do, the decay is too near one for the type."""
+A few never move, since the average of a fixed decay stops within 2^-24 / (1 - decay) of a weight. If most do not move,
+the decay is too near one for the type.
+"""
 FEWEST_SMALL_STEPS = 20.0
-"""Steps of one last place that stochastic rounding must owe before its going along is judged: then 0.5 is two standard
-deviations from 1."""
+"""Minimum expected movement, in last places, for a check of stochastic rounding: then 0.5 is two standard deviations
+from 1.
+"""
 FEWEST_TELLING = 8
-"""Values by which rounding upstream is told: a random number in fp32 is one of bf16 with probability 2^-16."""
+"""Values that are enough to detect rounding upstream: a random number in fp32 is one of bf16 with probability 2^-16."""
 WAVE_ERROR = 1e-2
 """Largest error of the timesteps' cosines and sines.
 
-In fp32 the fastest angle, 1000 radians, is right to 6e-5; timesteps that were
-rounded to bf16 put it wrong by whole turns."""
+In fp32 the fastest angle, 1000 radians, is right to 6e-5. If timesteps were rounded to bf16, it is wrong by whole
+turns.
+"""
 FP8_SATURATED_SHARE = 1e-3
-"""fp8 is scaled so that the largest value of a tensor is the type's largest; many there are cut off."""
+"""fp8 is scaled so that the largest value of a tensor is the type's largest. Many values there are clipped ones."""
 SCALE_TOLERANCE = 0.01
 """Relative tolerance of the loss scale: sums of micro-batches differ in their last bits only."""
 
@@ -97,7 +102,7 @@ def _saturated(seen: Seen) -> Iterator[Finding]:
 
 
 def _all_bad(seen: Seen) -> Iterator[tuple[str, Bad]]:
-    """In the order of a step: inputs as they arrived, then gradients, then what is stored."""
+    """In the order of a step: inputs as they arrived, then gradients, then stored tensors."""
     for one in seen.inputs.values():
         yield f"{one.room} inputs", one.bad
     roles: tuple[Role, ...] = ("gradients", "weights", "moments", "averages", "buffers")
@@ -140,9 +145,9 @@ def _weights(seen: Seen) -> Iterator[Finding]:
 
 
 def rounding_of(group: Group, among: Iterable[Group]) -> str:
-    """How moved weights came back into storage, by what they did: `nearest`, `stochastic` or `kahan`.
+    """Guess how moved weights were rounded into storage: `nearest`, `stochastic` or `kahan`.
 
-    A small group has too few small steps to tell; it is taken to be rounded like all others.
+    A small group has too few small steps to tell; it counts as rounded like all others.
     """
     if group.updates.compensated:
         return "kahan"
@@ -214,7 +219,7 @@ def _moments(seen: Seen) -> Iterator[Finding]:
 
 
 def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
-    """By type, by values that are all of bf16, or by an operation that rounds them where they are used."""
+    """By type, by values that are all of bf16, or by an operation that rounds them on use."""
     times = [one for key, one in seen.inputs.items() if key in TIMES]
     rotations = [one for one in seen.inputs.values() if one.argument == ROTATION]
     for island, inputs, words, harm in (
@@ -238,7 +243,7 @@ def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
 
 
 def _island(seen: Seen, island: str, what: str, where: tuple[str, ...], remedy: str) -> Finding:
-    """Return the finding of an island; where the plan itself gives it to bf16, the remedy is that setting."""
+    """Return the finding of an island; if the plan itself gives it to bf16, the fix is that setting."""
     if _is_planned(seen, island):
         what += f" (as the plan says: precision.islands.{island})"
         remedy = f"precision.islands.{island}=fp32"
@@ -250,7 +255,7 @@ def _all_of_bf16(one: Input) -> bool:
 
 
 def _islands(seen: Seen) -> Iterator[Finding]:
-    """Operations between modules. What no type tells is believed of the plan."""
+    """Operations between modules. Without an observed type, the plan's type counts."""
     names = {"norms": "the statistics of norms", "softmax": "softmax", "modulation": "the modulation"}
     for island, words in names.items():
         rooms = seen.rounded_inside.get(island, [])
@@ -265,7 +270,7 @@ def _is_planned(seen: Seen, island: str) -> bool:
 
 
 def _loss_scale(seen: Seen) -> Iterator[Finding]:
-    """The same factor at every step: where several processes report a mean of losses, each step has another ratio."""
+    """Compare the factor at every step: if several processes report a mean of losses, each step has another ratio."""
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):
         return

@@ -1,7 +1,7 @@
-"""Looks at a few real steps of training from outside. Every hook of the audit is set here, and taken away again.
+"""Observes a few real steps of training from outside. Every hook of the audit is set and removed here.
 
-Module inputs are seen by forward hooks, which stand behind those of FSDP. What happens between modules (a table that is
-rounded where it is used, a softmax in 16 bits, the start of backward) is seen by intercepting torch's functions.
+Forward hooks see module inputs; they run after the hooks of FSDP. Between modules, torch's functions are intercepted: a
+table that is rounded on use, a softmax in 16 bits, the start of backward.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TIMES = {_TIME, _WAVE, ("denoiser.resolution_embedder", "like_B")}
 ROTATION = "rotation"
 """The argument of the blocks and of their attention that is the RoPE table."""
 _FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
-"""Arguments of which no operation may give a narrow number. A wave may: autocast runs the layer that reads it."""
+"""Arguments from which no operation may make a narrow number. A wave may: autocast runs the layer that reads it."""
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
 _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
-"""The norms' statistics end in it."""
+"""The last operation of the norms' statistics."""
 
 
 def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
-    """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
+    """Runs the steps. An error caused by a wrong type ends them, and is part of the observations."""
     plan = parts.plan
     seen = Seen(plan.precision, init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
     watch = UpdateWatch(plan.optimizer, state, seen, parts.layout)
@@ -71,7 +71,7 @@ def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[in
 
 
 def _note_stored(state: TrainState, seen: Seen) -> None:
-    """Types and values of all that stays from step to step."""
+    """Types and values of all tensors that stay from step to step."""
     for name, parameter in state.modules.named_parameters():
         group = group_of(seen, name, parameter)
         group.stores("weights", parameter)
@@ -90,7 +90,7 @@ def _note_stored(state: TrainState, seen: Seen) -> None:
 
 @contextmanager
 def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
-    """Gradients as backward leaves them: clipping spreads one that is not finite over all others."""
+    """Gradients after backward, before clipping, which spreads a value that is not finite over all others."""
 
     def check(name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -119,7 +119,7 @@ def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
 def _arrival(
     path: str, seen: Seen, calls: _Calls, settings: ModelSettings
 ) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
-    """A hook that notes the floating-point tensors among a module's arguments."""
+    """Record the floating-point tensors among a module's arguments; a forward hook."""
 
     @torch.no_grad()
     def arrives(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -164,32 +164,34 @@ def _note_rounding(found: Input, tensor: Tensor) -> None:
 
 
 def _wave_error(wave_BF: Tensor, t_B: Tensor, settings: ModelSettings) -> float:
-    """How far the wave is from that of the timesteps as they arrived: something may round them on the way."""
+    """Error of the wave against the timesteps as they arrived, which may be rounded on the way."""
     exact = sinusoid(t_B.double(), wave_BF.shape[1], settings.time_max_period, settings.time_factor)
     return float((wave_BF.double() - exact).abs().max())
 
 
 class _Calls(TorchFunctionMode):
-    """Sees torch's functions while the steps run, and notes those of the denoiser that lose what fp32 should hold."""
+    """Intercepts torch's functions during the steps, and records those in the denoiser that round values meant for
+    fp32.
+    """
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
         self.backward_from = 0.0
-        """The sum of all numbers that backward was started from."""
+        """The sum of all numbers from which backward started."""
         self.t_B: Tensor | None = None
-        """The timesteps that the denoiser is at work on."""
+        """The timesteps of the denoiser's present pass."""
         self._seen = seen
         self.path = ""
-        """The module that was entered last, within the denoiser."""
+        """The module entered last, within the denoiser."""
         self._followed: dict[int, tuple[Tensor, str]] = {}
 
     def leave(self) -> None:
-        """The denoiser is done."""
+        """Record the end of the denoiser's pass."""
         self.path, self.t_B = "", None
         self._followed.clear()
 
     def follow(self, tensor: Tensor, what: str) -> None:
-        """From here on, an operation that takes this tensor's numbers and gives narrow ones is noted."""
+        """Record from now on each operation that reads this tensor and returns a narrow type."""
         if type_name(tensor.dtype) not in NARROW:
             self._followed[local(tensor).untyped_storage().data_ptr()] = (tensor, what)
 
@@ -227,7 +229,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:
-    """The number that backward started from, over the sum of the parts of the loss that the step reports."""
+    """The number from which backward started, over the sum of the loss parts that the step reports."""
     weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
     loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())
     if math.isfinite(loss) and loss and math.isfinite(backward_from):
@@ -235,6 +237,6 @@ def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, s
 
 
 def _tf32(device: torch.device) -> bool:
-    """Whether matrix products and convolutions in fp32 are rounded to fewer bits on their way."""
+    """Whether matrix products and convolutions in fp32 are rounded to fewer bits internally."""
     convolutions = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return torch.get_float32_matmul_precision() != "highest" or convolutions

@@ -33,7 +33,7 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """1 where something loses precision silently."""
+        """1 if precision is lost silently, otherwise 0."""
         return int(any(finding.severity == "mistake" for finding in self.findings))
 
 
@@ -48,7 +48,7 @@ def audit(parts: Session, state: TrainState, steps: int, on_step: Callable[[int]
 
 
 def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
-    """The rank that leads has seen what all ranks share, and its piece of the rest; what others found is added."""
+    """Merge the observations of the ranks: the first rank has the shared tensors and its own shard of the rest."""
     if world.size == 1:
         return mine
     told = [one for some in world.all_gather([asdict(finding) for finding in mine]) for one in some]
@@ -65,7 +65,7 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
 def audit_plan(
     plan: Plan, steps: int, device: str | None = None, on_step: Callable[[int], None] = lambda step: None
 ) -> Audit:
-    """Audit a plan from the weights that its training begins with."""
+    """Audit a plan from its initial weights."""
     watched, remarks = _as_watched(plan, device)
     parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
@@ -92,7 +92,7 @@ def audit_run(
 
 
 def as_json(audit: Audit) -> dict[str, object]:
-    """Everything that was seen, by group and by module, and what was found."""
+    """All observations, by group and by module, and the findings."""
     seen = audit.seen
     return {
         "exit_code": audit.exit_code,
@@ -130,10 +130,10 @@ def _bad(bad: Bad) -> dict[str, int]:
 
 
 def _as_watched(plan: Plan, device: str | None) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with nothing compiled, since hooks see no modules in a compiled graph, and at its full learning rate.
+    """Return the plan without compilation, and at its full learning rate.
 
-    In a warm-up of 1000 steps the first is a thousandth of what is to come, and at the end of a decay it is zero: the
-    share of steps that is lost there is not that of the training.
+    Hooks see no modules in a compiled graph. In a warm-up of 1000 steps the first rate is a thousandth of the full one,
+    and at the end of a decay it is zero. The share of lost steps there is not typical of training.
     """
     remarks = ["at the full learning rate: without warm-up and decay"]
     if plan.run.distribution.kind == "fsdp" and current().size > 1:

@@ -1,4 +1,4 @@
-"""Observations of an audit as plain data, from which alone the findings are made."""
+"""Observations of an audit as plain data; findings are made from these alone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def room_of(name: str) -> str:
-    """The part of the model that a parameter, buffer or module is in."""
+    """The part of the model to which a parameter, buffer or module belongs."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "denoiser" else parts[0]
 
 
 @dataclass
 class Tally:
-    """Numbers that should have moved, and those of them that stayed where they were."""
+    """Numbers that should have moved, and those that did not."""
 
     due: int = 0
     lost: int = 0
@@ -54,31 +54,32 @@ class Tally:
 
 @dataclass
 class Updates(Tally):
-    """Updates of weights: `lost` ones did not move although the step in float64 is not zero.
+    """Updates of weights. `lost` ones did not move although the step in float64 is not zero.
 
-    Steps that rounding to nearest cannot take, in units of the number's last place: how far they should have gone
-    together, and how far they went. Nearest goes nowhere; stochastic rounding goes as far as it should, on average.
+    The other fields are about steps too small for rounding to nearest, in units of the number's last place: the
+    expected movement in sum, and the actual one. Rounding to nearest does not move; stochastic rounding moves as
+    expected, on average.
     """
 
     small_wanted: float = 0.0
     small_gone: float = 0.0
     along: float = 0.0
-    """Sum of (way gone) × (step in float64), from which the cosine comes."""
+    """Sum of (actual movement) × (step in float64), from which the cosine is computed."""
     gone_squared: float = 0.0
     wanted_squared: float = 0.0
     compensated: bool = False
-    """Whether the rounding error is stored beside the weight, which counts as moved."""
+    """Whether the rounding error is stored beside the weight, which then counts as moved."""
 
     @property
     def cosine(self) -> float | None:
-        """Between the way that the weights went in one step and the step in float64."""
+        """Between the actual movement of the weights in one step and the step in float64."""
         size = (self.gone_squared * self.wanted_squared) ** 0.5
         return self.along / size if size else None
 
 
 @dataclass
 class Bad:
-    """Values that are not finite, or stand at the largest number of their type."""
+    """Values that are not finite, or equal the largest number of their type."""
 
     numbers: int = 0
     non_finite: int = 0
@@ -97,7 +98,7 @@ class Bad:
 
 @dataclass
 class Group:
-    """The tensors of one kind in one room."""
+    """The tensors of one kind in one part of the model."""
 
     room: str
     kind: str
@@ -119,25 +120,25 @@ class Group:
         self.bad.setdefault(role, Bad()).add(tensor)
 
     def stores(self, role: Role, tensor: Tensor) -> None:
-        """Note the type and the values of what stays from step to step."""
+        """Record the type and the values of a tensor that stays from step to step."""
         self.saw(role, tensor)
         self.check(role, tensor)
 
 
 @dataclass
 class Input:
-    """An argument of a module, as it arrives there: after the casts of FSDP, before those of autocast inside."""
+    """An argument of a module on arrival: after the casts of FSDP, before those of autocast inside."""
 
     module: str
     argument: str
     types: set[str] = field(default_factory=set)
     bad: Bad = field(default_factory=Bad)
     telling: int = 0
-    """Values that were looked at for rounding: not those that every type has, 0 and ±1."""
+    """Values checked for rounding, except 0 and ±1, which every type has."""
     telling_in_bf16: int = 0
     """Number of them that bf16 represents exactly."""
     off: float = 0.0
-    """Largest error of the timesteps' sinusoid, against that of the timesteps that the denoiser was given."""
+    """Largest error of the timesteps' sinusoid, against the timesteps that the denoiser got."""
 
     @property
     def room(self) -> str:
@@ -151,11 +152,11 @@ class Seen:
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)
     rounded_inside: dict[str, list[str]] = field(default_factory=dict)
-    """`timestep`, `rope`, `norms` or `softmax`: the rooms where an operation brought it to a narrow type."""
+    """`timestep`, `rope`, `norms` or `softmax`: the rooms in which an operation converted it to a narrow type."""
     operands: dict[str, Bad] = field(default_factory=dict)
-    """By room: what went into matrix products in fp8."""
+    """By room: inputs of matrix products in fp8."""
     loss_scales: list[float] = field(default_factory=list)
-    """For each step: the loss that backward started from, over the loss that the step reports."""
+    """For each step: the loss from which backward started, over the loss that the step reports."""
     init_share: float = 0.0
     """Share of the initial weights in the weight average at the end of training."""
     steps: int = 0

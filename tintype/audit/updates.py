@@ -1,7 +1,7 @@
 """How much of each step reaches the stored weights, moments and averages.
 
-The optimizer's step is done a second time, on copies in float64 that start from the same weights, gradients and
-moments. What moves there and does not move in storage was rounded away.
+The optimizer's step is repeated on copies in float64 that start from the same weights, gradients and moments. A number
+that moves there but not in storage was rounded away.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tintype.runtime.layout import Layout, local
 from tintype.train.state import TrainState, build_optimizer
 
 _COUNT = "step"
-"""The slot that counts steps; all others are moments, or what rounding left over."""
+"""The slot that counts steps; all others are moments, or rounding errors."""
 
 
 def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
-    """Return the group of a tensor: matrices, gains of norms (which begin at one) and biases lose differently."""
+    """Return the group of a tensor: matrices, gains of norms (initially one) and biases lose differently."""
     kind = "matrices" if tensor.ndim > 1 else "biases" if name.endswith("bias") else "gains"
     return seen.group(room_of(name), kind)
 
@@ -97,7 +97,7 @@ def parameter_name(name: str) -> str:
 
 
 class _Shadow:
-    """The same step from the same state in float64."""
+    """The same step from the same state, in float64."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Shadow:
 
 
 def _opened(weight: Tensor, slots: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight that the optimizer computes with: the stored one, plus its rounding error, added in fp32."""
+    """Return the weight that the optimizer computes with: the stored weight plus its rounding error, in fp32."""
     weight = weight.detach()
     if COMPENSATION in slots:
         weight = weight.float() + slots[COMPENSATION].float()
@@ -151,7 +151,7 @@ def _moments(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def count_updates(
     updates: Updates, dtype: torch.dtype, start: Tensor, wanted: Tensor, gone: Tensor, asked: Tensor
 ) -> None:
-    """Count lost updates. All tensors are float64 except `asked`, which is True where there is a gradient."""
+    """Count lost updates. All tensors are float64 except `asked`, which is True if there is a gradient."""
     due = asked & (wanted != 0)
     updates.add(due, due & (gone == 0))
     small = due & ((start + wanted).to(dtype).double() == start)

@@ -24,8 +24,8 @@ class Step:
 class StepClock(Clock):
     """Measure the seconds of each step and of its parts.
 
-    On a GPU the marks are events in its own queue, so that nothing waits, and the time between the two around `data`
-    is how long the GPU waited for it.
+    On a GPU the marks are events in the GPU's queue, so that measuring does not block. The time between the two marks
+    around `data` is the GPU's wait for data.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class StepClock(Clock):
         self.start()
 
     def start(self) -> None:
-        """Begin to time."""
+        """Start timing."""
         self._spans: list[list[tuple[str, _Mark, _Mark]]] = [[]]
         self._ends = [self._mark()]
 
@@ -49,7 +49,7 @@ class StepClock(Clock):
         self._spans.append([])
 
     def steps(self) -> list[Step]:
-        """Return the steps that have ended."""
+        """Return the finished steps."""
         if self._stream:
             self._stream.synchronize()
         found = []

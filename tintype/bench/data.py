@@ -1,7 +1,7 @@
-"""`tintype bench --data`: how fast the images of a store are decoded, and how long training waits for them; and
-`tintype bench --import`: how fast images come into a store.
+"""`tintype bench --data` and `tintype bench --import`: the speed of decoding a store's images, and of importing images.
 
-Nothing is kept on the device, however small the store is: what is measured is what a large store costs in each step.
+The first also measures how long training waits for images. Nothing is cached on the device, even for a small store, so
+that each step costs as much as with a large store.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Loading:
-    """Decoding, fitting and putting into batches with so many threads or processes, and nothing else to do."""
+    """Decoding, fitting and batching with this many threads or processes, without other work."""
 
     threads: int
     processes: bool
     images_per_s: float
     cpu_ms_per_image: float
-    """CPU time over all threads, which does not depend on what else runs on the machine."""
+    """CPU time over all threads, which other programs on the machine do not change."""
     images_per_s_per_core: float
 
 
 @dataclass(frozen=True)
 class DataSpeeds:
-    """How fast a store is read, alone and in training."""
+    """The reading speed of a store, alone and in training."""
 
     environment: dict[str, Json]
     plan: str
@@ -118,7 +118,7 @@ def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: 
 
 
 def _cpu_s(source: StoreSource) -> float:
-    """Return the CPU time of this process and of those that decode for it."""
+    """Return the CPU time of this process and of its decoding processes."""
     return time.process_time() + (source.decoders.cpu_s if source.decoders else 0.0)
 
 
@@ -138,7 +138,7 @@ def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device)
 
 
 def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambda progress: None) -> ImportSpeed:
-    """Import the source with the usual options into a folder that is removed again."""
+    """Import the source with the usual options into a temporary folder."""
     with TemporaryDirectory() as folder:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         options = ImportOptions(most_bad=1.0)

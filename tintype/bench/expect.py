@@ -1,7 +1,7 @@
 """Expected seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
 
-Training is measured on the baseline; an arm takes as much longer as it has more operations. Scoring is the steps of the
-sampler, and the features of the scene encoder: other encoders and the start of workers are not counted.
+Training is measured on the baseline; an arm takes longer in proportion to its operations. Scoring counts the steps of
+the sampler and the features of the scene encoder. Other encoders and the start of workers are not counted.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tintype.train.state import new_state
 from tintype.vision.scene_encoder import scene_features
 
 _MOST_STEPS, _MOST_S = 20, 3.0
-"""Steps that are timed, and the time after which no further one begins."""
+"""Number of timed steps, and seconds after which no further step starts."""
 _SAMPLER_STEPS = 2
 _FORWARD_SHARE = 3
-"""A training step costs a forward pass and a backward one of twice that."""
+"""Cost of a training step in forward passes: one forward, and a backward of twice that."""
 _ANY_GPU = "h200"
-"""The operations of a plan do not depend on it."""
+"""Operations are counted for this kind of GPU; they do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pace:
     sample_s: float
     """A step of the sampler for one image."""
     feature_s: float
-    """The scene encoder's reading of one image; 0 where the data are not scenes."""
+    """The scene encoder's time for one image; 0 if the data are not scenes."""
     steps: int
     samples: int
 
@@ -69,7 +69,7 @@ class Pace:
 
 
 def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
-    """Take a few steps and samples of a plan as its runs do. The first of each is not timed."""
+    """Make a few steps and samples of a plan as its runs do. The first of each is not timed."""
     plan = plan_from_document(Document("the baseline", plain(plan)), ["run.latents=none"])
     with cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, current()):
         parts = build_session(plan)
@@ -87,7 +87,7 @@ def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
 
 
 def _steps(parts: Session) -> tuple[float, int]:
-    """Return the usual seconds of a step, and the number of those that were timed."""
+    """Return the usual seconds of a step, and the number of timed steps."""
     state, clock = new_state(parts), Clock(parts.device)
     batch = parts.plan.train.batch
     ids = parts.order.ids(0, (1 + _MOST_STEPS) * batch)
@@ -124,10 +124,10 @@ def _second_call_s(work: Callable[[], object]) -> float:
 
 
 def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProxyType({})) -> Measured | str:
-    """Return the seconds of a study's runs on this machine's CPU, or why they are not known.
+    """Return the seconds of a study's runs on this machine's CPU, or why they are unknown.
 
-    A study for a GPU, or with networks that would have to be loaded first, has a lower bound: nothing of it is run.
-    `counted` has the costs of arms that are known already.
+    A study for a GPU, or with networks to load first, gets a lower bound without running anything. `counted` has the
+    costs of arms that are known already.
     """
     baseline = study.arms[0].plans[0]
     if not is_for_cpu(baseline):

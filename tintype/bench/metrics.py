@@ -29,8 +29,8 @@ def time_feature_metrics(
 ) -> dict[str, float]:
     """Return the seconds of each metric with its error, on n fake and n real images of f features.
 
-    The metrics are timed one after another on one pair, as an evaluation takes them: a part that several share counts
-    for `reference` (all that depends on the real images alone) or for the first metric that needs it.
+    The metrics are timed one after another on one pair, as in an evaluation. Shared work counts for `reference` if it
+    depends on the real images alone, and otherwise for the first metric that needs it.
     """
     total = 1 + len(FEATURE_METRICS)
     on_part(f"reference, {f} features", 0, total)
@@ -53,7 +53,7 @@ def time_feature_metrics(
 
 
 def _features(count: int, size: int, device: torch.device, seed: int) -> Tensor:
-    """Return Gaussian features whose variances collapse as those of real encoders do."""
+    """Return Gaussian features whose variances decay as those of real encoders do."""
     generator = torch.Generator().manual_seed(seed)
     scale_F = torch.arange(1, size + 1) ** -0.5
     return (torch.randn(count, size, generator=generator) * scale_F).to(device)

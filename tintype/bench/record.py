@@ -1,7 +1,7 @@
-"""`tintype bench --out` and `--against`: figures in a file, and whether they are still reached.
+"""`tintype bench --out` and `--against`: store figures in a file, and check later that they are still reached.
 
-A figure is a rate or a ratio: the higher, the faster. Where a bench measures a ratio in one run, the ratio is the
-figure, since machines of one kind differ in speed.
+A figure is a rate or a ratio: higher is faster. If a bench measures a ratio in one run, the ratio is the figure, since
+machines of one kind differ in speed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ AnyResult = Speeds | Comparison | StudySpeeds | DataSpeeds | ImportSpeed | dict[
 
 @dataclass(frozen=True)
 class Record:
-    """The part of a bench's JSON that another bench is compared with."""
+    """The part of a bench's JSON that comparisons use."""
 
     environment: dict[str, Json]
     work: dict[str, Json]
-    """Kind of bench, plan and whatever else must be equal for figures to be comparable."""
+    """Kind of bench, plan and all other settings that must be equal for a comparison."""
     figures: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     command: str = ""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure, recorded and measured again. It is None where it is not there."""
+    """One figure, as recorded and measured again. None if it is missing."""
 
     name: str
     recorded: float | None
@@ -50,7 +50,7 @@ class Change:
         return self.now / self.recorded if self.now and self.recorded else None
 
     def is_slower(self, tolerance: float) -> bool:
-        """Return whether the figure is lower by more than the tolerance, or was recorded and is not there any more."""
+        """Return whether the figure is lower by more than the tolerance, or if it was recorded and is missing now."""
         return self.recorded is not None and (self.ratio or 0.0) < 1 - tolerance
 
 
@@ -102,7 +102,7 @@ def read_record(path: Path) -> Record:
 
 
 def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str, Json]) -> None:
-    """Refuse figures of another kind of device, or of other work."""
+    """Raise if the figures are of another kind of device, or of other work."""
     there = {"device": recorded.environment.get("device"), **recorded.work}
     here = {"device": device, **work}
     remedy = f"it was made by `{recorded.command or 'tintype bench … --out FILE'}`"
@@ -112,7 +112,7 @@ def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str
 
 
 def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:
-    """Return the recorded figures beside those of now, then the figures that were not recorded."""
+    """Return the recorded figures beside the present ones, then the figures that were not recorded."""
     names = dict.fromkeys([*recorded.figures, *figures])
     return [Change(name, recorded.figures.get(name), figures.get(name)) for name in names]
 
@@ -123,9 +123,9 @@ def slower(found: Sequence[Change], tolerance: float) -> list[str]:
 
 
 def figures_of(result: AnyResult) -> dict[str, float]:
-    """Return the figures that are compared; none of decoding, imports and metrics.
+    """Return the figures to compare; none of decoding, imports and metrics.
 
-    Of training they are the speed of the plan itself, and the ratios of the techniques to it.
+    For training they are the speed of the plan itself, and the ratios of the techniques to it.
     """
     if isinstance(result, StudySpeeds):
         warm = result.warm_runs_per_hour

@@ -1,6 +1,6 @@
 """`tintype bench`: images per second of training, sampling and rendering, measured in one process.
 
-`compare` measures training alone: the plan as it is and with each technique, at several numbers of image tokens and
+`compare` measures training alone: the plan without and with each technique, at several numbers of image tokens and
 batch sizes. Compare ratios, not speeds: they carry over to other machines better. An optimizer that multiplies matrices
 is compared with the least time that its products need.
 """
@@ -46,12 +46,14 @@ _RENDER_PX, _RENDER_COUNT = 64, 1024
 _CEILING_TRIES = 20
 _SIZE_RULES = ScenesSettings.model_fields["size_px"].metadata
 DENSE, AGAIN = "dense", "dense again"
-"""The plan as it is, measured before the techniques and once more after them."""
+"""The unchanged plan, measured before the techniques and once more after them."""
 
 
 OnPart = Callable[[str, int, int], None]
-"""Progress passed to the callback: the part that is measured next, how many are done, and of how many. After the last
-one the name is empty."""
+"""Progress passed to the callback: the part that is measured next, the number of finished parts, and of all.
+
+After the last one the name is empty.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Take a step as training does; where `run.deterministic` is set and an operation has no such form, note it."""
+    """Take a step as training does. If `run.deterministic` is set and an operation has no such form, record it."""
 
     def note_inexact(operation: str) -> None:
         note_once(f"not exact: {operation}", f"run.deterministic: the steps are not exact ({operation})")
@@ -121,7 +123,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> None:
 
 
 def some_captions(parts: Session, count: int) -> list[str]:
-    """Return captions of the data as training reads them, repeated where the data has fewer."""
+    """Return captions of the data as training reads them, repeated if there are too few."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
     draws = Draws(parts.plan.seed, torch.arange(count))
@@ -147,7 +149,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The training speed of one plan. The fields after `tuned` are None where it did not run; `failed` says why."""
+    """The training speed of one plan. The fields after `tuned` are None if it did not run; `failed` says why."""
 
     tokens: int
     """Image tokens of a sample."""
@@ -157,7 +159,7 @@ class Row:
     tuned: bool = False
     """Whether the plan trains its tokenizer; the tokenizer's time then includes its training."""
     images_per_s: float | None = None
-    """From the median of the timed steps, without the time that the device waited for data."""
+    """From the median of the timed steps, without the wait for data."""
     slowest_images_per_s: float | None = None
     fastest_images_per_s: float | None = None
     times_dense: float | None = None
@@ -169,11 +171,11 @@ class Row:
     step_s: float | None = None
     """Median, without the wait for data."""
     optimizer_s: float | None = None
-    """Median of a step's, with clipping and the weight average."""
+    """Median of a step's optimizer time, with clipping and the weight average."""
     optimizer_share: float | None = None
     """Fraction of `step_s`."""
     tokenizer_s: float | None = None
-    """Median of a step's encoding of pixels to latents; of a tokenizer that is trained, of all that trains it."""
+    """Median of a step's encoding of pixels to latents; for a trained tokenizer, of all its training."""
     tokenizer_share: float | None = None
     """Fraction of `step_s`."""
     newton_schulz_tflop: float | None = None
@@ -189,9 +191,9 @@ class Row:
     graphs: int | None = None
     """Graphs compiled before the timed steps."""
     recompiled: int | None = None
-    """Graphs compiled in the timed steps: if there are any, the speed is not to be trusted."""
+    """Graphs compiled in the timed steps: if there are any, do not trust the speed."""
     graph_breaks: int | None = None
-    """How often the compiler had to leave something out."""
+    """Number of the compiler's graph breaks."""
     failed: str | None = None
 
     @property
@@ -225,7 +227,7 @@ def compare(
 ) -> Comparison:
     """Measure the training speed of the plan, and with each technique, at each number of image tokens and each batch.
 
-    With techniques the plan itself is measured first and last: its second ratio says how far the others can be trusted.
+    With techniques the plan itself is measured first and last: its second ratio shows how far to trust the others.
     `on_measured` gets the rows so far after each one.
     """
     refuse_stages(plan)
@@ -262,8 +264,8 @@ def compare(
 def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
     """Return the plan with images of `tokens` tokens, and no more tokens in a micro-batch than before.
 
-    A step is one micro-batch, or as many as make up the `batch`. The data has one batch of images: all are rendered in
-    the first step, and the data is not what is measured.
+    A step is one micro-batch, or as many as make up the `batch`. The data has one batch of images, all rendered in the
+    first step, since the speed of the data is not measured here.
     """
     size_px = plan.data.size_px if tokens == _tokens(plan) else _size_px(plan, tokens)
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
@@ -280,7 +282,9 @@ def _tokens(plan: Plan) -> int:
 
 
 def _size_px(plan: Plan, tokens: int) -> int:
-    """Return the image size that gives `tokens` tokens. Refuse other numbers, and name the nearest that can be had."""
+    """Return the image size that gives `tokens` tokens. Raise for impossible numbers, and name the nearest possible
+    one.
+    """
     unit = plan.tokenizer.compression.stride_px * plan.model.patch
     lowest, highest = (next(getattr(rule, key) for rule in _SIZE_RULES if hasattr(rule, key)) for key in ("ge", "le"))
     sizes = {side**2: side * unit for side in range(-(-lowest // unit), highest // unit + 1)}
@@ -296,7 +300,7 @@ def _size_px(plan: Plan, tokens: int) -> int:
 
 
 def refuse_stages(plan: Plan) -> None:
-    """Refuse a plan with resolution stages: only the first steps would be measured."""
+    """Raise for a plan with resolution stages: only the first steps would be measured."""
     if plan.train.stages:
         raise UserError(
             "train.stages: steps on images of several sizes have no one speed",
@@ -337,7 +341,7 @@ def _timed(row: Row, plan: Plan, steps: int) -> Row:
 
 
 def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
-    """Fill in what follows from the times of the steps alone."""
+    """Fill in the fields that follow from the times of the steps alone."""
     total_s = sum(step.whole_s for step in timed)
     steps_s = [step.whole_s - step.parts_s["data"] for step in timed]
     step_s = median(steps_s)
@@ -359,7 +363,7 @@ def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
 
 
 def _with_floor(row: Row, parts: Session) -> Row:
-    """Compare the optimizer's time with the least that its matrix products need, where it has any."""
+    """Compare the optimizer's time with the least time for its matrix products, if it has any."""
     products = parts.plan.optimizer.matrix_products(dict(parts.modules.named_parameters()))
     if products is None or row.optimizer_s is None:
         return row
@@ -400,7 +404,7 @@ def _warm_up(parts: Session, state: TrainState, clock: Clock) -> None:
 
 
 def _first_step(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Run the plan's first step, each time, so that no schedule ends in the midst of the measurement."""
+    """Run the plan's first step each time, so that no schedule ends during the measurement."""
     state.step = 0
     update(parts, state, clock)
 
@@ -411,7 +415,7 @@ def _compiled() -> tuple[int, int]:
 
 
 def _free() -> None:
-    """Free what the row before has left: images, graphs (there is a limit to their number) and GPU memory."""
+    """Free the memory of the row before: images, graphs (their number is limited) and GPU memory."""
     forget_sources()
     torch._dynamo.reset()
     gc.collect()

@@ -1,6 +1,6 @@
-"""`tintype bench --study`: runs an hour of a study on this machine, by the workers of `tintype ablate`.
+"""`tintype bench --study`: runs per hour of a study on this machine, by the workers of `tintype ablate`.
 
-Every run is the baseline with another seed, or an arm, trained and scored in a folder that is removed again.
+Every run is the baseline with another seed, or an arm, trained and scored in a temporary folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tintype.study.supervisor import Jobs, run_tasks
 
 RUNS_PER_JOB = 3
 _STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")
-"""The default work: `mini` as this study trains and scores it, with these settings."""
+"""The default work: `mini`, trained and scored as in this study, with these settings."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RunSeconds:
     starting_s: float
     """Start of the worker: a process and its imports."""
     training_s: float
-    """Includes building the model; in the first run of a worker compiling it and rendering the images too."""
+    """Includes building the model; in the first run of a worker also compiling it and rendering the images."""
     scoring_s: float
 
     @property
@@ -48,7 +48,7 @@ class RunSeconds:
 
 @dataclass(frozen=True)
 class StudySpeeds:
-    """How fast the runs of a study are done."""
+    """The speed at which a study's runs are made."""
 
     environment: dict[str, Json]
     plan: str
@@ -57,9 +57,9 @@ class StudySpeeds:
     wall_s: float
     """From the start of the workers to the end of the last run."""
     runs_per_hour: float
-    """All runs over `wall_s`: the more runs, the less the start of the workers counts."""
+    """All runs over `wall_s`. The more runs, the less the start of the workers counts."""
     warm_runs_per_hour: float | None
-    """Without the start: the rate from the first run of each worker to its last. None where each has one run."""
+    """Without the start: the rate from the first run of each worker to its last. None if each has one run."""
     first: RunSeconds
     """The first run of each worker."""
     later: RunSeconds | None
@@ -70,7 +70,7 @@ def study_to_measure(
 ) -> Study:
     """Return a study of a baseline alone, with one seed for each run; or of all `arms`, with about as many runs.
 
-    The baseline and its scoring are those of the study `name`; `recipe` is another plan to be scored so.
+    The baseline and its scoring are those of the study `name`; `recipe` is another plan to score in the same way.
     """
     settings = parse(StudySettings, packaged.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET
@@ -91,7 +91,7 @@ def plan_of_study(study: Study) -> Plan:
 
 
 def work_of_study(study: Study, jobs: Jobs) -> dict[str, Json]:
-    """Return what decides how much there is to do."""
+    """Return the settings that decide the amount of work."""
     others: list[Json] = [arm.plans[0].hash for arm in study.arms[1:]]
     return {
         "bench": "study",
@@ -143,7 +143,7 @@ class _Run:
 
 
 def _speeds(environment: dict[str, Json], plan: str, jobs: int, runs: Sequence[_Run]) -> StudySpeeds:
-    """Compute the rates of runs in the order in which they began: the first are the first of each worker."""
+    """Compute the rates of runs in starting order: the first runs are the first of each worker."""
     first, later = runs[:jobs], runs[jobs:]
     ends_s = sorted(run.ended_s for run in runs)
     between_s = fmean(ends_s[-jobs:]) - fmean(ends_s[:jobs])

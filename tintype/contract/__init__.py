@@ -1,4 +1,1 @@
-"""The contract of techniques, samplers and guidances, which `tintype check` and the tests hold each of them to.
-
-They are tried on plans of some kilobytes.
-"""
+"""The contract of techniques, samplers and guidances, as checked by `tintype check` and the tests on tiny plans."""

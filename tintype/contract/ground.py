@@ -18,7 +18,7 @@ from tintype.techniques.apply import apply_techniques
 from tintype.train.loop import train
 
 MakePlan = Callable[..., Plan]
-"""From assignments `key.path=value` to a plan."""
+"""Function from assignments `key.path=value` to a plan."""
 TINY = """
 data: {size_px: 16, count: 24, max_objects: 2}
 text: {width: 16, depth: 1, heads: 2, buckets: 64, max_tokens: 24}
@@ -43,7 +43,7 @@ SPECS: dict[str, str] = {
     "tokenizer": f"tokenizer:to={_SMALL_VAE}",
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
 }
-"""How a technique is applied whose default weights come from a hub, or whose name alone says nothing."""
+"""How a technique is applied if its default weights come from a hub, or if its name alone is not enough."""
 BASELINES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision.compute=bf16",),
     "long-captions": ("captions.column=short",),
@@ -52,7 +52,7 @@ BASELINES: dict[str, tuple[str, ...]] = {
 }
 """Settings of the tiny plan without which a technique would change nothing, or be refused."""
 OF_OTHERS = frozenset({"haste", "lpips", "perceptual-dino", "repa-e", "text-encoder", "tokenizer"})
-"""Techniques that need weights of others, which are not everywhere: plans are made with them, and no step."""
+"""Techniques with external weights, which may be missing: plans are made with them, but no step."""
 
 
 def tiny_plan(*assignments: str, techniques: Sequence[str] = ()) -> Plan:
@@ -66,21 +66,21 @@ def refused_by_the_device(*names: str) -> bool:
 
 @dataclass(frozen=True)
 class Ground:
-    """How techniques are applied to a tiny plan. Without `weights`, those that need weights of others take no step."""
+    """How techniques are applied to a tiny plan. Without `weights`, those with external weights take no step."""
 
     folder: Path
-    """Where runs are written."""
+    """Folder for runs."""
     specs: Mapping[str, str] = field(default_factory=lambda: SPECS)
     baselines: Mapping[str, Sequence[str]] = field(default_factory=lambda: BASELINES)
     weights: Mapping[str, Callable[[], object]] | None = None
-    """Sees to it that the weights of a technique are there."""
+    """Function that makes the weights of a technique available."""
     plan: MakePlan = tiny_plan
 
     def spec(self, name: str) -> str:
         return self.specs.get(name, name)
 
     def baseline_for(self, *names: str) -> Plan:
-        """Return the plan with what the techniques need, unless one of them brings it."""
+        """Return the plan with the settings that the techniques need, unless one of them sets them."""
         for name in names:
             (self.weights or {}).get(name, lambda: None)()
         brought = {TECHNIQUES[name].seam for name in names if TECHNIQUES[name].setting is None}
@@ -104,7 +104,7 @@ class Ground:
         return not refused_by_the_device(*names) and (self.weights is not None or not OF_OTHERS & set(names))
 
     def trained(self, plan: Plan) -> Path:
-        """Return the folder of a run of the plan; there is none in it where the plan cannot be trained here."""
+        """Return the folder for a run of the plan; it stays empty if the plan cannot be trained here."""
         folder = self.folder / plan.hash
         runs_here = plan.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))
         if runs_here and not folder.exists():

@@ -1,4 +1,4 @@
-"""Hold every technique, sampler and guidance of a plugin file to its contract."""
+"""Check every technique, sampler and guidance of a plugin file against its contract."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tintype.wording import technique
 
 PAIRS = "Trains a step with every other technique, or is refused by both names"
 _SHOWN = 3
-"""Number of broken pairs that are named."""
+"""Maximum number of broken pairs in a message."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a check of a technique, a sampler or a guidance has ended."""
+    """The result of a check of a technique, a sampler or a guidance."""
 
     technique: str
     """Name of the technique, the sampler or the guidance."""
     check: str
-    """The words that hold of it where it has passed."""
+    """The property that the check confirms."""
     passed: bool
     details: str = ""
     """A few words more, or how the contract is broken."""
@@ -58,7 +58,7 @@ class Checked:
 
 
 Report = Callable[[str, int, int], None]
-"""Called with what is done now, how many checks and pairs are done, and how many there are."""
+"""Called with the present check, the number of finished checks and pairs, and their total."""
 
 
 def check_file(
@@ -71,9 +71,9 @@ def check_file(
 ) -> Checked:
     """Load a plugin file and check its techniques, samplers and guidances.
 
-    `specs` are the techniques to check, as `name` or `name:key=value`, by default all parts of the file as they are;
-    `assignments` are overrides of the tiny plan for them. `others` are the techniques that each is tried together with,
-    by default all of tintype and of the file.
+    `specs` are the techniques to check, as `name` or `name:key=value`, by default all parts of the file without
+    options. `assignments` are overrides of the tiny plan for them. `others` are the techniques that each is combined
+    with, by default all of tintype and of the file.
     """
     (plugin,) = load_files([file])
     parts = {group: list(parts_of(plugin, group)) for group in GROUPS}
@@ -107,7 +107,7 @@ def check_file(
 
 
 def require_contract(file: Path | str) -> None:
-    """Raise AssertionError with what is broken in a plugin file: the test of a file's contract."""
+    """Raise AssertionError with the broken contracts of a plugin file: the test of a plugin."""
     checked = check_file(Path(file))
     broken = [f"{one.technique} fails: {one.check}: {one.details}" for one in checked.results if not one.passed]
     assert not broken, "\n".join(broken)
@@ -137,12 +137,12 @@ def _check(
 
 
 def _title(check: Callable[..., str]) -> str:
-    """Return the first line of a check's docstring: the words that hold where it passes."""
+    """Return the first line of a check's docstring: the property that it confirms."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
 
 
 def _result(plugin: Plugin, name: str, check: Callable[..., str], made: Callable[[], str]) -> Result:
-    """Make a check, and return how it ended."""
+    """Make a check, and return its result."""
     try:
         with _own_errors(plugin):
             return Result(name, _title(check), True, made())
@@ -177,7 +177,7 @@ def _check_pairs(
 
 
 def _works_alone(ground: Ground, name: str) -> bool:
-    """Return whether a technique trains on the tiny plan alone. If it does not, no other is to blame for a pair."""
+    """Return whether a technique trains on the tiny plan alone. If not, a broken pair is not the other's fault."""
     try:
         if ground.can_step(name):
             losses(ground.with_techniques(name), 1)
@@ -188,7 +188,7 @@ def _works_alone(ground: Ground, name: str) -> bool:
 
 @contextmanager
 def _own_errors(plugin: Plugin) -> Iterator[None]:
-    """Take any error of the checked code as a broken contract, with the line of the plugin where it was raised."""
+    """Treat any error of the checked code as a broken contract, with the line of the plugin that raised it."""
     try:
         yield
     except BrokenContractError:

@@ -1,4 +1,4 @@
-"""The contract of samplers and guidances. A check raises `BrokenContractError`, which says how it is broken."""
+"""The contract of samplers and guidances. A check raises `BrokenContractError`, which describes the violation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tintype.seams import Draws
 from tintype.train.parts import Model, build_model
 
 SAMPLED = ("samplers", "guidances")
-"""Groups of parts that are held to this contract."""
+"""Groups of parts under this contract."""
 _CAPTIONS = ("a red ball", "a blue star", "a green ring")
 _STEPS = 4
 _NEAR = 1e-2
-"""Largest difference, in a tiny model's latents of about deviation 1, that the arithmetic of another batch may make."""
+"""Largest difference in a tiny model's latents (deviation about 1) that the arithmetic of another batch may cause."""
 
 
 def check_samples(ground: Ground, group: str, name: str) -> str:
@@ -41,7 +41,7 @@ def check_samples(ground: Ground, group: str, name: str) -> str:
 
 
 def _model(ground: Ground, settings: SamplerSettings) -> Model:
-    """Return a tiny model whose every weight matters; it is its own guide where the guidance asks for one."""
+    """Return a tiny model in which every weight matters; it is its own guide if the guidance needs one."""
     model = build_model(ground.plan())
     generator = torch.Generator().manual_seed(0)
     for parameter in model.modules.parameters():

@@ -1,4 +1,4 @@
-"""The contract of a technique. Each check raises `BrokenContractError`, which says how it is broken."""
+"""The contract of a technique. Each check raises `BrokenContractError`, which describes the violation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tintype.train.update import update
 
 _SHOWN = 4
 _STEPS = 3
-"""Zero-initialised gates let the gradient through from the second step."""
+"""Step after which the gradient passes zero-initialised gates."""
 
 
 class BrokenContractError(Exception):
-    """A technique does not keep its contract."""
+    """Raised if a technique does not keep its contract."""
 
 
 def check_seams(ground: Ground, name: str) -> str:
@@ -131,15 +131,17 @@ CHECKS: tuple[Callable[[Ground, str], str], ...] = (
     check_resume,
     check_needs,
 )
-"""Checks of a technique alone. The first line of their docstrings says what holds; they return a few words more."""
+"""Checks of a technique alone. The first line of their docstrings is the confirmed property; they return a few words
+more.
+"""
 WITHOUT_STEPS = (check_seams, check_round_trip, check_off, check_needs)
-"""Checks that can be made where the technique cannot be trained."""
+"""Checks that are possible if the technique cannot be trained."""
 
 
 def check_pair(ground: Ground, first: str, second: str) -> bool:
     """Train a step with two techniques, or refuse them by both names; return whether they go together.
 
-    Where one of them cannot be trained here, the plan is made and no step.
+    If one of them cannot be trained here, the plan is made but no step.
     """
     try:
         plan = ground.with_techniques(first, second)
@@ -172,7 +174,7 @@ def begun(plan: Plan) -> tuple[Session, TrainState]:
 
 
 def resumed_is_whole(plan: Plan, folder: Path) -> bool:
-    """Return whether a run that is stopped after every step, and built anew each time, ends as one that is not."""
+    """Return whether a run that is stopped and rebuilt after every step ends like an uninterrupted one."""
     train(plan, folder / "whole", Interrupt())
     for stop in range(1, plan.train.steps):
         train_to(plan, folder / "stopped", stop)
@@ -217,6 +219,6 @@ def _parameter_names(parts: Session) -> set[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first names in words."""
+    """Return a list of the first names."""
     listed = sorted(names)
     return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

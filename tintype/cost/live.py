@@ -1,7 +1,7 @@
-"""Bytes that a computation holds at a time, counted on networks without numbers (torch's meta device).
+"""Most bytes that a computation holds at one time, counted on networks without numbers (torch's meta device).
 
 Tensors come and go as they would on a GPU: autograd keeps what it needs for the backward pass, and a tensor counts
-until nothing holds it. Parameters and inputs that are there before do not count.
+until it is freed. Parameters and inputs that existed before do not count.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from tintype.pretrained.packages import Untyped
 
 META = torch.device("meta")
 WORKSPACE = 2
-"""Size of cuDNN's workspace in sizes of a convolution's input and output, which it copies into layouts of its own.
-Measured for VGG16 with TF32 products on an H200; it is the largest part of a convolutional teacher's peak."""
+"""Size of cuDNN's workspace, as a multiple of a convolution's input and output, which it copies into its own layouts.
+
+Measured for VGG16 with TF32 products on an H200; it is the largest part of a convolutional teacher's peak.
+"""
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, nn.functional.conv2d)
 """Operations that autocast computes in bf16."""
 
 
 def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
-    """Return the most bytes of new tensors that are there at a time. With `bf16`, products are as autocast has them.
+    """Return the most bytes of new tensors that exist at one time. With `bf16`, products are in bf16, as with autocast.
 
-    The result of `work` counts while it is under way.
+    The result of `work` counts while `work` runs.
     """
     counter = _Live()
     with counter, _Kernels(bf16):
@@ -40,7 +42,7 @@ def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
 def peak_per_image(work: Callable[[int], object], bf16: bool = False) -> int:
     """Return by how many bytes one more image raises the peak of `work`, which gets a number of images.
 
-    What does not grow with the images, as gradients of weights, is not in it.
+    Tensors that do not grow with the number of images, such as gradients of weights, cancel out.
     """
     with _Kernels(bf16):
         work(1)  # the first pass makes gradients of weights, which stay
@@ -49,7 +51,7 @@ def peak_per_image(work: Callable[[int], object], bf16: bool = False) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, from their birth to their end."""
+    """Counts the bytes of the storages that operations make, from allocation to release."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +83,7 @@ class _Live(TorchDispatchMode):
 
 
 class _Kernels(TorchFunctionMode):
-    """Attention as a GPU's kernels hold it, without the matrix of all pairs, and products as autocast has them."""
+    """Attention with the memory of a GPU kernel, without the matrix of all pairs, and products as with autocast."""
 
     def __init__(self, bf16: bool) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class _Kernels(TorchFunctionMode):
 
 
 def _convolve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the result of a convolution, beside which its workspace was there meanwhile."""
+    """Return the result of a convolution, after counting its workspace as temporary memory."""
     out = nn.functional.conv2d(*args, **kwargs)
     number_bytes, numbers = args[0].element_size(), args[0].numel() + out.numel()
     workspace = torch.empty(int(WORKSPACE * number_bytes * numbers), dtype=torch.uint8, device=META)

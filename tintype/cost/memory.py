@@ -1,8 +1,8 @@
-"""Peak memory of a run before one like it was measured: all that its process takes on one GPU, by part.
+"""Estimated peak memory of a run without measurements: all memory of its process on one GPU, by part.
 
-What is there all the time is `held`: weights, optimizer, images, graphs. Beside it, one thing after the other is at
-work (an encoder, the denoiser forward and backward, the sampler), and only the largest of these counts. Activations are
-counted on the networks themselves, without numbers (`live`), or by a formula where our own kernels run.
+`held` is there all the time: weights, optimizer, images, graphs. In addition one task runs after the other (an encoder,
+the denoiser forward and backward, the sampler), and only the largest of these counts. Activations are counted on the
+networks themselves, without numbers (`live`), or by a formula for our own kernels.
 
 B: images at a time. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -76,25 +76,30 @@ from tintype.vision.scene_encoder import READ_TOGETHER, SceneEncoderSettings
 from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 
 HOST_BYTES = 5 << 30
-"""Memory of the host that a process takes on a machine with a GPU: Python, torch and the libraries of CUDA."""
+"""Host memory of a process on a machine with a GPU: Python, torch and the CUDA libraries."""
 SLACK = 1.25
-"""Bytes that torch's allocator reserves for each byte of what comes and goes: blocks are rounded up, and pieces stay
-unused. With it the estimate was 1.02 to 1.3 times the reserved peak of twelve plans that were measured on an H200."""
+"""Bytes that torch's allocator reserves for each byte of temporary memory: blocks are rounded up, and gaps stay unused.
+
+With this factor the estimate was 1.02 to 1.3 times the reserved peak of twelve plans that were measured on an H200.
+"""
 _TEXT_SIZES = 2
-"""Graphs of the denoiser where it is not known to how many numbers of text tokens, after rounding, batches come."""
+"""Graphs of the denoiser if the numbers of text tokens of its batches, after rounding, are unknown."""
 _SAMPLED_CAPTIONS = 512
-"""Captions whose lengths say to how many numbers of text tokens the batches of a run come."""
+"""Captions whose lengths show the numbers of text tokens of a run's batches, after rounding."""
 _DEVIATIONS = 3
-"""Deviations from the mean that the text tokens of a batch stay within. One batch in 400 does not: where it has another
-number of text tokens, after rounding, its pass runs beside the graph, and the run needs that much more."""
+"""Deviations from the mean within which the text tokens of a batch stay.
+
+One batch in 400 is outside. If its number of text tokens, after rounding, is new, its pass runs beside the graph, and
+the run needs that much more memory.
+"""
 _PRODUCTS_COPIES = 6
-"""Copies of the weights in fp32 that an optimizer makes in a step, where it orthogonalises by matrix products."""
+"""Copies of the weights in fp32 that an optimizer makes in a step if it orthogonalises by matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
-"""Parts that are there from the first step to the last, and are no estimates: the allocator loses nothing on them."""
+"""Parts that exist from the first step to the last and are exact: the allocator loses nothing on them."""
 _LATENT_TENSORS = 10
 """Tensors in fp32 of the latents' size in a step: x, noise, x_t, prediction, velocity, target, error, gradients."""
 _OUTSIDE, _ROUTED = 8, 4
-"""Vectors of the width in bf16 that an image token has outside of the blocks, and more where a route takes tokens."""
+"""Vectors of the width in bf16 that an image token has outside of the blocks, and the extra ones with a route."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,15 @@ class Peak:
     """Bytes of a run on one GPU, by part."""
 
     training: Mapping[str, int]
-    """All that is there at the peak of training."""
+    """Everything in memory at the peak of training."""
     scoring: Mapping[str, int]
-    """All that is there at the peak of scoring; empty without a protocol."""
+    """Everything in memory at the peak of scoring; empty without a protocol."""
     host_bytes: int
-    """Memory of the host that the process has for itself."""
+    """Host memory of the process alone."""
     shared_host: Mapping[str, int]
-    """Memory of the host that all processes of a machine share, by what it holds: arms that name the same share it."""
+    """Host memory that all processes of a machine share, by content: arms with the same names share it."""
     missing: Sequence[str]
-    """Parts whose bytes are not known, and why, in words."""
+    """Parts of unknown size, and why."""
 
     @property
     def training_bytes(self) -> int:
@@ -122,7 +127,7 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the GPU that the run needs: the larger peak, with the CUDA context."""
+        """GPU bytes that the run needs: the larger peak, with the CUDA context."""
         return max(self.training_bytes, self.scoring_bytes)
 
     @property
@@ -131,7 +136,7 @@ class Peak:
 
 
 def reserved(parts: Mapping[str, int]) -> int:
-    """Return what torch's allocator reserves for these parts."""
+    """Return the bytes that torch's allocator reserves for these parts."""
     return int(sum(size if name in EXACT else SLACK * size for name, size in parts.items()))
 
 
@@ -139,7 +144,7 @@ def peak_of(plan: Plan, protocol: Protocol | None = None, along: Protocol | None
     """Estimate the peak memory of a run and of its scoring, on each of `gpus` GPUs. No weights are read.
 
     `along` is the protocol of the scores along training. The estimate is an upper bound: captions have text.max_tokens
-    tokens, and kernels keep what their plain forms would.
+    tokens, and kernels keep as much as their plain forms would.
     """
     try:
         found = _Run(plan, gpus)
@@ -213,7 +218,7 @@ class _Run:
         return _with_largest(held, work)
 
     def _resident(self) -> int:
-        """Return the bytes of the training images in all sizes that stay on the GPU."""
+        """Return the bytes of the training images, in all sizes, that stay on the GPU."""
         sizes = dict.fromkeys([self.plan.data.size_px, *(stage.size_px for stage in self.plan.train.stages)])
         several = len(self.plan.data.shapes) > 1
         return 0 if several else sum(self.plan.data.at_size(size).resident_bytes for size in sizes)
@@ -225,7 +230,7 @@ class _Run:
         return 2 * 3 * plan.size_px_at(step) ** 2 + 4 * _LATENT_TENSORS * latent_input(plan, step).numel() + embedding
 
     def _in_graph(self, images: int, step: int) -> bool:
-        """Return whether a pass of the denoiser is so short that it becomes a CUDA graph."""
+        """Return whether a pass of the denoiser is short enough to become a CUDA graph."""
         plan = self.plan
         merges = plan.route is not None and hasattr(self.counted.networks.router, "fuse")
         if merges or not self.fused or plan.model.activation_checkpointing or plan.run.distribution.kind == "fsdp":
@@ -233,7 +238,7 @@ class _Run:
         return is_short(plan.model, plan.precision, images * prod(grid_at(plan, step)))
 
     def _text_sizes(self, images: int, step: int) -> int:
-        """Return to how many numbers of text tokens, after rounding, the batches of a run come."""
+        """Return the number of different text lengths, after rounding, of a run's batches."""
         plan, encoder = self.plan, self.counted.networks.text
         data = plan.data
         parts = [one.data for one in data.sources.values()] if isinstance(data, MixtureSettings) else [data]
@@ -249,7 +254,7 @@ class _Run:
         return min(last, FEW_SIZES) - max(first, 1) + 1
 
     def _denoiser_bytes(self, step: int) -> int:
-        """Return what a training image keeps for the backward pass and takes in it."""
+        """Return the bytes that a training image keeps for the backward pass and needs in it."""
         plan = self.plan
         if self.fused:
             return _fused_bytes(plan, step)
@@ -298,7 +303,7 @@ class _Run:
     # Losses
 
     def _seen_bytes(self, loss: LossPart, step: int) -> int:
-        """Return the bytes of what a teacher has seen in an image."""
+        """Return the bytes of a teacher's tokens of an image."""
         tokens = prod(grid_at(self.plan, step))
         if isinstance(loss, AlignmentPart):
             width = _width(loss, self.counted.networks.terms)
@@ -321,7 +326,7 @@ class _Run:
         return (min(images, CACHED_TEACHER_BATCH) if cached else images) * forward_bytes(outline)
 
     def _loss_bytes(self, loss: LossPart, step: int) -> int:
-        """Return what the loss of an image itself holds, beside the denoiser's activations."""
+        """Return the bytes of an image in the loss itself, beyond the denoiser's activations."""
         plan, tokens = self.plan, prod(grid_at(self.plan, step))
         if not is_built_in("losses", loss.kind):
             self.missing.append(f"{loss.kind}: its memory, since it is of a plugin")
@@ -383,7 +388,7 @@ class _Run:
         return found
 
     def _coded(self, autoencoder: AutoencoderOutline, step: int, images: int, encode: bool) -> int:
-        """Return the activations of images that are encoded or decoded, as many as pass at a time."""
+        """Return the activations of the images that are encoded or decoded together."""
         size_px = self.plan.size_px_at(step)
         at_a_time = min(images, images_at_a_time(size_px, size_px))
         channels, sides = latent_input(self.plan, step).shape[1], latent_input(self.plan, step).shape[2:]
@@ -502,7 +507,7 @@ class _Run:
     # Host
 
     def shared_host(self) -> dict[str, int]:
-        """Return the bytes of the teachers' tokens that are kept in the host's memory."""
+        """Return the bytes of the teachers' tokens cached in the host's memory."""
         found = {}
         for loss in self.plan.losses:
             if not isinstance(loss, AlignmentPart) or loss.cache != "memory":
@@ -520,7 +525,7 @@ class _Run:
 
 
 def _with_largest(held: Mapping[str, int], work: Mapping[str, int]) -> dict[str, int]:
-    """Return what is held, and of what is at work one after the other the largest."""
+    """Return the held parts, and the largest of the parts that work one after the other."""
     largest = max(work, key=lambda name: work[name])
     return {**{name: size for name, size in held.items() if size}, largest: work[largest]}
 
@@ -531,10 +536,10 @@ def _block_bytes(plan: Plan, tokens: int) -> int:
 
 
 def _fused_bytes(plan: Plan, step: int) -> int:
-    """Return the activations of an image by our kernels.
+    """Return the activations of an image with our kernels.
 
-    Beside what the blocks keep, the backward pass has gradients of one block's tensors, and a few vectors of the width
-    lie outside of the blocks.
+    Besides the tensors that the blocks keep, the backward pass has gradients of one block's tensors. A few vectors of
+    the width are outside of the blocks.
     """
     tokens = prod(grid_at(plan, step))
     outside = 2 * plan.model.width * tokens * (_OUTSIDE + (_ROUTED if plan.route else 0))
@@ -542,7 +547,7 @@ def _fused_bytes(plan: Plan, step: int) -> int:
 
 
 _lengths: dict[str, Tensor] = {}
-"""Lengths of some captions, by all that decides them."""
+"""Lengths of some captions, by all settings that decide them."""
 
 
 def _caption_lengths(plan: Plan, encoder: WordsEncoder, step: int) -> Tensor:
@@ -556,7 +561,7 @@ def _caption_lengths(plan: Plan, encoder: WordsEncoder, step: int) -> Tensor:
 
 
 _counts: dict[str, int] = {}
-"""Counts of this process, by all that decides them: many arms of a study have the same networks."""
+"""Counts of this process, by all settings that decide them: many arms of a study have the same networks."""
 
 
 def _known(key: str, count: Callable[[], int]) -> int:
@@ -627,7 +632,7 @@ def _dino_pair_bytes(source: str, side_px: int) -> int:
 
 
 def _tensor(found: Untyped) -> Tensor:
-    """Return the tensor that an autoencoder gives, whatever it is wrapped in."""
+    """Return the tensor that an autoencoder returns, whatever its wrapper."""
     for name in ("latent_dist", "mean", "sample", "latent", "mean_BCHW"):
         if not isinstance(found, Tensor) and hasattr(found, name):
             found = getattr(found, name)
@@ -636,12 +641,12 @@ def _tensor(found: Untyped) -> Tensor:
 
 
 def _width(loss: AlignmentPart, terms: Mapping[str, tuple[LossPart, object]]) -> int:
-    """Return the width of a teacher's tokens; 0 where it is not known."""
+    """Return the width of a teacher's tokens; 0 if it is not known."""
     part = terms[loss.kind][0] if loss.kind in terms else None
     return part.teacher.width() if isinstance(part, AlignmentPart) else 0
 
 
 def _distance_bytes(protocol: Protocol, features: int) -> int:
-    """Return the features of both sets in float64 with what the metrics make of them, and covariances."""
+    """Return the features of both sets in float64, the intermediate results of the metrics, and covariances."""
     images = protocol.reference_count + max([one.count or 0 for one in protocol.conditions], default=0)
     return 8 * (4 * images * features + 6 * features**2)

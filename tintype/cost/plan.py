@@ -1,8 +1,8 @@
 """Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
 
-Parameters and operations are counted on the networks themselves, built without numbers (torch's meta device), and so
-are the bytes of weights, gradients, optimizer and averages. Activations and time are estimates: see `activation_bytes`
-and `Speed`.
+Parameters and operations are counted on the networks themselves, built without numbers (torch's meta device). So are
+the bytes of weights, gradients, optimizer and averages. Activations and time are estimates: see `activation_bytes` and
+`Speed`.
 
 B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -54,9 +54,9 @@ T = TypeVar("T")
 META = torch.device("meta")
 _BLOCKS = "denoiser.blocks."
 _BYTES = {"bf16": 2}
-"""Bytes of a number of a frozen network, by the type that it computes in; 4 for all others."""
+"""Bytes per number of a frozen network, by its compute type; 4 for all others."""
 _WITH_TEACHER = (AlignmentPart, ClassTokenSettings, AttentionSettings)
-"""Losses that ask a frozen teacher."""
+"""Losses that use a frozen teacher."""
 _COUNTED = (
     AlignmentPart,
     ClassTokenSettings,
@@ -65,7 +65,7 @@ _COUNTED = (
     LpipsLossSettings,
     ContrastiveSettings,
 )
-"""Losses whose matrix products beside a teacher's are counted, or that have none."""
+"""Losses whose matrix products beyond a teacher's are counted, or that have none."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ GPUS = {
 }
 USUAL_GPU = "h200"
 UTILISATION = 0.4
-"""Share of the peak that an estimate takes for reached. It is an assumption, and no measurement."""
+"""Share of the peak speed that estimates assume. It is not measured."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Operations of one GPU in a second, and where the number comes from."""
+    """Operations per second of one GPU, and the source of the number."""
 
     flop_per_s: float
     words: str
@@ -100,7 +100,7 @@ class Speed:
 
 
 def estimated_speed(gpu: str) -> Speed:
-    """Return the speed of a kind of GPU from its data sheet; refuse an unknown kind."""
+    """Return the speed of a kind of GPU from its data sheet; raise for an unknown kind."""
     if gpu not in GPUS:
         raise UserError(f"{option('gpu', gpu)}: unknown kind", f"known: {', '.join(GPUS)}")
     peak = GPUS[gpu].peak_flop_per_s
@@ -110,7 +110,7 @@ def estimated_speed(gpu: str) -> Speed:
 
 @dataclass(frozen=True)
 class Tower:
-    """A frozen network that training asks."""
+    """A frozen network that training uses."""
 
     parameters: int
     bytes: int
@@ -118,7 +118,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps that all cost the same."""
+    """Steps of equal cost."""
 
     first: int
     end: int
@@ -126,7 +126,7 @@ class Phase:
     batch: int
     """Images of a step."""
     flops: Mapping[str, float]
-    """Operations of one image, by part: forward and backward of what is trained, forward of what is frozen."""
+    """Operations of one image, by part: forward and backward for trained networks, forward for frozen ones."""
 
     @property
     def steps(self) -> int:
@@ -141,8 +141,8 @@ class Phase:
 class Memory:
     """Bytes on one GPU. All but `copies` and `activations` are exact.
 
-    The sum is an estimate of the peak. Gradients come while activations go, so that not all of it is there at once;
-    what lies outside the blocks (images, noise and prediction, which are large in pixels) is not in it.
+    The sum is an estimate of the peak. Activations are freed while gradients are made, so not everything is in memory
+    at once. Memory outside the blocks is not included: images, noise and prediction, which are large in pixels.
     """
 
     weights: int
@@ -152,7 +152,7 @@ class Memory:
     towers: int
     """Weights of frozen networks."""
     copies: int
-    """An estimate: the blocks' matrices in bf16, which matrix products read in place of weights in fp32."""
+    """An estimate: the blocks' matrices in bf16, which matrix products read instead of the fp32 weights."""
     activations: int
     """An estimate: see `activation_bytes`."""
 
@@ -167,7 +167,7 @@ class PlanCost:
 
     plan: str
     parameters: Mapping[str, int]
-    """Trained ones, by the part that owns them."""
+    """Parameters of trained networks, by the part that owns them."""
     towers: Mapping[str, Tower]
     phases: Sequence[Phase]
     optimizer_flops: float
@@ -176,11 +176,11 @@ class PlanCost:
     accumulate: int
     """Micro-batches of a step."""
     caption_tokens: int
-    """Tokens that each caption counts with: the most that it can have."""
+    """Assumed tokens of each caption: the maximum."""
     gpus: int
     speed: Speed
     missing: Sequence[str] = field(default_factory=tuple)
-    """Parts that are not counted, and why, in words."""
+    """Parts that are not counted, and why."""
 
     @property
     def trained(self) -> int:
@@ -215,12 +215,12 @@ class PlanCost:
 
     @property
     def days(self) -> float:
-        """Return the days with all GPUs, as if none waited for another."""
+        """Return the days with all GPUs, if no GPU waits for another."""
         return self.gpu_hours / self.gpus / 24
 
     @property
     def images_per_s(self) -> float:
-        """Return the images in a second of all GPUs, the mean over the run."""
+        """Return the images per second of all GPUs, the mean over the run."""
         images = sum(phase.batch * phase.steps for phase in self.phases)
         return images * self.gpus * self.speed.flop_per_s / self.run_flops
 
@@ -254,7 +254,7 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
 
 
 def memory_of(counted: Counted, gpus: int = 1) -> Memory:
-    """Return the bytes of training that are exact, with the blocks' activations as `activation_bytes` estimates."""
+    """Return the exact bytes of training, with the blocks' activations as estimated by `activation_bytes`."""
     plan, networks = counted.plan, counted.networks
     bytes_of = {name: parameter.numel() * parameter.element_size() for name, parameter in networks.named.items()}
     optimizer = build_optimizer(plan.optimizer, networks.named, Storage(plan.precision.rounding), ONE, {})
@@ -287,7 +287,7 @@ def _size(dtype: torch.dtype | None) -> int:
 
 
 def _shards(plan: Plan, gpus: int) -> int:
-    """Return over how many GPUs the weights are sharded."""
+    """Return the number of GPUs over which the weights are sharded."""
     how = plan.run.distribution
     return min(how.shards or gpus, gpus) if how.kind == "fsdp" else 1
 
@@ -295,9 +295,10 @@ def _shards(plan: Plan, gpus: int) -> int:
 def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     """Estimate the bytes that the blocks keep for the backward pass of a micro-batch.
 
-    A block keeps 12 vectors of the width and 3 of the MLP's for each image token (the norms' inputs and outputs, the
-    projections, q and k before and after norm and rotation, the attention's output, gate, up and their product), and
-    3 of the width for each text token. With activation checkpointing it is one vector, and one block in full.
+    For each image token, a block keeps 12 vectors of the width and 3 of the MLP's. These are the norms' inputs and
+    outputs, the projections, q and k before and after norm and rotation, the attention's output, gate, up and their
+    product. For each text token it keeps 3 of the width. With activation checkpointing it keeps one vector, and one
+    block in full.
     """
     model, tokens = plan.model, _tokens(plan, step)
     of_block = 12 * model.width + 3 * model.hidden
@@ -317,7 +318,7 @@ def _tokens(plan: Plan, step: int) -> int:
 
 
 def text_tokens(plan: Plan) -> int:
-    """Return the most tokens of a caption, for which all are taken."""
+    """Return the maximum number of tokens of a caption, which is assumed for all."""
     count = getattr(plan.text, "max_tokens", None)
     if not isinstance(count, int):
         raise UserError(
@@ -333,7 +334,7 @@ def grid_at(plan: Plan, step: int) -> tuple[int, int]:
 
 
 class SizedTeacher(TeacherPart):
-    """A teacher of which only the width of its tokens is asked."""
+    """A teacher of which only the token width is used."""
 
     kind: str = "sized"
     tokens_width: int
@@ -344,11 +345,11 @@ class SizedTeacher(TeacherPart):
 
 @dataclass(frozen=True)
 class Networks:
-    """All that is trained, without numbers, in the types in which it is stored."""
+    """All trained modules, without numbers, in their storage types."""
 
     denoiser: Transformer
     text: WordsEncoder | None
-    """The built-in encoder that is trained; that of a plugin has its parameters in `named` alone."""
+    """The built-in encoder if it is trained; a plugin's encoder has its parameters in `named` alone."""
     router: Router
     terms: Mapping[str, tuple[LossPart, LossTerm]]
     text_width: int
@@ -407,7 +408,7 @@ class Counted:
         return Networks(denoiser, words, router, terms, width, dict(modules.named_parameters()))
 
     def _text_encoder(self) -> TextEncoder:
-        """Build an encoder that is trained; refuse one that cannot be built without its weights."""
+        """Build an encoder that is trained; raise if it cannot be built without its weights."""
         text, instead = self.plan.text, f"count it with another encoder, for example {setting('text.kind', 'words')}"
         if text.is_frozen:
             raise UserError(
@@ -429,7 +430,7 @@ class Counted:
         return width
 
     def _terms(self) -> Iterator[tuple[str, tuple[LossPart, LossTerm]]]:
-        """Yield the loss terms. One whose teacher is not known here is left out."""
+        """Yield the loss terms. A term with an unknown teacher is left out."""
         plan, source = self.plan, None
         context = LossContext(plan.model.width, plan.token_grid, META, source, "")  # type: ignore[arg-type]
         for loss in plan.losses:
@@ -453,7 +454,7 @@ class Counted:
     # Frozen networks
 
     def _towers(self) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
-        """Yield the frozen networks, with the numbers that a GPU holds of them."""
+        """Yield the frozen networks, with the number of their values in a GPU's memory."""
         plan = self.plan
         if isinstance(plan.text, FrozenTextPart):
             yield from self._tower("text", plan.text.weights, plan.text.compute)
@@ -504,7 +505,7 @@ class Counted:
                 yield name, self._loss_flops(running[name], network, step)
 
     def _average_flops(self, step: int) -> dict[str, float]:
-        """Return the forward passes of the weight average, by the loss that learns from it."""
+        """Return the forward passes of the weight average, by the loss that uses them."""
         plan, networks = self.plan, self.networks
         route = networks.router.whole()
 
@@ -520,7 +521,7 @@ class Counted:
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
         """Return the operations of a frozen network for a loss.
 
-        A perceptual one sees two images, and one of them has a gradient. A cache asks its teacher once for an image,
+        A perceptual network reads two images, one of them with a gradient. A cache calls its teacher once per image,
         which is not counted.
         """
         if isinstance(loss, LpipsLossSettings):
@@ -553,7 +554,7 @@ def _encoder_flops(tokenizer: TokenizerPart, size_px: int) -> float:
 
 @cache
 def _teacher_flops(teacher: TeacherPart, grid: tuple[int, int]) -> float:
-    """Return the operations of a teacher whose grid of patches is that of the denoiser's tokens."""
+    """Return the operations of a teacher whose patch grid is the grid of the denoiser's tokens."""
     outline = teacher.outline(grid)
     assert outline is not None
     return forward_flops(partial(outline.forward, torch.empty(1, 3, *outline.input_px, device=META)))
@@ -575,7 +576,7 @@ def _image(side_px: int) -> Tensor:
 
 
 def _edges(plan: Plan) -> list[int]:
-    """Return the steps at which something begins or ends that a step costs, from 0 to the end of the run."""
+    """Return the steps at which the cost of a step changes, from 0 to the end of the run."""
     found = {0, plan.train.steps, *(stage.until for stage in plan.train.stages)}
     route = getattr(plan.route, "schedule", None)
     schedules = [loss.schedule for loss in plan.losses] + ([route] if isinstance(route, Schedule) else [])
@@ -585,7 +586,7 @@ def _edges(plan: Plan) -> list[int]:
 
 
 def known_network(missing: list[str], name: str, source: str, outline: Callable[[], T | None]) -> T | None:
-    """Return a frozen network without its weights; where its sizes are not known, note it in `missing`."""
+    """Return a frozen network without its weights; if its sizes are unknown, record it in `missing`."""
     try:
         found = outline()
     except UserError as error:
@@ -597,7 +598,7 @@ def known_network(missing: list[str], name: str, source: str, outline: Callable[
 
 
 def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
-    """Count forward and backward of one image through all that is trained; `alone`: through the denoiser only."""
+    """Count forward and backward of one image through all trained modules; `alone`: through the denoiser only."""
     plan, networks = counted.plan, counted.networks
     rows, columns = grid_at(plan, step)
     x_t_BCHW = latent_input(plan, step)
@@ -642,7 +643,7 @@ def latent_input(plan: Plan, step: int, images: int = 1) -> Tensor:
 
 
 _known: dict[str, float] = {}
-"""Counts of this process, by all that decides them: many arms of a study have one denoiser."""
+"""Counts of this process, by all settings that decide them: many arms of a study have one denoiser."""
 
 
 def class_input(plan: Plan, images: int, device: torch.device) -> Tensor | None:
@@ -656,7 +657,7 @@ def teacher_width(term: AlignmentTerm) -> int:
 
 
 def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> TextTokens:
-    """Return the captions of images, encoded; `given`: as if they came from somewhere else."""
+    """Return the captions of images, encoded; `given`: as if their encoding were an input."""
     count = text_tokens(plan)
     mask_BS = torch.ones(images, count, dtype=torch.bool, device=META)
     if given or networks.text is None:
@@ -667,7 +668,7 @@ def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> 
 
 
 def route_at(plan: Plan, router: Router, tokens: int, step: int, images: int = 1) -> Route | None:
-    """Return the way of the tokens at a step."""
+    """Return the route of the tokens at a step."""
     if plan.route is None or not plan.route.sparse_blocks(step):
         return router.whole()
     return router.sparse(torch.zeros(images, plan.route.kept(tokens), dtype=torch.long, device=META))
@@ -690,9 +691,9 @@ _WARM_UP_STEPS, _TIMED_STEPS = 3, 5
 
 
 def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
-    """Measure the operations in a second of steps of the denoiser and its optimizer, on random latents and texts.
+    """Measure the operations per second in steps of the denoiser and its optimizer, on random latents and texts.
 
-    Nothing is loaded: the frozen networks are taken to be as fast. Where a micro-batch does not fit, half of it is
+    No weights are loaded: the frozen networks count as equally fast. If a micro-batch does not fit, half of it is
     measured, and so on.
     """
     counted = Counted(plan)

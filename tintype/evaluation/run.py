@@ -172,7 +172,7 @@ def _stored(
     whole_step: int | None,
     fence: Fence,
 ) -> EvaluationResult | None:
-    """Return the stored result if scoring again would only repeat it, else None."""
+    """Return the stored result if scoring again would only repeat it, otherwise None."""
     step = average.step if average else whole_step or RunRecord(path).whole_step
     if step is None or file_problems(protocol):
         return None

@@ -1,1 +1,1 @@
-"""Doors out and in: runs in the forms of others, models of others as runs, model cards, and the hub."""
+"""Export runs in other formats, import other models as runs, write model cards, and upload to the hub."""

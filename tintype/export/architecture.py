@@ -1,6 +1,6 @@
-"""The denoiser as diffusers has it: its settings, there and back or read off the tensors, and the names of the tensors.
+"""The denoiser in diffusers' format: conversion of its settings both ways, or from tensor shapes, and the tensor names.
 
-Ours are those of diffusers' `PRXTransformer2DModel`; PRX trains with others.
+Our names are those of diffusers' `PRXTransformer2DModel`; PRX trains with others.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
 _TRAINED = {"average": "ema_denoiser.model.", "raw": "denoiser."}
 """Prefixes of the weights in PRX's training."""
 _ELSEWHERE = ("model.diffusion_model.", "transformer.")
-"""Prefixes in single files of others."""
+"""Prefixes in single files from other tools."""
 _OTHER_ROOMS = (*_TRAINED.values(), "vae.", "vae_tower.", "text_encoder.", "text_tower.")
 _OF_NO_CONSEQUENCE = {"_class_name", "_diffusers_version", "_name_or_path"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrxConfig(BaseModel):
-    """Settings of the denoiser by our names, and by diffusers' where they differ; a config may leave its defaults out.
+    """Settings of the denoiser by our names, and by diffusers' if they differ; a config may leave its defaults out.
 
-    `to_config` and `from_config` are the ways there and back.
+    `to_config` and `from_config` convert them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -108,7 +108,7 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
     """Return the section `model` of a plan that the shapes imply.
 
-    Shapes do not tell channels and patch apart: `channels` are the tokenizer's.
+    Shapes do not separate channels and patch size, so `channels` are the tokenizer's.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     lacking = [name for name in _TELLING if name not in tensors]
@@ -154,7 +154,7 @@ def _ratio(hidden: int, width: int) -> float:
 def check_tensors(
     tensors: Mapping[str, Tensor], model: ModelSettings, channels: int, text_dim: int, place: str
 ) -> None:
-    """Refuse tensors that are missing, too many, or of another shape than the architecture's."""
+    """Raise if tensors are missing, unknown, or of another shape than in the architecture."""
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
     if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):
@@ -176,7 +176,7 @@ to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_B
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
     """Return the denoiser's tensors under diffusers' names, and which weights they are: `raw`, `average` or `unknown`.
 
-    Tensors with a prefix of another network are left out; anything else stays, to be refused.
+    Tensors with a prefix of another network are left out. Unknown tensors stay, so that a later check refuses them.
     """
     there = [kind for kind, prefix in _TRAINED.items() if any(name.startswith(prefix) for name in tensors)]
     if weights is not None and weights not in (there or [weights]):

@@ -1,13 +1,12 @@
 """The parts of a pipeline: a run's text encoder, its text tokenizer, and its autoencoder.
 
 The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding goes to the right, so that a token has the
-place that it had in training.
+same position as in training.
 
 `PRXPipeline` decodes latents / scaling_factor + shift_factor: one number each. Numbers for each channel are folded into
-the 1 × 1 convolutions between the latents and the networks of an `AutoencoderKL`, made where it has none. That
-is exact: the space of the flow, with noise of deviation 1, stays the one in which the run was trained. Folded into the
-denoiser's first and last layer instead, noise would need another deviation in each channel, and the shift a part of it
-that changes with t.
+the 1 × 1 convolutions between the latents and the networks of an `AutoencoderKL`. They are created if it has none. That
+is exact: the flow stays in the space of training, with noise of deviation 1. In the denoiser's first and last layer
+instead, noise would need another deviation in each channel, and the shift a term that changes with t.
 
 C: channels.
 """
@@ -36,7 +35,7 @@ def form_of(text: TextEncoder) -> TransformersForm:
 
 
 def network_of(form: TransformersForm) -> Any:
-    """Return the network, of a class that transformers itself can load: no code comes with the folder."""
+    """Return the network as a class of transformers, since the folder contains no code."""
     import transformers
 
     network = form.network
@@ -64,9 +63,9 @@ def tokenizer_of(form: TransformersForm) -> Any:
 
 
 def null_prompt(form: TransformersForm) -> str:
-    """Return the negative prompt that reads as the null caption did in training.
+    """Return the negative prompt that gives the same tokens as the null caption in training.
 
-    A tokenizer that makes nothing of '' leaves the pipeline without any text to look at, where training had one token.
+    A tokenizer that reduces '' to nothing leaves the pipeline without text, although training had one token.
     """
     tokenizer = form.tokenizer
     if tokenizer("")["input_ids"]:
@@ -84,7 +83,7 @@ def null_prompt(form: TransformersForm) -> str:
 def mend_config(folder: Path) -> None:
     """Fix the config of a T5Gemma encoder saved by itself.
 
-    It is read back with the sizes of the 2B model, whatever it says, unless it is one of encoder and decoder.
+    Otherwise transformers reads it with the sizes of the 2B model, unless it is a config of encoder and decoder.
     """
     import transformers
 
@@ -98,7 +97,7 @@ def mend_config(folder: Path) -> None:
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:
-    """Return the network in fp32. It is changed: a tokenizer that is used afterwards must be loaded again."""
+    """Return the network in fp32. It is modified: load the tokenizer again before using it."""
     form = tokenizer.diffusers_form()
     assert form is not None, "the plan's tokenizer says that a pipeline can hold it"
     network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
@@ -121,7 +120,7 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
 
 
 def _one(number_C: Tensor) -> float | None:
-    """Return the number that all channels have in common; None where they differ."""
+    """Return the number that all channels have in common; None if they differ."""
     return float(number_C[0]) if bool((number_C == number_C[0]).all()) else None
 
 

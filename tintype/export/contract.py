@@ -1,8 +1,8 @@
-"""Refuse runs that a form of export cannot hold, with every reason and what works instead.
+"""Refuse runs that a form of export cannot hold, with every reason and the alternative.
 
-`PRXPipeline` takes latents of `AutoencoderKL` or `AutoencoderDC` and a denoiser that predicts the velocity;
+`PRXPipeline` takes latents of `AutoencoderKL` or `AutoencoderDC` and a denoiser that predicts the velocity.
 `PRXPixelPipeline` takes pixels and a denoiser that predicts the clean image, divided by max(t, 0.05). The parts of a
-plan say themselves what keeps them out.
+plan report themselves why they cannot be exported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def holds(plan: Plan) -> bool:
 
 
 def check_single_file(plan: Plan, run: Path | None = None) -> None:
-    """Refuse a run whose denoiser alone is of no use: all else that sampling needs must be available elsewhere."""
+    """Raise if the denoiser alone is of no use, since other parts of sampling are not available elsewhere."""
     _refuse(plan, "safetensors", "one file of the denoiser cannot hold this run", run)
 
 
@@ -50,7 +50,7 @@ def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
 
 
 def model_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the settings in which the blocks are not PRX's: its transformer has no such layers."""
+    """Return the settings in which the blocks differ from PRX's: its transformer has no such layers."""
     usual = plain(ModelSettings())
     return [
         Obstacle(
@@ -66,7 +66,7 @@ def _assignment(name: str, value: object) -> str:
 
 
 def route_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the reason where the route has a layer that sampling needs too, as SPRINT's; TREAD samples densely."""
+    """Return the reason if the route has a layer that sampling needs too, as SPRINT's; TREAD samples densely."""
     if plan.route is None or plan.route.build(plan.model).whole() is None:
         return []
     return [

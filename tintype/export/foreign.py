@@ -1,5 +1,8 @@
-"""A PRX model as others wrote it: a folder of diffusers (a pipeline's, or the transformer's alone) or one safetensors
-file, in diffusers' names or in those of PRX's training. Only safetensors and JSON are read."""
+"""Read a PRX model from other tools: a folder of diffusers, or one safetensors file.
+
+The folder is a pipeline's, or the transformer's alone. The tensor names are diffusers' or those of PRX's training. Only
+safetensors and JSON are read.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
-"""`text.clean` -> the pipeline that cleans prompts so before it reads them."""
+"""`text.clean` -> the pipeline that cleans prompts in this way."""
 _PIXEL_NOISE_SCALE = 2.0
-"""PRXPixelPipeline's, where a folder states none."""
+"""PRXPixelPipeline's value, if a folder states none."""
 _MOST_TOKENS = 1024
-"""A tokenizer that states a greater length states none."""
+"""A tokenizer that states a greater length has no limit."""
 
 
 Section: TypeAlias = dict[str, Any]
-"""JSON of others, or a section of a plan made of it: checked where it is used."""
+"""JSON from outside, or a section of a plan made from it; checked on use."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class Foreign:
     tensors: dict[str, Tensor]
     """Tensors of the denoiser, under diffusers' names."""
     weights: str
-    """`raw`, `average`, or `unknown` where nothing says it."""
+    """`raw`, `average`, or `unknown` if not stated."""
     sha256: dict[str, str]
     """SHA-256 of each file of weights."""
     about: Section
-    """The record that tintype wrote with it, if it did."""
+    """The record that tintype wrote with it; None if it wrote none."""
     config: PrxConfig | None
-    """The transformer's, where there is one."""
+    """The transformer's settings, if there are any."""
     sections: Section
     """Sections of a plan that the folder implies."""
 
@@ -122,7 +125,7 @@ def _about(text: str, place: Path) -> Section:
 
 
 def _stated(file: Path) -> Section:
-    """Return what a JSON file of the folder states; nothing where there is none."""
+    """Return the content of a JSON file of the folder; empty if there is no such file."""
     return json_object(file) if file.is_file() else {}
 
 

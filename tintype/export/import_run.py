@@ -1,4 +1,4 @@
-"""`tintype import`: a PRX model of others becomes the folder of a run, with its checkpoint at step 0.
+"""`tintype import`: make the folder of a run from a PRX model of other tools, with its checkpoint at step 0.
 
 Such a run is sampled and scored like any other, and training continues from its weights with a new optimizer.
 """
@@ -55,7 +55,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
 
 
 def open_model(source: Path, device: str | None = None) -> Model:
-    """Return a PRX model of others to sample from, as `import_model` reads it, without a run's folder."""
+    """Return a foreign PRX model to sample from, as `import_model` reads it, without a run's folder."""
     foreign = read_foreign(source, None)
     plan = _plan(foreign, [f"run.device={device}"] if device else [])
     _check(foreign, plan)
@@ -67,7 +67,7 @@ def open_model(source: Path, device: str | None = None) -> Model:
 
 
 def _check_parts(foreign: Foreign, parts: Model) -> None:
-    """Refuse weights that do not fit the networks of the plan."""
+    """Raise if weights do not fit the networks of the plan."""
     plan, reads = parts.plan, foreign.tensors.get("txt_in.weight")
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
@@ -97,7 +97,7 @@ def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
 
 
 def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str]) -> None:
-    """Infer the model from the tensors. The tokenizer is found first, with a model that fits any."""
+    """Infer the model from the tensors. The tokenizer is found first, with a model that fits any tokenizer."""
     if "tokenizer" not in document.data and not any(one.strip().startswith("tokenizer") for one in assignments):
         from_tensors(foreign.tensors, None, str(foreign.place))
     trial = Document(document.name, {**document.data, "model": {"patch": 1}})
@@ -148,7 +148,7 @@ def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: 
 
 
 def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
-    """Say how prompts are cleaned, where the folder's own plan does not."""
+    """Describe how prompts are cleaned, if the folder's own plan does not."""
     cleaning = plain(text)["clean"]
     if foreign.about:
         return
@@ -166,7 +166,7 @@ def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
 
 
 def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
-    """Where the weights come from."""
+    """Origin of the weights."""
     about = {key: foreign.about[key] for key in ("plan", "step", "tintype") if key in foreign.about}
     return {
         "source": str(foreign.place.absolute()),

@@ -1,11 +1,11 @@
-"""Mirrors a study or a run between folders and object stores.
+"""Mirrors a study or a run between folders and object stores. Only complete files are copied, and every copy is
+checked.
 
-Only what is whole is copied, and every copy is checked. A checkpoint is whole where all files that its manifest names
-have the SHA-256 that stands there. Other files are held against the checksums that they carry, and against the SHA-256
-that was recorded when they were stored. Of a log that grows the whole lines are copied. Leases, locks and half-written
-files stay where they are: they belong to processes of the machines that share the folder.
+A checkpoint is complete if all files have the SHA-256 of its manifest. Other files are compared with the checksums
+inside them, and with the SHA-256 recorded when they were stored. Of a growing log the complete lines are copied.
+Leases, locks and half-written files are not copied: they belong to processes of the machines that share the folder.
 
-Files that are there already are not copied again, so a mirror that was stopped resumes. Nothing is removed.
+Existing files are not copied again, so a mirror that was stopped resumes. Nothing is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tintype.runtime.files import damage_in, parse_object, sha256_of
 
 MANIFEST = "manifest.json"
 _LAST = ("result.json", "results.json")
-"""Files that speak for others, which are copied before them."""
+"""Files that other files depend on, which are copied first."""
 _STEP = re.compile(r"step-\d{9}")
 """The name of a checkpoint's folder."""
 
@@ -51,15 +51,15 @@ class Mirrored:
     there: int = 0
     """Files that the target had already."""
     gone: int = 0
-    """Units that were removed from the source while they were copied, such as old checkpoints of a run that trains."""
+    """Units that were removed from the source during the copy, such as old checkpoints of a run in training."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Units that were not copied, and why."""
 
 
 def units_of(sizes: Mapping[str, int]) -> list[Unit]:
-    """Return what can be copied, in the order in which it is: logs after checkpoints, which count their lines.
+    """Return the units to copy in their order: logs come after checkpoints, which count their lines.
 
-    A checkpoint without a manifest is not whole yet, and is left out.
+    A checkpoint without a manifest is incomplete, and is left out.
     """
     folders = {_parent(name) for name in sizes if name.endswith(f"/{MANIFEST}")}
     found = []
@@ -73,7 +73,7 @@ def units_of(sizes: Mapping[str, int]) -> list[Unit]:
 
 
 def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = lambda done, total: None) -> Mirrored:
-    """Copy what the target lacks. `on_files` gets the number of files that are done, and of all."""
+    """Copy files that the target lacks. `on_files` gets the number of finished files, and of all."""
     units = units_of(source.sizes())
     if not units:
         raise UserError(f"{source.address} has no files to copy", "give the folder of a study or a run")
@@ -95,7 +95,7 @@ def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = 
 
 
 def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirrored) -> None:
-    """Copy what the target lacks of a checkpoint or file, once all of that is fetched and checked."""
+    """Copy the missing files of a checkpoint, or one file, after all are fetched and checked."""
     wanted = {name: source.recorded(name) for name in unit.names} | _named(unit, source, scratch)
     content: dict[str, tuple[Path, str]] = {}
     for name in unit.names:
@@ -134,7 +134,7 @@ def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
 
 
 def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scratch: Path) -> tuple[Path, str]:
-    """Return a local copy of a file, checked, and its SHA-256. Files of a checkpoint never change: they need none."""
+    """Return a checked local copy of a file, and its SHA-256. Files of a checkpoint never change: they need no copy."""
     path = source.in_place(name) if unit.folder and not target.moves else None
     if path is None:
         path = scratch / Path(name).name
@@ -150,7 +150,7 @@ def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scr
 
 
 def _cut_last_line(path: Path) -> None:
-    """Remove a last line that has no end: it is being written."""
+    """Remove an incomplete last line, which is being written."""
     with path.open("r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 

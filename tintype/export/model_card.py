@@ -1,4 +1,4 @@
-"""Write the card of a model from the record of its run: README.md as the hub reads it, with samples beside it."""
+"""Write the card of a model from the record of its run: README.md for the hub, with samples beside it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"
 CARD = "README.md"
 SAMPLES = "card-samples"
-"""Folder beside the card. `samples` is where `tintype sample` writes by default."""
+"""Folder beside the card. `samples` is the default of `tintype sample`."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options of a card: what the record of a run does not have."""
+    """Options of a card: facts that the record of a run does not have."""
 
     license: str | None = None
     library: Library = "tintype"
@@ -53,9 +53,9 @@ class CardOptions:
     with_captions: bool = False
     """Show captions of a store beside the samples. Captions of scenes are always shown."""
     weights: str | None = None
-    """Which weights the card is for: only their scores are shown. Without, those that the run is sampled with."""
+    """The weights of the card, whose scores alone are shown; by default those that the run is sampled with."""
     exported: Mapping[str, Any] = field(default_factory=dict)
-    """Record of the exported model that the card goes with, as its folder has it."""
+    """Record of the exported model beside the card, as in its folder."""
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
@@ -77,7 +77,7 @@ class CardOptions:
 class Card:
     text: str
     images: Mapping[str, Path] = field(default_factory=dict)
-    """The samples: where each goes, beside the card, and where it lies now."""
+    """The samples: the path of each beside the card, and its present path."""
     warnings: tuple[str, ...] = ()
 
 
@@ -106,7 +106,7 @@ def make_card(run: Path, options: CardOptions | None = None) -> Card:
 
 
 def exported_card(run: Path, options: CardOptions, about: Mapping[str, Any]) -> Card:
-    """Return the card of an exported model, with the scores of its weights and how it is opened from the hub."""
+    """Return the card of an exported model, with the scores of its weights and how to open it from the hub."""
     which = {"ema_length": about["ema"]["length"]} if "ema" in about else {"weights": about["weights"]}
     library: Library = "diffusers" if "pipeline" in about else "tintype"
     return make_card(run, replace(options, library=library, exported=about, **which))
@@ -118,7 +118,7 @@ def limits(record: CardRecord) -> str:
 
 
 def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
-    """Write the card and its samples. Refuse to replace a file that differs, unless `overwrite` is set."""
+    """Write the card and its samples. Raise if a file differs, unless `overwrite` is set."""
     wanted = {file: card.text.encode("utf-8")}
     wanted |= {file.parent / place: source.read_bytes() for place, source in card.images.items()}
     changed = [path for path, content in wanted.items() if path.exists() and path.read_bytes() != content]
@@ -189,7 +189,7 @@ def _results(record: CardRecord) -> Iterator[EvalResult]:
 
 
 def _samples(record: CardRecord) -> dict[str, Path]:
-    """Return the previews of the first evaluation. A result names them; only PNGs of the run's own folder are taken."""
+    """Return the previews of the first evaluation. Of the files in a result, only PNGs in the run's folder are used."""
     if not record.evaluations:
         return {}
     folder = record.run.path
@@ -200,7 +200,7 @@ def _samples(record: CardRecord) -> dict[str, Path]:
 
 
 def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
-    """Return the prompts of the first samples, captions of held-out data; none where they may not be shown."""
+    """Return the prompts of the first samples, captions of held-out data; none if they may not be shown."""
     plan = record.run.plan
     data = plan.data
     if not record.evaluations or not (data.of_scenes or options.with_captions):
@@ -216,7 +216,7 @@ def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
 
 
 def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every checkpoint of others that the plan names, with its revision."""
+    """Yield every external checkpoint that the plan names, with its revision."""
     if isinstance(value, list):
         for inner in value:
             yield from _checkpoints(inner, where)
@@ -232,12 +232,12 @@ def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def described(part: Part, without: Container[str] = ()) -> str:
-    """Return a part in its own words, or its settings where it has none."""
+    """Return a part's own description, or its settings if it has none."""
     return part.describe() or listed(part, without)
 
 
 def listed(settings: Settings, without: Container[str] = ()) -> str:
-    """Return settings on one line, without paths: `kind` first, then what is set."""
+    """Return settings on one line, without paths: `kind` first, then the others."""
     return _listed({key: value for key, value in plain(settings).items() if key not in without})
 
 

@@ -1,7 +1,7 @@
 """`tintype export --to tintype`: a run's plan and weights in a small folder that tintype opens like the run.
 
-Any run can be exported so. The folder has no optimizer state, no logs and no path of this machine; local weights of
-others that the plan names are copied into it. `train/record.py` reads it.
+Any run can be exported in this form. The folder has no optimizer state, no logs and no path of this machine. Local
+external weights that the plan names are copied into it. `train/record.py` reads it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ def _write_plan(plan: Plan, folder: Path) -> None:
 
 
 def _portable(value: Any) -> Any:
-    """Return settings and records with each path of this machine replaced: a repository that was fetched from the hub
-    by its place in the hub's cache, all else by its last name. Paths that are not absolute stay."""
+    """Return settings and records with each path of this machine replaced.
+
+    A repository from the hub is replaced by its place in the hub's cache, any other path by its last name. Relative
+    paths stay.
+    """
 
     def change(text: str, key: str) -> str:
         path = PurePath(text)
@@ -73,7 +76,7 @@ def _portable(value: Any) -> Any:
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
-    """Copy weights of others that lie on this machine into the folder. Return the setting that names them there."""
+    """Copy external weights from this machine into the folder. Return the setting that names them there."""
     found = part.local_files()
     if found is None:
         return {}
@@ -90,7 +93,7 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_records(run: Path, folder: Path) -> None:
-    """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
+    """Write the origin of the run: identities of its loaded parts, the source of its initial weights, its size."""
     source, target = RunRecord(run), RunFolder(folder)
     for name in MADE_OF:
         if content := source.read(name):

@@ -1,7 +1,7 @@
 """Measure how far a pipeline's images are from tintype's: same noise, same steps, same prompts.
 
-The prompts go to the pipeline as embeddings, made with its own tokenizer and text encoder as it makes them: how it
-cleans texts is no part of the model. One image at a time, since the pipelines cannot guide more.
+The prompts go to the pipeline as embeddings, made with the pipeline's own tokenizer and text encoder: its text cleaning
+is not part of the model. Images are made one at a time, since the pipelines cannot guide more.
 
 B: images, S: text tokens, C: channels, H, W: rows and columns.
 """
@@ -45,7 +45,7 @@ def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
 
 
 def measure(parts: Model, folder: Path, about: dict[str, Any], steps: int = STEPS) -> list[Figure]:
-    """Compare the loaded `parts` with the pipeline, both in fp32 whatever the plan says."""
+    """Compare the loaded `parts` with the pipeline, both in fp32 regardless of the plan."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)

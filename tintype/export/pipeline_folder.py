@@ -1,6 +1,6 @@
 """`tintype export --to diffusers`: the folder that `PRXPipeline` or `PRXPixelPipeline` opens by itself.
 
-Where a pipeline does otherwise than training did, the folder corrects it if it can; the rest stands in its
+Differences between a pipeline and training are corrected in the folder if possible. The others are in its
 `tintype.json` as arguments of the call.
 """
 
@@ -30,9 +30,9 @@ from tintype.train.load import DTYPES
 from tintype.train.record import ABOUT, RunRecord
 
 STEPS = 28
-"""diffusers' usual number, for the steps that are written down."""
+"""diffusers' usual number, for the stored steps."""
 CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
-"""Files in which diffusers and transformers note where they were loaded from."""
+"""Files in which diffusers and transformers record where they were loaded from."""
 TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
 
@@ -111,7 +111,7 @@ def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _notes(trained: Trained) -> Iterator[str]:
-    """Yield notes on what the pipeline does otherwise than training did."""
+    """Yield notes on differences between the pipeline and training."""
     plan, text = trained.plan, components.form_of(trained.parts.text)
     if plan.route is not None:
         yield f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"

@@ -1,11 +1,11 @@
 """Places that `tintype sync` reads and writes: a folder, or a prefix of an object store.
 
-Nothing at a place is ever half written. In a folder, files and whole checkpoints are written beside their place and
-renamed. In an object store a file appears when its upload has ended, and the manifest of a checkpoint comes last: a
-checkpoint without it is not there yet.
+A place never shows half-written files. In a folder, files and whole checkpoints are written under another name and
+renamed. In an object store a file appears when its upload has ended. The manifest of a checkpoint comes last: without
+it, the checkpoint counts as missing.
 
-Object stores are reached through fsspec, with the credentials that its packages find by themselves. None is taken from
-an address, and none is printed.
+Object stores are reached through fsspec, with the credentials that its packages find by themselves. Addresses cannot
+contain credentials, and none are printed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tintype.runtime.locks import locked
 from tintype.wording import again
 
 INDEX = ".tintype-sync.json"
-"""The file at the root of an object store's prefix that has the size and SHA-256 of each file."""
+"""The file at the root of an object store's prefix with the size and SHA-256 of each file."""
 EXTRA = "sync"
 STORES = ("s3", "gs", "gcs", "memory")
 """Object stores: a file appears there when its upload has ended."""
 _SAVE_BYTES, _SAVE_FILES = 64 << 20, 100
-"""The index is written after so much was uploaded: an upload that is killed does no more than that again."""
+"""The index is written after this many bytes: a killed upload repeats at most that much."""
 _LOGIN = re.compile(r"(?<=://)\S+@")  # secret keys may have a stroke
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
@@ -41,10 +41,10 @@ class Place(Protocol):
 
     address: str
     moves: bool
-    """Whether `write` moves the files that it is given, which then must lie in its scratch folder."""
+    """Whether `write` moves the given files, which must then be in its scratch folder."""
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the names and sizes of all files, those left out that are hidden or half written."""
+        """Return the names and sizes of all files, without hidden and half-written ones."""
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file to a local path."""
@@ -53,10 +53,10 @@ class Place(Protocol):
         """Return the path of a local file; None in a store."""
 
     def recorded(self, name: str) -> str:
-        """Return the SHA-256 that a file had when it was stored; empty where it was not recorded."""
+        """Return the SHA-256 that a file had when it was stored; empty if it was not recorded."""
 
     def present(self, name: str) -> str:
-        """Return the SHA-256 of a file that is there; empty where it is not there or not known."""
+        """Return the SHA-256 of an existing file; empty if it is missing or unknown."""
 
     def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
         """Write files, given their paths and SHA-256, in this order. A `folder` is written as a whole."""
@@ -117,7 +117,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """Keep other processes out of the folder; what a killed one left in it is removed."""
+        """Lock the folder against other processes; remove files that a killed one left in it."""
         with locked(self.path, "choose another target"), scratch_folder(self.path) as scratch:
             self._scratch = scratch
             yield scratch
@@ -222,7 +222,7 @@ class ObjectStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise a `UserError` for what a package of fsspec raises, without credentials."""
+        """Raise a `UserError` for errors of a package of fsspec, without credentials."""
         try:
             yield
         except UserError:
@@ -262,7 +262,7 @@ def is_wanted(name: str) -> bool:
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a name stays below the folder that it is written to."""
+    """Return whether a name stays below the target folder."""
     return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 

@@ -1,6 +1,6 @@
-"""Make text fit for the public: without paths of this machine, and safe in Markdown.
+"""Make text fit for publication: without paths of this machine, and safe in Markdown.
 
-A card is made of plans, captions and file names that anybody may have written. All of them pass through here.
+A card is made of plans, captions and file names from any source. All of them pass through here.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _WRITTEN_TO = frozenset({"latents_folder"})
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MEANINGFUL = re.compile(r"[\\`*|~]|(?<!\w)_|_(?!\w)|^[#+=-]|(?<=^\d)[.)](?= |$)|(?<=^\d\d)[.)](?= |$)")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "$": "&#36;"}
-"""Brackets and dollars are entities: the hub reads them as mathematics after a backslash."""
+"""Brackets and dollars become entities: after a backslash the hub reads them as mathematics."""
 
 
 def one_line(value: object) -> str:
-    """Return one line of text without control characters, marks that turn its direction, and paths."""
+    """Return one line of text without control characters, marks that change its direction, and paths."""
     joined = " ".join(str(value).split())
     return redact_text("".join(letter for letter in joined if unicodedata.category(letter)[0] != "C"))
 
 
 def escape(value: object) -> Markup:
-    """Return one line of Markdown that shows the text letter by letter, also in a cell of a table.
+    """Return one line of Markdown that shows the text literally, also in a cell of a table.
 
-    A card's template prints every value through here; Markdown of our own is `Markup` already, and stays.
+    A card's template prints every value through here; our own Markdown is `Markup` already, and stays.
     """
     if isinstance(value, Markup):
         return value
@@ -49,7 +49,7 @@ def escape(value: object) -> Markup:
 
 
 def fenced(content: str, language: str) -> Markup:
-    """Return a block of code that its content cannot end."""
+    """Return a fenced block whose fence is longer than any run of backticks in its content."""
     longest = max((len(ticks) for ticks in re.findall(r"`+", content)), default=0)
     fence = "`" * max(3, longest + 1)
     return Markup(f"{fence}{language}\n{content.rstrip()}\n{fence}\n")
@@ -79,7 +79,7 @@ def is_local(value: str, key: str) -> bool:
 
 @cache
 def _file_marks() -> dict[str, list[NamesFile]]:
-    """Return how each setting that names a file is marked, by its key, over all settings that there are."""
+    """Return how each setting that names a file is marked, by its key, over all existing settings."""
     found: dict[str, list[NamesFile]] = {}
     classes: list[type[Settings]] = [Settings]
     for one in classes:

@@ -1,7 +1,7 @@
-"""Upload a folder with a card to the hub, after showing it and asking.
+"""Upload a folder with a card to the hub, after showing it and asking for consent.
 
-All files go in one commit: a repository has the whole folder or what it had before. What was uploaded before an
-interruption is on the hub already, and is not sent again.
+All files go in one commit: a repository has the whole folder or its previous content. Files uploaded before an
+interruption are on the hub already, and are not sent again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tintype.wording import again, option
 
 _LOG_IN = f"log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then {again()} again"
 _AGAIN = f"{again()} again: what is on the hub already is not sent twice"
-"""Samples and their prompts, which may be captions of one's own data; the card has the scores."""
+"""Samples and their prompts, which may be captions of private data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
-"""Endings under which others load pickles; arrays of numpy may hold some."""
+"""File endings of pickles; numpy arrays may contain some."""
 _HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 _PICKLE_STARTS = frozenset(bytes([0x80, protocol]) for protocol in range(2, 6))
 
@@ -40,7 +40,7 @@ class Upload:
     folder: Path
     files: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Hidden files and folders, and what scoring an exported model left in its folder."""
+    """Hidden files and folders, and files left from scoring an exported model."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -60,14 +60,14 @@ class Pushed:
     url: str
     commit: str
     changed: bool
-    """False where the repository had these files already."""
+    """False if the repository had these files already."""
 
 
 Consent = Callable[[Upload, Destination], bool]
 
 
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
-    """Return the files of a folder to upload. Refuse a folder that must not be published."""
+    """Return the files of a folder to upload. Raise if the folder must not be published."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
     record = RunRecord(folder)
@@ -100,9 +100,9 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
 
 
 def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) -> Pushed | None:
-    """Upload the folder to a repository, which is created if needed. Return None where consent was refused.
+    """Upload the folder to a repository, which is created if needed. Return None without consent.
 
-    An existing repository keeps its visibility; a public one is refused with `private`.
+    An existing repository keeps its visibility; with `private` a public one raises.
     """
     upload = collect(folder, repo)
     api, destination = log_in(repo, private=private)
@@ -119,7 +119,7 @@ def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) ->
 
 
 def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
-    """Log in as huggingface_hub is logged in, and check the repository; change nothing there."""
+    """Log in as huggingface_hub is logged in, and check the repository without changing it."""
     if not HUB_NAME.fullmatch(repo):
         raise UserError(f"{repo} is no name of a repository", "write it as OWNER/NAME")
     token = get_token()
@@ -143,7 +143,7 @@ def _destination(api: HfApi, repo: str, private: bool) -> Destination:
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
-    """Check that all files arrived: a .gitignore of the repository leaves files out silently."""
+    """Check that all files arrived, since a .gitignore of the repository drops files silently."""
     sizes = upload.sizes
     infos = api.get_paths_info(repo, list(upload.files))
     found = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
@@ -171,8 +171,8 @@ def _is_pickle(path: Path) -> bool:
 def _explained(api: HfApi, repo: str) -> Iterator[None]:
     """Turn errors of the hub and of the connection into one message, without the token.
 
-    `_HTTP_ERROR` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
-    thread comes as a RuntimeError, a malformed answer or card as a ValueError.
+    `_HTTP_ERROR` is the base of all errors of the library's HTTP client. A part that failed in a thread raises a
+    RuntimeError, and a malformed answer or card a ValueError.
     """
     try:
         yield
@@ -208,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _advice(status: int, repo: str) -> tuple[str, str]:
-    """Return what a status of the hub means, and what to do."""
+    """Return the meaning of a status of the hub, and what to do."""
     owner = repo.partition("/")[0]
     changed = "somebody else changed the repository just now", _AGAIN
     own = f"the hub has a problem of its own ({status})", f"wait, then {_AGAIN}"

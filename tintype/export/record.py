@@ -1,4 +1,4 @@
-"""Collect what the card of a model says: the record of its run, its origin, its baseline, its scores."""
+"""Collect the facts for the card of a model: the record of its run, its origin, its baseline, its scores."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tintype.train import checkpoint
 from tintype.train.record import RunRecord, is_run
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
-"""Where huggingface_hub keeps what it has fetched."""
+"""Folder in which huggingface_hub caches its downloads."""
 Record: TypeAlias = Mapping[str, Any]
-"""A record as JSON in the folder of a run has it."""
+"""A record as JSON, as in the folder of a run."""
 _OF_THE_ORIGIN = ("started-from", "imported")
 
 
@@ -37,33 +37,33 @@ class Source:
 
     data: DataPart
     share: str
-    """Share of the batches in words; empty where it is the only source."""
+    """Share of the batches in words; empty if it is the only source."""
     images: int | None
-    """Images that training has read, repeats included; None where it is only scored against."""
+    """Images that training has read, repeats included; None if it is only scored against."""
     identity: str
     count: int | None
-    """Number of training images; None where the data is not on this machine."""
+    """Number of training images; None if the data is not on this machine."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A stored result, with what its protocol says of the numbers."""
+    """A stored result, with its protocol's description of the numbers."""
 
     result: EvaluationResult
     meanings: Mapping[str, Definition]
 
     @property
     def shown(self) -> dict[str, Definition]:
-        """The metrics that the result has, with what they mean."""
+        """The metrics of the result, with their meaning."""
         return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
 
     def count(self, metric: str) -> int | str | None:
-        """Return the number of images that a metric is taken on; None for metrics without any."""
+        """Return the number of images of a metric; None for metrics without images."""
         meaning = self.meanings[metric]
         return "all prompts of its file" if meaning.sampling and meaning.count is None else meaning.count
 
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Return the 95% interval; None where it has no width: images that all score alike say nothing of it."""
+        """Return the 95% interval; None if it has no width, which happens if all images score alike."""
         low, high = self.result.intervals.get(metric, (0.0, 0.0))
         return (low, high) if high > low else None
 
@@ -77,13 +77,13 @@ class Baseline:
 @dataclass(frozen=True)
 class Origin:
     runs: tuple[Record, ...]
-    """Runs that it started from, the nearest first, as `lineage.json` has them."""
+    """Runs that it started from, the nearest first, as in `lineage.json`."""
     imported: Record | None
-    """The imported model at the beginning, as `imported.json` has it."""
+    """The imported model at the beginning, as in `imported.json`."""
 
     @property
     def hub(self) -> tuple[str, str] | None:
-        """Name and revision on the hub; None where what was imported lay in a folder that says nothing of it."""
+        """Name and revision on the hub; None if the imported folder does not state them."""
         found = _IN_CACHE.search(str(self.imported["source"])) if self.imported else None
         if found is None or not HUB_NAME.fullmatch(name := f"{found[1]}/{found[2]}"):
             return None
@@ -134,19 +134,19 @@ def _run_words(run: Record) -> str:
 
 @dataclass(frozen=True)
 class CardRecord:
-    """The run of a model, and what its card says besides."""
+    """The run of a model, and further facts for its card."""
 
     run: RunRecord
     step: int
-    """Step of the newest whole checkpoint; without one, the last that was logged."""
+    """Step of the newest complete checkpoint; without one, the last logged step."""
     weights_step: int
-    """Step of the weights whose scores are asked for: an average of another length is of the last snapshot's."""
+    """Step of the requested weights: an average of another length is of the last snapshot's step."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
     """Number of evaluations of earlier steps or of other weights."""
     baseline: Baseline | None
     origin: Origin | None
-    """None where it began with random weights."""
+    """None if it began with random weights."""
 
     @property
     def events(self) -> Mapping[str, int]:
@@ -173,7 +173,7 @@ class CardRecord:
 
     @property
     def sources_read(self) -> dict[str, Source]:
-        """The sources that training has read from."""
+        """The sources from which training has read."""
         return {name: source for name, source in self.sources.items() if source.images is not None}
 
     @property
@@ -189,13 +189,13 @@ class CardRecord:
 
     @property
     def data_count(self) -> int | None:
-        """Training images; None where a store is not at hand to be asked."""
+        """Training images; None if a store is not available."""
         counts = [source.count for source in self.sources_read.values()]
         return None if None in counts else sum(count for count in counts if count)
 
     @cached_property
     def other_seeds(self) -> list[int]:
-        """Seeds that its study trained the same plan with, its own left out."""
+        """Other seeds that its study trained the same plan with."""
         if self.run.study is None:
             return []
         plan, folders = self.run.plan, sorted((self.run.study / "runs").iterdir())
@@ -206,9 +206,10 @@ class CardRecord:
 def read_record(
     path: Path, baseline: str | None = None, ema_length: float | None = None, weights: str | None = None
 ) -> CardRecord:
-    """`ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint.
+    """Collect the record of a run.
 
-    `weights`, raw or average, leaves the scores of others out; without, they are those that the run is sampled with.
+    `ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint. `weights`,
+    raw or average, leaves out scores of other weights; without, they are those that the run is sampled with.
     """
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)

@@ -1,7 +1,7 @@
 """Load a run with the chosen weights, describe them for the export, and write them to one file.
 
 That is `tintype export --to safetensors`: the denoiser under the names of PRX's training. The file's header describes
-it: `tintype` has all of it as JSON, and the most useful entries stand alone too.
+it: `tintype` has everything as JSON, and the most useful entries are there separately too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export, in whichever form."""
+    """Options of an export, in any form."""
 
     weights: Weights | None = None
     """By default the average if there is one."""
@@ -58,9 +58,9 @@ class Trained:
     parts: Model
     step: int
     weights: str
-    """raw or average; of an export of a longer average, its words."""
+    """raw or average; for an export of a longer average, its description."""
     average: Reconstruction | None = None
-    """Weight average of another length than the checkpoint has, where it was asked for."""
+    """Weight average of another length than the checkpoint's, if requested."""
 
     @property
     def words(self) -> str:
@@ -89,7 +89,7 @@ class Trained:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Return where the weights come from and what they expect, without local paths."""
+        """Return the origin of the weights and the inputs that they expect, without local paths."""
         plan, size = self.plan, self.plan.tokenizer.compression
         tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
         sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}

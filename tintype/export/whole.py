@@ -1,4 +1,4 @@
-"""Write folders and files whole or not at all, and never over what exists."""
+"""Write folders and files completely or not at all, and never over existing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.wording import option
 
 
 def refuse_existing(target: Path) -> None:
-    """Refuse to write over anything but an empty folder."""
+    """Raise if the target is anything but an empty folder."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
@@ -22,7 +22,7 @@ def refuse_existing(target: Path) -> None:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """Yield a path to make a folder or a file at, which takes the target's name at the end."""
+    """Yield a temporary path for a folder or a file, which gets the target's name at the end."""
     refuse_existing(target)
     target = target.absolute()
     with as_user_error(OSError, f"cannot write {target}", f"make room or choose another {option('out')}"):

@@ -1,4 +1,4 @@
-"""Metrics of a table: which direction is better, and on which scale runs are compared. Known names are guessed."""
+"""Metrics of a table: the better direction of each, and the scale of comparison, guessed from known names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 FORM = "NAME:lower or NAME:higher, and after that :share, :distance, :loss or :raw if you know it"
 
 _RATE = re.compile(r"(?:per|/)_?(?:s|sec|second|min|minute|h|hour|step)$|(?:^|_)(?:tps|it_?s|mfu|t?flops)(?:_|$)")
-"""Names of speeds, such as tok/sec and images_per_s, whose last word alone would say a time."""
+"""Names of speeds, such as tok/sec and images_per_s, whose last word alone would mean a time."""
 _WORDS: tuple[tuple[Direction, Kind, str], ...] = (
     ("lower", "loss", "loss nll ppl perplexity bpb bpc bpt mse mae rmse ce entropy elbo"),
     ("lower", "distance", "fid kid fd fdd fvd fad mmd cmmd lpips dists distance divergence kl"),
@@ -36,7 +36,7 @@ _BOOKKEEPING = (
     "step steps global_step epoch iteration iterations lr learning_rate index timestamp date created params parameters "
     "num_params batch batch_size rank world_size"
 )
-"""Columns that count or configure, and judge nothing."""
+"""Columns that count or configure, and are no metrics."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Metric:
     kind: Kind = "raw"
     primary: bool = False
     guessed: bool = False
-    """Whether its name told the direction."""
+    """Whether its name gave the direction."""
     kind_given: bool = False
-    """Whether its kind was declared, and not told by its name."""
+    """Whether its kind was declared, and not derived from its name."""
 
     @property
     def label(self) -> str:
@@ -59,7 +59,7 @@ class Metric:
 
     @property
     def range(self) -> tuple[float | None, float | None]:
-        """Return the bounds of its values; None where there is none."""
+        """Return the bounds of its values; None if there are none."""
         return {"share": (0.0, 1.0), "raw": (None, None)}.get(self.kind, (0.0, None))
 
 
@@ -100,7 +100,7 @@ def parse_metric(text: str) -> tuple[str, Direction | None, Kind | None]:
 
 
 def metric_of(name: str, direction: Direction | None, kind: Kind | None, primary: bool) -> Metric | None:
-    """Return a metric as it was declared, completed by its name. None if nothing says which direction is better."""
+    """Return a metric as it was declared, completed from its name. None if the better direction is unknown."""
     known = guess(name)
     if direction is None and known is None:
         return None
@@ -110,7 +110,7 @@ def metric_of(name: str, direction: Direction | None, kind: Kind | None, primary
 
 
 def unknown_direction(names: Sequence[str], where: str) -> UserError:
-    """Return the error for metrics whose names do not tell which direction is better."""
+    """Return the error for metrics whose better direction is unknown."""
     first = quote(f"{names[0]}:lower")
     return UserError(
         f"{where}: is lower or higher better in {', '.join(names)}? The name does not tell",

@@ -19,7 +19,7 @@ from tintype.runtime.files import write_json, write_text
 from tintype.study.stats.estimate import CONFIDENCE
 
 PAGE, VERDICTS, TABLE = "report.html", "verdicts.json", "verdicts.csv"
-"""Files of a report. Not results.json: that is what a study's results are called, which other commands read."""
+"""Files of a report. Not results.json, which is the name of a study's results and read by other commands."""
 
 
 def document(found: Judgement) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def write_page(found: Judgement, out: Path) -> Path:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of all arms, and how its numbers are written."""
+    """One metric of all arms, and the format of its numbers."""
 
     metric: Metric
     rows: Sequence[Row]
@@ -75,7 +75,7 @@ class Column:
 
     @property
     def chart(self) -> str | None:
-        """Draw the differences; None where no arm has one."""
+        """Draw the differences; None if no arm has one."""
         effects = {row.arm: self._effect(row) for row in self.rows if math.isfinite(row.difference)}
         return forest(self.metric, effects) if effects else None
 

@@ -1,6 +1,6 @@
 """Read a table of runs: CSV, TSV or JSON lines, with one row for each run, into values by arm, seed and metric.
 
-A value that is not finite is that of a run that diverged. An empty one is missing: its run has no result.
+A value that is not finite means that the run diverged. An empty value means that the run has no result.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tintype.wording import option
 _MOST_BYTES = 1 << 26
 _JSON = (".json", ".jsonl", ".ndjson")
 _PERCENT = 50.0, 200.0
-"""Ratios of two groups of runs that a share and a percentage would have."""
+"""Ratios of two groups of runs that suggest a share and a percentage."""
 _TIGHT = 20.0
 """Largest ratio of two runs within such a group."""
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-"""By arm, seed and metric: a number, NaN for a run that diverged, None where there is no value."""
+"""By arm, seed and metric: a number, NaN for a run that diverged, None if there is no value."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file as they are written, each with its line."""
+    """The rows of a file as text, each with its line."""
 
     name: str
     columns: Sequence[str]
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a table, and the metrics to judge them by."""
+    """The runs of a table, and its metrics."""
 
     values: Values
     metrics: Sequence[Metric]
@@ -54,7 +54,7 @@ class Runs:
 
 
 def read_table(path: Path) -> Table:
-    """Read a file: tab-separated by its name, JSON lines by its name, else CSV."""
+    """Read a file by its name: tab-separated, JSON lines, or else CSV."""
     with as_user_error(OSError, str(path), "give a CSV, TSV or JSON lines file with a row for each run"):
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(f"{path} has more than {_MOST_BYTES >> 20} MiB", "give a table with one row for each run")
@@ -153,7 +153,7 @@ def _check_columns(table: Table, wanted: Mapping[str, str]) -> None:
 def _choose(
     table: Table, specs: Sequence[str], primary: Sequence[str], own: Sequence[str]
 ) -> tuple[list[Metric], list[str]]:
-    """Return the metrics to judge by, and the columns that are not read."""
+    """Return the metrics, and the columns that are not read."""
     columns = [name for name in table.columns if name not in own]
     parsed = {name: (direction, kind) for name, direction, kind in map(parse_metric, specs)}
     asked = dict.fromkeys([*parsed, *primary])
@@ -174,7 +174,7 @@ def _choose(
 
 
 def _is_numeric(table: Table, name: str) -> bool:
-    """Return whether a column has numbers; one with a single number is taken for numeric, so that others are found."""
+    """Return whether a column has numbers. One number is enough, so that the other cells are reported as errors."""
     return any(_parsed(row.get(name)) is not None for _, row in table.rows)
 
 
@@ -199,7 +199,7 @@ def _parsed(cell: object) -> float | None:
 
 
 def _number(table: Table, line: int, name: str, cell: object) -> float | None:
-    """Return the number of a cell: NaN where it is not finite, None where it is empty."""
+    """Return the number of a cell: NaN if it is not finite, None if it is empty."""
     if cell is None or cell == "":
         return None
     number = _parsed(cell)
@@ -212,7 +212,7 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
 def checked(metric: Metric, values: Values, where: str) -> Metric:
     """Return a metric that fits its values: a guessed share with values outside of [0, 1] is compared raw.
 
-    A declared share with such values is refused, and so are runs in two units, such as 52.3 and 0.523.
+    Raise for a declared share with such values, and for runs in two units, such as 52.3 and 0.523.
     """
     known = [
         (value, arm)

@@ -49,7 +49,7 @@ _SCALES: Mapping[Kind, Literal["raw", "log", "logit"]] = {
 class Row:
     """One metric of one arm against the baseline. Differences are arm minus baseline, in the metric's unit.
 
-    Means are NaN where no run has a value. Means on a logarithmic scale are geometric.
+    Means are NaN if no run has a value. Means on a logarithmic scale are geometric.
     """
 
     arm: str
@@ -60,35 +60,35 @@ class Row:
     difference: float = math.nan
     low: float | None = None
     high: float | None = None
-    """The interval at the confidence `level`; None with one run, and where all runs are equal."""
+    """The interval at the confidence `level`; None with one run, and if all runs are equal."""
     p: float | None = None
     level: float = CONFIDENCE
     margin: float | None = None
-    """Differences up to this size are none worth having."""
+    """Differences up to this size count as *same*."""
     corrected: float | None = None
-    """The difference corrected for selection, of verdicts better and worse."""
+    """The difference corrected for selection, for verdicts better and worse."""
     seeds_needed: int | None = None
-    """Seeds for each arm that would decide if means and spreads stayed as they are; None where it is decided."""
+    """Seeds for each arm that would decide if means and spreads stayed the same; None if it is decided."""
     detectable: float | None = None
     """The smallest true difference that this many seeds find with a power of 80%."""
     seeds: int = 0
-    """Runs of the arm that the numbers are of."""
+    """Runs of the arm in these numbers."""
     lost: str = ""
-    """Runs without a value, as "diverged 1 of 5"; empty where there are none."""
+    """Runs without a value, as "diverged 1 of 5"; empty if there are none."""
     collapsed: tuple[str, ...] = ()
     """Seeds of the arm's collapsed runs, which the numbers leave out."""
     baseline_collapsed: tuple[str, ...] = ()
     scale: str = "raw"
-    """Scale on which runs were compared."""
+    """Scale of comparison."""
     offsets: tuple[float, ...] = ()
     """Each run of the arm minus the baseline's mean, without collapsed runs."""
     collapsed_offsets: tuple[float, ...] = ()
-    """The same of collapsed runs."""
+    """The same for collapsed runs."""
     note: str = ""
 
     @property
     def words(self) -> str:
-        """Return the verdict; where runs diverged, collapsed or are missing, how many."""
+        """Return the verdict; if runs diverged, collapsed or are missing, how many."""
         if self.verdict == "unstable":
             return f"unstable: {len(self.collapsed)} of {len(self.offsets) + len(self.collapsed)} runs collapsed"
         return self.lost or self.verdict
@@ -106,7 +106,7 @@ class Judgement:
     """The file that was read; empty for values of a program."""
 
     def __getitem__(self, key: str | tuple[str, str]) -> Row:
-        """Return the row of an arm, or of an arm and a metric where there are several."""
+        """Return the row of an arm, or of an arm and a metric if there are several."""
         arm, metric = (key, self.metrics[0].name) if isinstance(key, str) else key
         if isinstance(key, str) and len(self.metrics) > 1:
             raise UserError("there are several metrics", f"ask for ['{arm}', '{metric}']")
@@ -148,7 +148,7 @@ class Judgement:
 
     @property
     def notes(self) -> list[str]:
-        """Return what to know before building on the verdicts."""
+        """Return the notes to read before building on the verdicts."""
         found = [
             self._guesses(),
             self._error(),
@@ -192,7 +192,7 @@ class Judgement:
         return f"Verdicts from {words} seeds are a sketch: replicate them before you build on them." if few else ""
 
     def _within(self) -> str:
-        """Say which arms differ by less than the margin: the default may be too wide for the metric."""
+        """List the arms that differ by less than the margin, since the default may be too wide for the metric."""
         rows = [row for row in self.verdicts if row.verdict == "same" and row.low is not None and row.high is not None]
         said = [f"{row.arm} in {row.metric}" for row in rows if row.low and row.high and row.low * row.high > 0]
         words = (
@@ -268,7 +268,7 @@ def _kinds(metrics: Iterable[Metric]) -> list[str]:
 
 
 def choose_baseline(arms: Collection[str], given: str | None, where: str) -> str:
-    """Return the baseline: the arm that is given, or one called `baseline`."""
+    """Return the baseline: the given arm, or an arm called `baseline`."""
     if given is None and BASELINE not in arms:
         raise UserError(
             f"{where}: no arm is called 'baseline'", f"name it by {option('baseline')}. The arms are: {', '.join(arms)}"
@@ -299,7 +299,7 @@ def judge_runs(runs: Runs, baseline: str, margin: Effect, source: str = "") -> J
 
 
 def _seed_numbers(values: Values) -> dict[str, int]:
-    """Return a number for each seed. Seeds that are no whole numbers are counted, the same in every arm."""
+    """Return a number for each seed. Seeds that are not whole numbers are numbered, equally in every arm."""
     labels = dict.fromkeys(seed for by_seed in values.values() for seed in by_seed)
     whole = all(label.removeprefix("-").isdecimal() for label in labels)
     return {label: int(label) if whole else place for place, label in enumerate(labels)}

@@ -2,8 +2,8 @@
 
 Weights keep their dtype. Both operands of a product are cast to FP8 each time, and the result is bf16. Weights and
 activations are e4m3. The output's gradient is e5m2, which has the wider range. Every row of an operand, along which the
-product sums, has its own scale. So a token's output does not depend on other tokens of the batch, an image does not
-depend on other images of the batch, and an outlier only affects its own row.
+product sums, has its own scale. So a token's output does not depend on other tokens or images of the batch, and an
+outlier only affects its own row.
 
 M: tokens of the batch, K: size in, N: size out, R, C: rows and columns of any matrix.
 """

@@ -1,7 +1,7 @@
 """The islands of a precision plan: operations of the denoiser with their own precision.
 
 In the position `bf16` every operand and every result of an island is rounded to bf16, like in torch's separate bf16
-operations (a sum is accumulated in fp32 and then rounded). The numbers are stored in fp32 for that. A compiler that
+operations. A sum is accumulated in fp32 and then rounded. The numbers are stored in fp32 for that. A compiler that
 fuses bf16 operations leaves out the roundings between them, and the island would silently be fp32 again.
 
 B: samples, L: queries, K: keys, H: head size.

@@ -143,7 +143,7 @@ class World:
         return self.all_gather(value if self.leads else None)[0]
 
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
-        """Share the items among the ranks; return the rows of all items, in order, on the first rank, else None.
+        """Share the items among the ranks; return the rows of all items, in order, on the first rank, otherwise None.
 
         Ranks take the items in turn. The returned rows are on the CPU.
         """

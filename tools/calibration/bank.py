@@ -1,13 +1,12 @@
 """Check the verdicts on resampled real runs, with their skew, their outliers and their correlations over metrics.
 
 A bank is one or more studies with many seeds of one baseline. `python -m tools.calibration.bank STUDY_DIR …` draws
-small studies from its runs and sends them through the code that real ones go through:
-
+small studies from its runs and sends them through the code of real studies:
 - studies whose arms are all runs of the baseline: any verdict of better or worse is false;
 - the same with one arm moved by a known size: how often it is found;
-- studies of the bank's arms: how many comparisons are decided, and what the runs that were not drawn say of them;
+- studies of the bank's arms: how many comparisons are decided, and whether the runs that were not drawn agree.
 
-Runs are drawn without replacement, so a study has as many arms as the bank has runs for.
+Runs are drawn without replacement, so the bank's number of runs limits the number of arms.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STUDIES = 1_000
 _CLAIMED = ("better", "worse")
 _BASELINES = ("baseline", "control")
 Sets = Mapping[str, Sequence[Run]]
-"""The runs of a drawn study by the arm's label; the baseline first, the control second where there is one."""
+"""The runs of a drawn study by the arm's label; the baseline first, the control second if there is one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
 def verdicts(
     bank: Bank, sets: Sets, planned: Collection[Key] | None = None, share: float = 1.0
 ) -> dict[Key, Comparison]:
-    """Compare the arms of a drawn study as a real one's are, at a look with this `share` of the error."""
+    """Compare the arms of a drawn study as in a real one, at a look with this `share` of the error."""
     roles: dict[str, Role] = {label: "control" if label == "control" else "arm" for label in sets}
     roles["baseline"] = "baseline"
     keys = [key_of(label, name) for label in sets if label != "baseline" for name in bank.metrics]
@@ -128,7 +127,7 @@ def _numbered(runs: Sequence[Run]) -> list[Run]:
 
 
 def _moved(bank: Bank, run: Run, metric: str, effect: float) -> Run:
-    """Change a metric of a run for the worse, by so many deviations of single runs."""
+    """Change a metric of a run for the worse, by this many deviations of single runs."""
     shift = effect * bank.deviation(metric) * (-1 if bank.metrics[metric].direction == "higher" else 1)
     scale = bank.scale(metric)
     changed = scale.value(scale.place(run.metrics[metric]) + shift)
@@ -144,9 +143,9 @@ class Null:
     false_verdicts: float
     """The share of studies with any verdict of better or worse."""
     unstable: float
-    """The share of studies in which any run is said to have collapsed off."""
+    """The share of studies with any collapsed run."""
     covered: float
-    """The share of intervals on the primary metrics that hold zero."""
+    """The share of intervals on the primary metrics that contain zero."""
     found: dict[str, float]
     """How often a change for the worse is found, by its size in deviations."""
 
@@ -176,7 +175,7 @@ def _share_found(bank: Bank, seeds: int, studies: int, effect: float) -> float:
 
 @dataclass(frozen=True)
 class Real:
-    """Studies of the bank's arms, and what the runs that were not drawn say of them."""
+    """Studies of the bank's arms, and whether the runs that were not drawn agree."""
 
     seeds: int
     decided: float
@@ -186,14 +185,14 @@ class Real:
     holds: float | None
     """The share of them whose direction the other runs confirm, by an interval that excludes zero.
 
-    Where some of the other runs collapsed, it is the interval of the rest.
+    If some of the other runs collapsed, it is the interval of the rest.
     """
     opposite: float | None
     """The share of them that the other runs contradict, by an interval on the other side of zero."""
 
 
 def real(bank: Bank, seeds: int, studies: int) -> Real:
-    """Draw studies of all arms with the same seeds, and hold each verdict against the seeds that are left."""
+    """Draw studies of all arms with the same seeds, and compare each verdict with the seeds that were not drawn."""
     whole = {"baseline": bank.baseline, **bank.arms}
     shared = sorted(set.intersection(*({run.seed for run in runs} for runs in whole.values())))
     generator = np.random.default_rng(stream_key(0, f"bank/real/{seeds}") & ((1 << 63) - 1))

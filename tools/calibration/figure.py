@@ -1,4 +1,4 @@
-"""The figure of a calibration: what simulated studies did, beside what they should have done."""
+"""The figure of a calibration: results of simulated studies beside the nominal values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Row:
     name: str
     group: str
     values: Sequence[float]
-    """One for each kind of mark."""
+    """One colour for each kind of mark."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Panel:
     step: float
     goal: float
     allowed: tuple[float, float]
-    """The band in which a right value would be counted."""
+    """The band in which a correct share would be observed."""
 
     @property
     def height(self) -> float:
@@ -147,5 +147,5 @@ def _rows(panel: _Panel, x: Scale, top: float) -> Iterator[Markup]:
 
 
 def _mark(x: float, y: float, kind: int) -> Markup:
-    """Draw a disc or a ring, so that nothing hangs on the colour."""
+    """Draw a disc or a ring, so that the figure does not depend on colour."""
     return circle(x, y, 4.5, f"k{kind}")

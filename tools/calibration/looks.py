@@ -1,6 +1,6 @@
 """Check the looks of a study by simulation: false verdicts of studies that are read again.
 
-Simulated studies go through `verdicts.tested_row` and `looks.replay` as real ones do.
+Simulated studies go through `verdicts.tested_row` and `looks.replay` like real ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rows_at(values: Values, count: int, share: float) -> dict[Key, Comparison]:
 def false_verdicts(counts: Sequence[int], studies: int, paid: bool) -> float:
     """Return the share of studies without any difference that get a verdict, read after each of these numbers of seeds.
 
-    Where a look is not `paid` for, each reads the study as if it were the only one.
+    If a look is not `paid` for, each reads the study as if it were the only one.
     """
     looks = unplanned_looks([SeedSet(seeds=list(range(count))) for count in counts])
     shares = [look.share if paid else 1.0 for look in looks]

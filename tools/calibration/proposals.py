@@ -1,9 +1,10 @@
-"""Check `tintype propose` by simulated chains: how often a chain of changes that change nothing has a false `keep`.
+"""Check `tintype propose` by simulated chains: how often a chain of changes without effect has a false `keep`.
 
-Chains go through `propose.judge` and `ledger.level_of` as real proposals do. All proposals of a chain are compared with
+Chains go through `propose.judge` and `ledger.level_of` like real proposals. All proposals of a chain are compared with
 the same runs of the baseline, as in a study's folder. Values are normal, or drawn with replacement from the runs of a
-bank of real seeds: its runs are then the truth, and each drawn arm a change that changes nothing. `python -m
-tools.calibration.proposals` writes docs/proposals.json, whose figures docs/agents.md has.
+bank of real seeds. The bank's runs are then the truth, and each drawn arm is a change without effect.
+
+`python -m tools.calibration.proposals` writes docs/proposals.json, with the figures of docs/agents.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tools.calibration.bank import Bank, read_bank
 
 CHAINS, LENGTH, TRIES = 1_000, 100, 1_000
 SEEDS = 8
-"""Runs of the baseline, and of the control, that the study has when the first proposal is made."""
+"""Runs of the baseline and the control at the first proposal."""
 EFFECTS = (1.0, 2.0, 3.0)
 POSITIONS = (1, 10, 50)
 BANK = Path("studies/2026-11-17_bank-mini")
@@ -36,14 +37,14 @@ Level = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Source:
-    """Runs of one plan to draw from, and the metrics that a proposal is judged by."""
+    """Runs of one plan to draw from, and the metrics of proposals."""
 
     name: str
     runs: tuple[Run, ...]
-    """Drawn with replacement; normal values where there are none."""
+    """Drawn with replacement; normal values if empty."""
     metrics: dict[str, MetricInfo]
     deviation: float
-    """Spread of single runs in the first metric, on the scale on which they are compared."""
+    """Spread of single runs in the first metric, on the scale of comparison."""
     scale: Scale
 
     def draw(self, count: int, generator: np.random.Generator, effect: float = 0.0) -> list[Run]:
@@ -75,7 +76,7 @@ def of_bank(bank: Bank, first: str) -> Source:
 
 @dataclass(frozen=True)
 class Asked:
-    """One proposal: whether it was kept, and the seeds that it took."""
+    """One proposal: whether it was kept, and its number of seeds."""
 
     kept: bool
     seeds: int
@@ -83,7 +84,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Standing:
-    """The runs of a study that all proposals of a chain are compared with."""
+    """The runs of a study with which all proposals of a chain are compared."""
 
     baseline: list[Run]
     control: list[Run]
@@ -94,7 +95,7 @@ def standing(source: Source, generator: np.random.Generator) -> Standing:
 
 
 def ask(source: Source, study: Standing, arm: Sequence[Run], level: float) -> Asked:
-    """Judge a proposal look by look."""
+    """Test a proposal look by look."""
     looks = planned_shares(looks_at(LOOKS, range(LOOKS.most), range(SEEDS)))
     for look, share in looks:
         runs: dict[Role, list[Run]] = {
@@ -128,7 +129,7 @@ def false_keeps(source: Source, chains: int, length: int, level: Level = level_o
 
 @dataclass(frozen=True)
 class Power:
-    """How often a true gain is kept, and the seeds that it takes."""
+    """How often a true gain is kept, and its number of seeds."""
 
     position: int
     effect: float

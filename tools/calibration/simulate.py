@@ -1,8 +1,8 @@
-"""Check the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
+"""Check the statistics by simulated studies with a known truth: no change, or a change of a known size.
 
-The studies go through `verdicts.tested_row` as real ones do: arms that share the baseline's seeds, a control that does
-not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, and planted
-changes that are found.
+The studies go through `verdicts.tested_row` like real ones. They have arms that share the baseline's seeds, a control
+with other seeds, primary metrics and others, and correlated metrics. The counts are of studies with any false verdict,
+and of planted changes that are found.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ALIKE = 0.6
 _SKEW, _SLIGHT = 0.75, 0.35
 """Deviations of logarithms: skewness 3.3 and 1.1."""
 _FALL, _FALLS = 8.0, 0.05
-"""Deviations by which a collapsed run is worse, and how often one is."""
+"""Deviations by which a collapsed run is worse, and the share of such runs."""
 _WIDER = 3.0
 SAME_PLAN = {"control": "baseline"}
 _DIFFERING = 0.5
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def key(self) -> int:
-        """A stream of random numbers of its own, whichever cells are simulated beside it."""
+        """A stream of random numbers of its own, independent of the other simulated cells."""
         return stream_key(0, f"calibration/{self.seeds}/{self.shape}/{self.pairing}/{self.arms}") & ((1 << 63) - 1)
 
 
@@ -73,7 +73,7 @@ POWER_CELLS = [Cell(seeds, pairing=0.0) for seeds in (3, 5, 8)]
 
 @dataclass(frozen=True)
 class FalseVerdicts:
-    """Shares of studies without any true difference that give a verdict, by the metrics that it is on."""
+    """Shares of studies without any true difference that give a verdict, by the kind of metric."""
 
     primary: float
     other: float
@@ -126,7 +126,7 @@ def estimates_of(
     share: float = 1.0,
     arms: Sequence[str] = (),
 ) -> dict[Key, tuple[Cells, Estimate]]:
-    """Estimate the arms of a simulated study; by default all, the control too, and all metrics."""
+    """Estimate the arms of a simulated study; by default all, including the control, on all metrics."""
     sheets = with_alike(sheets)
     names = arms or [arm for arm in next(iter(sheets.values())).values if arm != "baseline"]
     keys = [key_of(arm, metric) for metric in sheets for arm in names]
@@ -169,7 +169,7 @@ class Falls:
     """The share of studies in which any arm is unstable on some metric."""
     false_verdicts: float
     without_search: float
-    """The share of studies with a false verdict where no run is said to have collapsed off."""
+    """The share of studies with a false verdict in which no run counts as collapsed."""
 
 
 def falls(cell: Cell, studies: int) -> Falls:
@@ -205,13 +205,13 @@ def _with_shape(cell: Cell, generator: np.random.Generator, values: Array) -> Ar
 
 
 def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Standard normal values whose last axis, the metrics, is correlated: most metrics look at the same images."""
+    """Draw standard normal values whose last axis, the metrics, is correlated: most metrics see the same images."""
     common = generator.normal(size=(*shape[:-1], 1))
     return math.sqrt(_ALIKE) * common + math.sqrt(1 - _ALIKE) * generator.normal(size=shape)
 
 
 def _standardised_lognormal(values: Array, skew: float) -> Array:
-    """Return values of mean zero, deviation one and a long upper tail, like a distance that is large now and then."""
+    """Return values of mean zero, deviation one and a long upper tail, like a distance that is sometimes large."""
     mean = math.exp(skew**2 / 2)
     found: Array = (np.exp(skew * values) - mean) / (mean * math.sqrt(math.expm1(skew**2)))
     return found
@@ -227,7 +227,7 @@ def false_verdicts(cell: Cell, studies: int) -> FalseVerdicts:
 
 
 def planted_effect(cell: Cell) -> float:
-    """The smallest detectable difference that a study states, at the true spread instead of the measured one."""
+    """The smallest detectable difference in a study's report, at the true spread instead of the measured one."""
     arms = ["control", *(f"arm {index}" for index in range(cell.arms))]
     weights = weights_of([key_of(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
     confidence = confidence_of(weights[key_of("arm 0", METRICS[0])])
@@ -239,7 +239,7 @@ def planted_effect(cell: Cell) -> float:
 def five_arms(studies: int) -> Iterator[dict[str, Any]]:
     """Studies of five arms: false verdicts, and how often changes of some sizes are found.
 
-    Sizes are in standard deviations of single runs, which no seed ties to the baseline's.
+    Sizes are in standard deviations of single runs, without pairing by seed.
     """
     for seeds in (3, 5, 8):
         cell = Cell(seeds, pairing=0.0, arms=5)
@@ -256,14 +256,14 @@ def share_found(cell: Cell, studies: int, effect: float) -> float:
 
 
 def tolerance(share: float, count: int) -> float:
-    """Three standard errors of a share that is counted in simulated studies."""
+    """Three standard errors of a share counted in simulated studies."""
     return 3 * math.sqrt(share * (1 - share) / count)
 
 
 def calibrate(
     studies: int = STUDIES, on_cell: Callable[[str, int, int], None] = lambda name, done, total: None
 ) -> dict[str, Any]:
-    """All numbers of docs/calibration.json. By default it takes two to three minutes on one core."""
+    """All numbers of docs/calibration.json. The default takes two to three minutes on one core."""
     found: dict[str, Any] = {
         "studies": studies,
         "arms": _ARMS,

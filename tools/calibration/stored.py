@@ -1,8 +1,8 @@
-"""Check studies that stored runs of the baseline serve: false verdicts, where the stored runs differ too, and power.
+"""Check studies with stored runs of the baseline: false verdicts, also with biased stored runs, and power.
 
-`python -m tools.calibration.stored` writes docs/stored.json. Studies have five arms and a control, as those of
-`tools.calibration`; `RUNS` stored runs are drawn beside each. A bias moves all stored runs in every metric, by so many
-deviations of single runs: it stands for what a plan, a protocol and `NUMERICS` do not tell.
+`python -m tools.calibration.stored` writes docs/stored.json. Studies have five arms and a control, as in
+`tools.calibration`; each has `RUNS` stored runs. A bias moves all stored runs in every metric, by this many deviations
+of single runs. It represents differences that plan, protocol and `NUMERICS` do not show.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def with_stored(
 
 
 def checked(sheets: dict[str, Cells], level: float = LEVEL) -> tuple[dict[str, Cells], int]:
-    """Return the cells without stored runs where they do not agree, and in how many metrics they do."""
+    """Return the cells, without stored runs if they do not agree, and the number of metrics in which they do."""
     found, agreed = dict[str, Cells](), 0
     for metric, cells in sheets.items():
         if STORED not in cells.values:

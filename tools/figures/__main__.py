@@ -1,4 +1,4 @@
-"""`python -m tools.figures [--write]`: exit 0 where every figure is bound to data or stated, else list what is not."""
+"""`python -m tools.figures [--write]`: list figures that are neither bound to data nor stated; exit 0 without any."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def page_problems(page: Page) -> list[str]:
 
 @cache
 def stated() -> Mapping[str, list[str]]:
-    """Fragments by page whose figures are no results of ours."""
+    """Fragments by page whose figures are not our results."""
     found: dict[str, list[str]] = yaml.safe_load((Path(__file__).parent / "stated.yaml").read_text(encoding="utf-8"))
     if unknown := set(found) - set(page_names()):
         raise ValueError(f"tools/figures/stated.yaml names pages that are not there: {', '.join(sorted(unknown))}")

@@ -10,7 +10,7 @@ from pathlib import Path
 Span = tuple[int, int]
 
 NUMERAL = re.compile(r"(?<![\w.])(?<![A-Za-z]-)\d(?:[\d.,]*\d)?(?:e[-+−]?\d+)?")
-"""A number that is no part of a name: `bf16`, `T5` and `SHA-256` hold none."""
+"""A number that is not part of a name: `bf16`, `T5` and `SHA-256` contain none."""
 NAMES = re.compile(r"arXiv[: ]\d{4}\.\d{5}|FLUX\.\d|\d{4}-\d{2}-\d{2}|^ *\d+\. ", re.MULTILINE)
 """Numbers of papers, of versions in names, of dates, and of the items of a list."""
 VERDICT_WORD = re.compile(
@@ -41,7 +41,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines made from data, which stand after the marker of this name, up to an empty line."""
+    """Lines made from data that follow the marker of this name, up to an empty line."""
 
     name: str
     lines: Sequence[str]
@@ -65,7 +65,7 @@ class Page:
         return cls(name, (root / name).read_text(encoding="utf-8"))
 
     def problems(self, claims: Iterable[Claim], stated: Iterable[str]) -> list[str]:
-        """Return what is wrong with the page, each with its line."""
+        """Return the problems of the page, each with its line."""
         claims = list(claims)
         found: list[str] = []
         covered: list[Span] = []
@@ -107,7 +107,7 @@ class Page:
         return [span for span, text in blocks if text.strip() == "\n".join(claim.lines).strip()]
 
     def _block_at(self, at: int) -> tuple[Span, str]:
-        """Return the place and text of what follows a marker, up to an empty line."""
+        """Return the place and text of the block after a marker, up to an empty line."""
         end = self.text.find("\n\n", at)
         end = len(self.text.rstrip()) if end < 0 else end
         return (at, end), self.text[at:end]
@@ -119,17 +119,17 @@ class Page:
             yield from (match.span() for match in VERDICT_WORD.finditer(readable, low, high))
 
     def _results(self) -> Iterator[Span]:
-        """Where the page reports results: all of a study's README and of the findings, one section of README.md."""
+        """The parts of the page with results: all of a study's README and of the findings, one section of README.md."""
         if self.name.startswith("studies/") or self.name == FINDINGS:
             yield 0, len(self.text)
         elif section := RESULTS_SECTION.search(self.text):
             yield section.span()
 
     def _readable(self) -> str:
-        """Return the text with all that holds no claim blanked out; places stay.
+        """Return the text with all parts without claims blanked out; positions stay.
 
-        Of a fenced block in a language only the comments are read, of one in none all of it. Code within a sentence is
-        read where it is nothing but a number.
+        In a fenced block with a language only the comments are read, in one without a language everything. Code within
+        a sentence is read if it is only a number.
         """
         text = self.text
 

@@ -1,1 +1,1 @@
-"""The order of the rooms, and counts that say whether the house stays in order: `python -m tools.house`."""
+"""Order of the rooms, and counts that show whether the package stays in order: `python -m tools.house`."""

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from tools.site import reference, results
 
 PAGES, FILES = "source", "files"
-"""Folders of the staged pages, and of files that the site has as they are."""
+"""Folders of the staged pages, and of files that the site copies unchanged."""
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _LANGUAGES = {
@@ -27,11 +27,11 @@ _ANCHOR = re.compile(r'^<a id="([\w-]+)"></a>', re.MULTILINE)
 _IMAGES = (".png", ".svg", ".jpg", ".webp")
 _LARGEST_CODE = 200_000
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md")
-"""Pages at the root of the repository that the site has too, where they exist."""
+"""Pages at the root of the repository that are also on the site, if they exist."""
 
 
 class Stage:
-    """Copies pages from the repository to `out`, and remembers what their links need."""
+    """Copies pages from the repository to `out`, and records the targets of their links."""
 
     def __init__(self, root: Path, out: Path) -> None:
         self.root, self.pages, self.files = root.resolve(), out / PAGES, out / FILES
@@ -61,7 +61,7 @@ class Stage:
         self._leave_out_missing(self.pages / "index.md")
 
     def _leave_out_missing(self, index: Path) -> None:
-        """Leave patterns that match no page out of the navigation, and a section of it that has no page at all."""
+        """Leave patterns without pages out of the navigation, and sections without any page."""
         text = index.read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if "*" not in line or self._is_no_pattern_or_matches(line)]
         kept = re.sub(r"```\{toctree\}\n(?::[^\n]*\n)*\n*```\n", "", "\n".join(lines) + "\n")
@@ -100,7 +100,7 @@ class Stage:
         return link[0]  # Sphinx says that it leads nowhere
 
     def _page_of(self, path: str) -> str | None:
-        """Return the staged page of a file or folder of the repository; None for a file that the site has as it is."""
+        """Return the staged page of a file or folder of the repository; None for a file that is copied unchanged."""
         if path == "README.md":
             return "index.md"
         if path in _PROJECT:
@@ -135,7 +135,7 @@ class Stage:
         return staged
 
     def _static(self, path: str) -> str:
-        """Copy a file that is no page, and return where the site has it. The page of a report stands for its text."""
+        """Copy a file that is not a page, and return its place on the site. For a report, that is the page."""
         if path.endswith("/report.md"):
             path = path.removesuffix(".md") + ".html"
         place = re.sub(r"^docs/", "", re.sub(r"^studies/", "results/", path))
@@ -149,9 +149,9 @@ class Stage:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Return the text with a change made to all of it but blocks of code and code within sentences.
+    """Return the text with a change made to everything but blocks of code and code within sentences.
 
-    Code in the words of a link is part of the link.
+    Code in the text of a link is part of the link.
     """
     hidden: list[str] = []
 

@@ -34,7 +34,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def code(text: str) -> str:
-    """Return text as inline code, also where it has backticks itself."""
+    """Return text as inline code, even if it contains backticks."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
@@ -45,7 +45,7 @@ def sentence(text: str) -> str:
 
 
 def class_words(settings: type[Settings]) -> str:
-    """Return the docstring of settings; where they have none, the first sentence of their module's."""
+    """Return the docstring of settings; if they have none, the first sentence of their module's."""
     own = settings.__dict__.get("__doc__")
     if own:
         return cleandoc(own)
@@ -114,12 +114,12 @@ def _type_words(annotation: Any) -> str:
 
 
 def kinds_of(field: FieldInfo) -> dict[str, type[Settings]]:
-    """Return the settings that a field may hold, by kind; '' for those that have none."""
+    """Return the settings that a field may hold, by kind; '' for settings without a kind."""
     classes = dict.fromkeys(settings_in(field))
     return {_kind(one): one for one in classes}
 
 
 def _kind(settings: type[Settings]) -> str:
-    """Return the one kind that settings are of; '' where they have none, or a choice of their own."""
+    """Return the kind of settings with a single kind; otherwise ''."""
     kind = settings.model_fields.get("kind")
     return str(kind.default) if kind is not None and len(get_args(kind.annotation)) == 1 else ""

@@ -1,1 +1,1 @@
-"""Measure on a GPU all that docs/speed.md names as not measured, by one command."""
+"""Measure by one command, on a GPU, everything that docs/speed.md lists as not measured."""

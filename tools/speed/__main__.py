@@ -1,6 +1,6 @@
 """`python -m tools.speed OUT`: run each measurement in a process of its own, and write its JSON to the folder OUT.
 
-Those that no longer fit into the time are left out and named; `--only` takes them up in a second call.
+Measurements that no longer fit into the time are left out and named; `--only` makes them in a second call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tintype.runtime.files import Json, write_json
 
 ROOT = Path(__file__).parents[2]
 _LEAST_S = 20.0
-"""A measurement with less time left is not begun."""
+"""A measurement does not begin with less time left."""
 _TINY_STUDY = """
 question: How fast is it?
 recipe: plan.yaml
@@ -44,7 +44,7 @@ WORDS = "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}"
 
 @dataclass(frozen=True)
 class Work:
-    """Options of the commands, which say how much each measures."""
+    """Options of the commands, which set the amount of work."""
 
     mini: tuple[str, ...]
     large: tuple[str, ...]
@@ -75,7 +75,7 @@ def tiny_work(out: Path) -> Work:
 
 
 def measurements(out: Path, work: Work) -> dict[str, Measurement]:
-    """Return the measurements by name, the one that matters most first."""
+    """Return the measurements by name, the most important first."""
     exact, inexact = (("--set", f"run.deterministic={value}") for value in ("true", "false"))
     pytest = ("pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(out / "exact.xml"), *work.tests)
     bench = ("tintype", "bench", "--out", "{out}")

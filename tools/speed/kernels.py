@@ -62,7 +62,7 @@ def optimizer(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
 
 
 def _step_s(weights: dict[str, nn.Parameter], one_pass: bool, extras: bool, steps: int) -> float | None:
-    """Return the median seconds of a step; None where the device cannot take it in one pass."""
+    """Return the median seconds of a step; None if the device cannot make it in one pass."""
     built = AdamWSettings().build(weights.items())
     assert isinstance(built, AdamW)
     if one_pass and not built.clips:
@@ -90,7 +90,7 @@ def _step_s(weights: dict[str, nn.Parameter], one_pass: bool, extras: bool, step
 def sampling(tiny: bool, device: torch.device) -> Iterator[tuple[str, Json]]:
     """Yield the seconds of 28 Euler steps with guidance for one image of 1024 px, and of the first such loop.
 
-    Where diffusers is installed, its PRX is measured too: in bf16, compiled.
+    If diffusers is installed, its PRX is measured too: in bf16, compiled.
     """
     builders: dict[str, Callable[[], Guided]] = {"plain": lambda: _own_guided(tiny, device, PrecisionSettings())}
     if runs_on(device):

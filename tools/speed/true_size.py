@@ -48,7 +48,7 @@ from tintype.train.state import new_state
 _LEFT_OUT = 2
 """First steps that compile and allocate, and count for no speed."""
 _RECORD = "tower.json"
-"""Written last, so that a tower that has it is whole."""
+"""Written last, so that a tower with this file is complete."""
 _LETTERS = "letters"
 """Folder beside the weights of the text encoder, with the tokenizer to which each letter is a token."""
 
@@ -128,7 +128,7 @@ TOWERS: dict[str, Callable[[Sizes], Untyped]] = {
     "flux1": autoencoder,
     "dinov2": teacher,
 }
-"""By the kind that a plan calls it by."""
+"""By the kind in a plan."""
 
 
 def without_numbers(name: str, sizes: Sizes) -> Untyped:
@@ -211,7 +211,7 @@ def write_tokenizer(folder: Path, vocabulary: int, pattern: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe, what is changed in it, and what PRX published of the same. {folder} is that of the towers."""
+    """A recipe, its changes, and PRX's published values for it. {folder} is the folder of the towers."""
 
     recipe: str
     towers: tuple[str, ...]
@@ -325,7 +325,7 @@ def take_steps(plan: Plan) -> dict[str, Json]:
 
 
 def speeds(steps: Sequence[Step], batch: int) -> dict[str, Json]:
-    """Return what follows from the times of the steps; all but the list is of those after the first two."""
+    """Return the values that follow from the times of the steps; all but the list leave out the first two."""
     counted = steps[_LEFT_OUT:]
     step_s, total_s = median(step.whole_s for step in counted), sum(step.whole_s for step in counted)
     split = {part: sum(step.parts_s[part] for step in counted) / total_s for part in PARTS}
@@ -362,7 +362,7 @@ def _peaks(device: torch.device) -> dict[str, Json]:
 
 
 def _free() -> None:
-    """Free what the run before has left."""
+    """Free the memory of the run before."""
     forget_sources()
     torch._dynamo.reset()
     gc.collect()
@@ -371,7 +371,7 @@ def _free() -> None:
 
 
 def measure(run: Run, folder: Path, sizes: Sizes, settings: Sequence[str]) -> dict[str, Json]:
-    """Write the towers that the run needs, and take its steps. A run that fails says why, and the next can go on."""
+    """Write the towers that the run needs, and make its steps. A failed run is reported, and the next can start."""
     found: dict[str, Json] = {"recipe": run.recipe, "failed": None}
     found["changes"] = [*run.changes, *run.techniques, *settings]
     try:
@@ -403,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measure_all(runs: Mapping[str, Run], folder: Path, sizes: Sizes, given: argparse.Namespace) -> None:
-    """Measure one run after the other. The file is whole after each."""
+    """Measure one run after the other. The file is complete after each."""
     device = choose_device("cpu" if given.tiny else "auto")
     report: dict[str, Any] = {"environment": environment(device), "published": CONTEXT, "towers": {}, "runs": {}}
     if given.only_towers:

@@ -165,7 +165,7 @@ class TunedTokenizer(nn.Module):
         return DiffusersForm(network, norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return a fault if the latents hardly vary, else None.
+        """Return a fault if the latents hardly vary, otherwise None.
 
         All other latents are normalised to mean 0 and standard deviation 1.
         """

@@ -1,0 +1,1 @@
+"""Draw sentences of the docs, the docstrings and the errors to read, and find long ones."""
