@@ -72,19 +72,19 @@ def _older_sampling(plan: Plain) -> Plain:
 class Plan(Settings):
     """Everything that decides what a run learns, one field per seam. Defaults are PRX's if PRX has the setting."""
 
-    seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
+    seed: int = Field(0, ge=0, description="Seed of the weights, the data order, noise, time and dropout")
     start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
-        None, description="The run whose weights it starts from; without, they are drawn"
+        None, description="The run whose weights it starts from; by default they are random"
     )
     data: Annotated[DataPart, OneOf(DATA, "scenes")] = Field(
-        ScenesSettings(), description="The images and captions that the run is trained on and scored against"
+        ScenesSettings(), description="The images and captions for training and scoring the run"
     )
     captions: Annotated[CaptionsPart, OneOf(CAPTIONS, "column")] = Field(
         ColumnSettings(), description="Which caption of its image a training sample reads"
     )
     text: TextChoice = Field(WordsSettings(), description="The text encoder: trained with the model, or frozen")
     tokenizer: TokenizerChoice = Field(
-        PixelsSettings(), description="The space that the denoiser works in: pixels, or the latents of an autoencoder"
+        PixelsSettings(), description="The space of the denoiser: pixels, or the latents of an autoencoder"
     )
     model: ModelSettings = Field(ModelSettings(), description="The denoiser, PRX's transformer")
     objective: Annotated[ObjectivePart, OneOf(OBJECTIVES, "velocity")] = Field(
@@ -94,13 +94,13 @@ class Plan(Settings):
         MixtureTime(), description="The density from which training draws t"
     )
     noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
-        None, description="How training chooses the noise of an image; without, it is drawn at random"
+        None, description="How training chooses the noise of an image; by default it is random"
     )
     sampling: Annotated[SamplingSettings, Since(_older_sampling)] = Field(
         SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
     )
     main_loss: Annotated[Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")], Since({"kind": "square"})] = Field(
-        SquareSettings(), description="What the main loss does with the error of the velocity; plugins add kinds"
+        SquareSettings(), description="Function of the velocity's error in the main loss; plugins add kinds"
     )
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(
         None, description="Weight of the loss at each time; null: 1"
@@ -125,7 +125,7 @@ class Plan(Settings):
         None, description="Weight average, which is then sampled and scored; null: none"
     )
     run: RunSettings = Field(
-        RunSettings(), description="Housekeeping: device, saving, logging, ranks. No part of the plan's hash"
+        RunSettings(), description="Housekeeping: device, saving, logging, ranks. Not part of the plan's hash"
     )
 
     @model_validator(mode="after")
@@ -148,8 +148,8 @@ class Plan(Settings):
         self.precision.check(self.model)
         if self.model.value_residual and self.route is not None and 0 in self.route.sparse_blocks(0):
             raise ValueError(
-                f"model.value_residual takes the first block's values of all tokens, and '{self.route.kind}' lets some "
-                "skip it; begin the route at a later block, or leave one of them out"
+                f"model.value_residual needs the first block's values of all tokens, but '{self.route.kind}' lets some "
+                "skip that block; begin the route at a later block, or leave one of them out"
             )
         if self.model.class_token and CLASS_TOKEN not in kinds:
             raise ValueError(
@@ -166,8 +166,8 @@ class Plan(Settings):
         for height, width in self.data.shapes:
             if height % unit or width % unit:
                 raise ValueError(
-                    f"data.buckets: {height} × {width} is no multiple of {unit} (tokenizer stride × model.patch); "
-                    f"`tintype data shapes --size {self.data.size_px:d} --unit {unit:d}` prints some that are"
+                    f"data.buckets: {height} × {width} is not a multiple of {unit} (tokenizer stride × model.patch); "
+                    f"`tintype data shapes --size {self.data.size_px:d} --unit {unit:d}` lists valid shapes"
                 )
         self._refuse_one_shape("data.buckets")
 
@@ -177,7 +177,7 @@ class Plan(Settings):
         for stage in stages:
             if stage.size_px % unit:
                 raise ValueError(
-                    f"train.stages: {stage.size_px} px is no multiple of {unit} (tokenizer stride × model.patch)"
+                    f"train.stages: {stage.size_px} px is not a multiple of {unit} (tokenizer stride × model.patch)"
                 )
         if not _ascend([*(stage.size_px for stage in stages), size_px]):
             sizes = ", ".join(str(stage.size_px) for stage in stages)
@@ -207,7 +207,7 @@ class Plan(Settings):
             if images % alike:
                 raise ValueError(
                     f"train.stages: with data.buckets {alike} images in a row have one shape (the least common "
-                    f"multiple of all micro-batches), but the stage until step {stage.until} ends after {images}; let "
+                    f"multiple of all micro-batches). But the stage until step {stage.until} ends after {images}; let "
                     f"it end after a multiple of {alike}, or leave `batch` out of the stages"
                 )
 

@@ -13,7 +13,7 @@ from tintype.settings import Settings
 def _is_moment(value: int | float) -> int | float:
     if value >= 0 and (isinstance(value, int) or value <= 1):
         return value
-    raise ValueError("say a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
+    raise ValueError("give a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
 
 
 Moment = Annotated[int | float, AfterValidator(_is_moment)]

@@ -65,7 +65,7 @@ class Route:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
-            raise ValueError(f"a route from block {self.start} to {self.end} holds no block")
+            raise ValueError(f"a route from block {self.start} to {self.end} contains no block")
 
 
 class _Routed:
@@ -403,9 +403,13 @@ class LossTerm:
 
     A term with parameters is also an `nn.Module`.
 
-    Calls come in this order: construction; `ready` before the first step that needs the term; `prepare` before the
-    first step; at each step `expect` for the next batches, `look`, then `loss`; and `release` when its weight stays
-    zero.
+    Calls come in this order:
+
+    - construction
+    - `ready` before the first step that needs the term
+    - `prepare` before the first step
+    - `expect` for the next batches, `look`, then `loss` at each step
+    - `release` when its weight stays zero
     """
 
     taps: frozenset[int] = frozenset()

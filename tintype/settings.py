@@ -426,10 +426,10 @@ class ModelSettings(Settings):
     )
     qk_norm: Annotated[bool, Since(True)] = Field(True, description="RMSNorm of queries and keys")
     shared_adaln: Annotated[bool, Since(False)] = Field(
-        False, description="One modulation layer for all blocks, and an offset for each, instead of a layer for each"
+        False, description="One modulation layer for all blocks with an offset for each, instead of one layer per block"
     )
     registers: Annotated[int, Since(0)] = Field(
-        0, ge=0, description="Learned tokens beside the image's, which are dropped after the last block"
+        0, ge=0, description="Number of learned tokens beside the image's, which are dropped after the last block"
     )
     class_token: Annotated[int, Since(0)] = Field(
         0, ge=0, description="Width of a teacher's class token that is denoised along with the image; 0: none"
@@ -500,8 +500,8 @@ class SamplingSettings(Settings):
     shift: float = Field(
         1.0,
         gt=0,
-        description="Of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. It is set "
-        "apart from time.shift, which is that of the training density",
+        description="Shift of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. "
+        "Independent of time.shift, the shift of the training density",
     )
     shift_by: Annotated[ShiftBy, Since("none")] = Field(
         "none",
@@ -511,8 +511,7 @@ class SamplingSettings(Settings):
 
     guidance: Annotated[Literal["classifier-free", "self", "path-drop"], Since("classifier-free")] = Field(
         "classifier-free",
-        description="Guidance with which the model is sampled where none is chosen; evaluations have one of their own, "
-        "the same for all arms",
+        description="Default guidance for sampling the model; evaluations have their own, the same for all arms",
     )
 
     def shift_at(self, tokens: int, token_numbers: int) -> float:
@@ -528,7 +527,7 @@ class StageSettings(Settings):
         le=LARGEST_PX,
         description="Width and height of square images; other shapes of data.buckets are scaled down with them",
     )
-    until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
+    until: int = Field(ge=1, description="The first step, counted from 0, after this stage")
     batch: Annotated[int | None, Since(None)] = Field(
         None, ge=1, description="Images per update in this stage; by default train.batch"
     )
@@ -553,7 +552,7 @@ class TrainSettings(Settings):
     accumulate: int = Field(1, ge=1, description="Micro-batches per update")
     warmup_steps: int = Field(1000, ge=0, description="Steps in which the learning rate rises linearly from 0")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="The learning rate after the warm-up: as it is, or falling to 0 along a cosine"
+        "constant", description="The learning rate after the warm-up: constant, or falling to 0 along a cosine"
     )
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
     most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
@@ -568,13 +567,13 @@ class TrainSettings(Settings):
         1000.0,
         gt=0,
         description="A parameter tensor whose root mean square is larger or not finite ends the run as diverged; null: "
-        "of any size that is finite",
+        "any finite size",
     )
     skip_spikes: Annotated[SpikeSettings | None, Since(None)] = Field(
         None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
     )
     stages: Annotated[tuple[StageSettings, ...], Since([])] = Field(
-        (), description="Sizes of the images in the first steps, one after the other; after them it is data.size_px"
+        (), description="Sizes of the images in the first steps, stage by stage; the last stage has data.size_px"
     )
 
     @property
@@ -643,17 +642,17 @@ class IslandSettings(Settings):
     norms: Literal["fp32", "bf16"] = Field("fp32", description="LayerNorm and RMSNorm: statistics and scaling")
     softmax: Literal["fused", "fp32", "bf16"] = Field(
         "fused",
-        description="Scores, softmax and weighted sum of the attention. fused: a kernel that takes and gives the type "
-        "of `compute` and is fp32 inside",
+        description="Scores, softmax and weighted sum of the attention. fused: a kernel with inputs and outputs in the "
+        "type of `compute` and fp32 inside",
     )
     rope: Literal["fp32", "bf16"] = Field("fp32", description="The rotation of queries and keys, and its table")
     timestep: Literal["fp32", "bf16"] = Field(
-        "fp32", description="t as the denoiser gets it; its sinusoid is taken in fp32 then"
+        "fp32", description="t as an input of the denoiser; its sinusoid is then computed in fp32"
     )
     modulation: Literal["autocast", "fp32", "bf16"] = Field(
         "autocast",
         description="adaLN: the embedding of the time, scale, shift, gate and the addition to the stream. autocast: "
-        "linear layers in `compute`'s type, the rest in the types that meet",
+        "linear layers in `compute`'s type, the rest in the types of its inputs",
     )
 
 
@@ -665,7 +664,7 @@ class PrecisionSettings(Settings):
     Losses with weights of their own and weight averages are always fp32.
     """
 
-    storage: Literal["fp32", "bf16"] = Field("fp32", description="The type of the trained weights and their moments")
+    storage: Literal["fp32", "bf16"] = Field("fp32", description="The dtype of the trained weights and their moments")
     rounding: Annotated[Literal["nearest", "stochastic", "kahan"], Since("nearest")] = Field(
         "nearest", description="How an updated weight is rounded to bf16"
     )
@@ -730,7 +729,7 @@ class DistributionSettings(Settings):
 class WatchdogSettings(Settings):
     """Limits after which all ranks that `torchrun` started are ended because one rank is stuck."""
 
-    multiple: float = Field(20.0, ge=1, description="A step may take this many times the usual (median) step")
+    multiple: float = Field(20.0, ge=1, description="A step may take this many times the median step")
     floor_minutes: float | None = Field(
         15.0,
         gt=0,
@@ -754,14 +753,14 @@ class RunSettings(Settings):
     threads: int = Field(
         1,
         ge=1,
-        description="Threads that compute, where the device is the CPU. Results are bit-exact for one number of them, "
-        "so it depends neither on the machine nor on how many runs train at a time; a run alone on a machine is faster "
-        "with more",
+        description="Compute threads on the CPU. Results are bit-exact for one number of them, "
+        "so it does not follow the machine or the number of concurrent runs. A run alone on a machine is faster with "
+        "more",
     )
     deterministic: bool = Field(
         True,
-        description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit; "
-        "an operation that has none is named in an event and in the report. Nothing changes on the CPU",
+        description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit. "
+        "An event and the report name operations without one. Nothing changes on the CPU",
     )
     save_every_steps: int = Field(1000, ge=1, description="Steps between two checkpoints")
     save: Literal["auto", "wait", "background"] = Field(
@@ -774,17 +773,17 @@ class RunSettings(Settings):
     log_every_steps: int = Field(10, ge=1, description="Steps between two lines of `metrics.jsonl`")
     trackers: tuple[TrackerName, ...] = Field(
         (),
-        description="Where the run is mirrored to: numbers, scores, images and plan; each is an extra of the package. "
-        "A tracker that fails does not stop the run",
+        description="Services to which the run is mirrored: numbers, scores, images and plan. Each is an extra of the "
+        "package. A tracker that fails does not stop the run",
     )
     tracker_project: str = Field(
         "tintype", min_length=1, description="Project of wandb and trackio, and experiment of mlflow"
     )
-    tensorboard: bool = Field(False, description="The older way to say trackers: [tensorboard]")
+    tensorboard: bool = Field(False, description="The older form of trackers: [tensorboard]")
     ranks: int = Field(
         1,
         ge=1,
-        description="Processes, each with its own GPU, by which workers of a study train a run; `tintype train` has "
+        description="Processes, each with its own GPU, with which workers of a study train a run; `tintype train` uses "
         "as many as torchrun starts",
     )
     distribution: DistributionSettings = Field(
@@ -797,7 +796,7 @@ class RunSettings(Settings):
         "trained tokenizers are not cached",
     )
     latents_folder: str | None = Field(
-        None, min_length=1, description="Folder of the cached latents; by default one named by what they are made of"
+        None, min_length=1, description="Folder of the cached latents; by default one named after their inputs"
     )
 
     protocol: ProtocolName | None = Field(

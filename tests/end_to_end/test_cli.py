@@ -68,7 +68,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["train", "pocket", "--out", "x", "--technique", "emma"], "did you mean 'ema'"),
         (["train", "pocket", "--out", "x", "--set", "data.size_px=18"], "must be a multiple of 4"),
         (["train", "pocket", "--out", "x", "--set", "captions.column=tiny"], "no caption column 'tiny'"),
-        (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is no device"),
+        (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is not a device"),
         (["train", "pocket", "--out", "x", "--set", "run.device=cuda:7"], "CUDA"),
         (["tokenizer", "cache", "pocket"], "'pixels' has no latents to cache"),
         (["ablate", "poket", "--out", "x"], "unknown study 'poket'"),
@@ -77,7 +77,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["evaluate"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere", "--reference", "x"], "nowhere does not exist"),
-        (["evaluate", "--images", ".", "--reference", "."], "holds no images"),
+        (["evaluate", "--images", ".", "--reference", "."], "contains no images"),
         (["evaluate", "--images", ".", "--reference", ".", "--set", "encoders=[incepton]"], "did you mean 'inception'"),
         (
             ["evaluate", "--images", ".", "--reference", ".", "--set", "metrics=[fid]"],
@@ -86,7 +86,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["power", "nowhere"], "no studies found"),
         (["power", "--effect", "0%"], "--effect 0%"),
         (["sample", "nowhere", "a ball"], "is not a run"),
-        (["report", "nowhere"], "holds no study"),
+        (["report", "nowhere"], "is not a study"),
     ],
 )
 def test_mistakes_get_a_message_that_names_the_thing(

@@ -121,7 +121,7 @@ def test_another_baseline_may_not_move_in(study: tuple[Path, Path, subprocess.Co
     for options in ([], ["--dry-run"]):
         with pytest.raises(UserError, match="study of another baseline"):
             ask("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]", *options)
-    with pytest.raises(UserError, match="looked at with other settings of x-prediction"):
+    with pytest.raises(UserError, match="read with other settings of x-prediction"):
         arms = "arms=[{name: x-prediction, techniques: ['x-prediction:clamp=0.1']}]"
         ask("ablate", str(file), "--out", str(out), "--dry-run", "--set", arms)
     assert "6 runs; 6 of them are done" in ask("ablate", str(file), "--out", str(out), "--dry-run")
@@ -217,7 +217,7 @@ def test_a_run_whose_worker_dies_is_tried_again_and_fails_after_its_retries(retr
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("precious")
-    with pytest.raises(UserError, match=r"holds other files and no study\.yaml"):
+    with pytest.raises(UserError, match=r"contains other files and no study\.yaml"):
         ask("ablate", "pocket", "--out", str(tmp_path))
     assert (tmp_path / "report.md").read_text() == "precious"
 

@@ -383,7 +383,7 @@ def test_a_folder_without_write_permission(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         train(PLAN, tmp_path, Interrupt())
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 

@@ -108,7 +108,7 @@ def test_stored_results_snapshots_and_exports_are_read_or_refused(promise: Promi
             promise.count(read_result(file).step == stored.STEP, words(file))
         except UserError as error:
             current = formats(file.parents[3])["result"] == stored.current_formats()["result"]
-            promise.count(not current and "to have the run scored again" in str(error), f"{words(file)}: {error}")
+            promise.count(not current and "to score the run again" in str(error), f"{words(file)}: {error}")
     run = Path(shutil.copytree(SETS[-1] / stored.SCORED, tmp_path / "run"))
     shutil.rmtree(run / "evaluation")
     promise.count(evaluate(run, stored.PROTOCOL).step == stored.STEP, "scored anew")

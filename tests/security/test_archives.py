@@ -132,7 +132,7 @@ def test_a_store_names_files_in_its_own_folder(tmp_path: Path, promise: Promise,
     """Name a file elsewhere in `store.json`, with a right checksum: it is refused before it is opened."""
     store = tiny_store(tmp_path, 4)
     rewrite_about(store, lambda about: about["shards"][0].update(name=name))
-    with pytest.raises(UserError, match="does not lie in the folder"):
+    with pytest.raises(UserError, match="is not in the folder"):
         open_store(store)
     promise.count(True, name)
 

@@ -272,7 +272,7 @@ def test_a_member_of_a_tar_to_score_that_is_no_plain_file_is_refused(tmp_path: P
     member.type, member.linkname = kind, "b.png"
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(member)
-    with pytest.raises(UserError, match=r"a\.tar:a\.png is a link or no plain file"):
+    with pytest.raises(UserError, match=r"a\.tar:a\.png is a link or not a plain file"):
         list(open_images(tmp_path / "a.tar"))
 
 

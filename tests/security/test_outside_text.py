@@ -41,7 +41,7 @@ def number(text: str) -> None:
 
 
 def broken_json(text: str) -> None:
-    with pytest.raises(Exception, match="no chat completion"):
+    with pytest.raises(Exception, match="not a chat completion"):
         read_answer(Question("0" * 64, Encoded("a", b"")), text.encode())
 
 

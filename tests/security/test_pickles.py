@@ -104,7 +104,7 @@ def test_a_storage_outside_the_archives_numbers_is_refused() -> None:
 
     file = io.BytesIO()
     Writer(file).dump({"a": Ellipsis})
-    with pytest.raises(UserError, match="no storage of floats"):
+    with pytest.raises(UserError, match="not a storage of floats"):
         read_torchscript(archive(file.getvalue()), "net.pt")
 
 

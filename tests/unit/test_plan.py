@@ -377,9 +377,9 @@ def test_unknown_names_get_the_nearest() -> None:
         packaged.find("plans", "poket")
     with pytest.raises(UserError, match=r"cannot read missing.yaml"):
         packaged.find("plans", "missing.yaml")
-    with pytest.raises(UserError, match="'prx-rows' is a study and no recipe; `tintype ablate prx-rows --out DIR`"):
+    with pytest.raises(UserError, match="'prx-rows' is a study, not a recipe; `tintype ablate prx-rows --out DIR`"):
         read_plan("prx-rows")
-    with pytest.raises(UserError, match="'prx-256' is a recipe and no study; `tintype train prx-256 --out DIR`"):
+    with pytest.raises(UserError, match="'prx-256' is a recipe, not a study; `tintype train prx-256 --out DIR`"):
         packaged.find("studies", "prx-256")
 
 

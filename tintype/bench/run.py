@@ -293,7 +293,7 @@ def _size_px(plan: Plan, tokens: int) -> int:
     below, above = [n for n in sizes if n < tokens][-1:], [n for n in sizes if n > tokens][:1]
     shown = " and ".join(f"{n} ({sizes[n]} px)" for n in below + above) or "none"
     raise UserError(
-        f"{option('tokens', tokens)} cannot be had: images are square, of {lowest} to {highest} px, and a token covers "
+        f"{option('tokens', tokens)} is not possible: images are squares of {lowest} to {highest} px; a token covers "
         f"{unit} × {unit} px (tokenizer stride × model.patch)",
         f"nearest: {shown}; another model.patch gives others",
     )
@@ -303,7 +303,7 @@ def refuse_stages(plan: Plan) -> None:
     """Raise for a plan with resolution stages: only the first steps would be measured."""
     if plan.train.stages:
         raise UserError(
-            "train.stages: steps on images of several sizes have no one speed",
+            "train.stages: steps on images of several sizes do not have one speed",
             f"measure each size by itself, with {setting('train.stages', '[]')} {setting('data.size_px', '…')} and "
             "without resolution-stages",
         )

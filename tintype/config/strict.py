@@ -160,7 +160,7 @@ class Document:
 
 def read_yaml(text: str, name: str) -> Document:
     if len(text) > _MOST_BYTES:
-        raise UserError(f"{name} is larger than {_MOST_BYTES >> 10} KiB, which no plan or study is")
+        raise UserError(f"{name} is larger than {_MOST_BYTES >> 10} KiB, the limit for plans and studies")
     document = Document(name, None, colons=tuple(islice(_full_width_colons(text, name), _MOST_PROBLEMS)))
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -215,7 +215,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
         try:
             return _SCALARS[node.tag][2](node.value)
         except (ValueError, TypeError, KeyError):
-            raise UserError(f"{line}: {node.value!s:.40} is no value of the tag {node.tag}") from None
+            raise UserError(f"{line}: {node.value!s:.40} is not a value of the tag {node.tag}") from None
     result: dict[str, object] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)

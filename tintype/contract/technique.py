@@ -42,11 +42,11 @@ def check_seams(ground: Ground, name: str) -> str:
     changes = diff(baseline, ground.with_techniques(name))
     sections = {key.split(".")[0] for key in changes}
     if technique.seam not in sections:
-        raise BrokenContractError(f"it declares the seam '{technique.seam}' and does not change it")
+        raise BrokenContractError(f"it declares the seam '{technique.seam}' but does not change it")
     if strays := sections - technique.seams:
-        raise BrokenContractError(f"it changes {_some(strays)} too; name them in `also`, or leave them alone")
+        raise BrokenContractError(f"it also changes {_some(strays)}; name them in `also`, or do not change them")
     if technique.setting and set(changes) != {f"{technique.seam}.{technique.setting}"}:
-        raise BrokenContractError(f"it declares the setting '{technique.setting}' alone and changes {_some(changes)}")
+        raise BrokenContractError(f"it declares the setting '{technique.setting}' alone but changes {_some(changes)}")
     return _some(changes)
 
 
@@ -55,7 +55,9 @@ def check_round_trip(ground: Ground, name: str) -> str:
     plan = ground.with_techniques(name)
     again = plan_from_yaml(plan.to_yaml(), "its plan as YAML")
     if again != plan:
-        raise BrokenContractError(f"the plan is another one when it is read again: {_some(diff(plan, again)) or again}")
+        raise BrokenContractError(
+            f"the plan changes when it is written and read again: {_some(diff(plan, again)) or again}"
+        )
     return ""
 
 
@@ -65,13 +67,11 @@ def check_off(ground: Ground, name: str) -> str:
     before = losses(baseline) if ground.can_step(name) else []
     off = Plan(**{**dict(changed), **{seam: dict(baseline)[seam] for seam in TECHNIQUES[name].seams}})
     if off.hash != baseline.hash:
-        raise BrokenContractError("with its seams set back, the plan has another hash than the baseline")
+        raise BrokenContractError("with its seams reset, the plan's hash differs from the baseline's")
     if ground.can_step(name):
         losses(changed, 1)  # what it does to the process would show after it
         if losses(off) != before:
-            raise BrokenContractError(
-                "a run of the baseline has other losses after a run of it: it changes more than the plan"
-            )
+            raise BrokenContractError("the baseline's losses change after a run of it: it changes more than the plan")
     return ""
 
 
@@ -83,9 +83,9 @@ def check_parameters(ground: Ground, name: str) -> str:
     added = _parameter_names(parts) - before
     declared = {one for one in added if one.startswith(tuple(trains))} if trains else set[str]()
     if undeclared := added - declared:
-        raise BrokenContractError(f"it adds the parameters {_some(undeclared)} and does not name them in `trains`")
+        raise BrokenContractError(f"it adds the parameters {_some(undeclared)} but does not name them in `trains`")
     if lost := {prefix for prefix in trains if not any(one.startswith(prefix) for one in added)}:
-        raise BrokenContractError(f"`trains` names {_some(lost)}, and no parameter of these names is added")
+        raise BrokenContractError(f"`trains` names {_some(lost)}, but no such parameters are added")
     parts.ready()
     state = new_state(parts)
     for _ in range(_STEPS):
@@ -103,8 +103,8 @@ def check_resume(ground: Ground, name: str) -> str:
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         if not resumed_is_whole(plan, Path(folder)):
             raise BrokenContractError(
-                "a run that is stopped after every step ends with other weights, state or losses than one that is "
-                "not; all that a loss term remembers must be a buffer or a parameter of it"
+                "a run that is stopped after every step ends with other weights, state or losses than an uninterrupted "
+                "one. Everything that a loss term remembers must be a buffer or a parameter of it"
             )
     return f"{plan.train.steps - 1} stops"
 
@@ -119,8 +119,8 @@ def check_needs(ground: Ground, name: str) -> str:
     except UserError as error:
         if f"'{name}'" in str(error) and any(key in str(error) for key in needs):
             return _some(needs)
-        raise BrokenContractError(f"it is refused without naming itself and a setting of `needs`: {error}") from None
-    raise BrokenContractError(f"`needs` names {_some(needs)}, and a plan without them takes it all the same")
+        raise BrokenContractError(f"the refusal does not name it and a setting of `needs`: {error}") from None
+    raise BrokenContractError(f"`needs` names {_some(needs)}, but a plan without them accepts it")
 
 
 CHECKS: tuple[Callable[[Ground, str], str], ...] = (
@@ -148,7 +148,7 @@ def check_pair(ground: Ground, first: str, second: str) -> bool:
     except UserError as error:
         if all(f"'{name}'" in str(error) for name in (first, second)):
             return False
-        raise BrokenContractError(f"with '{second}' it is refused without naming both: {error}") from None
+        raise BrokenContractError(f"with '{second}' the refusal does not name both: {error}") from None
     if not ground.can_step(first, second):
         return True
     parts, state = begun(plan)

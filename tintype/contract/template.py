@@ -103,9 +103,9 @@ def test_contract() -> None:
 def write_technique(name: str, out: Path | None = None) -> Path:
     """Write the file of a new technique; return its path."""
     if not _NAME.fullmatch(name):
-        raise UserError(f"technique {name} has other characters", "give lower-case words joined by -, as my-idea")
+        raise UserError(f"technique {name} has invalid characters", "give lower-case words joined by -, as my-idea")
     if name in TECHNIQUES:
-        raise UserError(f"technique {name}: there is one of this name", "choose another")
+        raise UserError(f"technique {name}: this name is taken", "choose another")
     file = out or Path(f"{name.replace('-', '_')}.py")
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise UserError(

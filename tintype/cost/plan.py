@@ -231,7 +231,7 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
         if (micro_batch := batch // plan.train.accumulate) % gpus:
             raise UserError(
                 f"{option('gpus', gpus)}: a micro-batch has {micro_batch} images (train.batch, or that of a stage, "
-                f"over train.accumulate), which {gpus} GPUs cannot share evenly",
+                f"over train.accumulate), which cannot be split evenly over {gpus} GPUs",
                 f"give another number, or {setting('train.accumulate', 1)}",
             )
     counted = Counted(plan)

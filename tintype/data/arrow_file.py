@@ -38,7 +38,9 @@ def refuse_compressed(path: Path, first: int = 0) -> None:
         file.seek(first)
         for message in pyarrow.ipc.MessageReader.open_stream(file):
             if _is_compressed(message):
-                raise UserError(f"{path} has compressed batches, which are not read", "write it without compression")
+                raise UserError(
+                    f"{path} has compressed batches, which tintype cannot read", "write it without compression"
+                )
 
 
 def _is_compressed(message: pyarrow.Message) -> bool:

@@ -24,13 +24,18 @@ class CaptionsPart(Part):
     """The kind picks a caption. Settings that all kinds share then apply in order: parts, words, tokens, dropout."""
 
     keep_parts: Annotated[float, Since(1.0)] = Field(
-        1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
+        1.0,
+        gt=0,
+        le=1,
+        description="Each sentence or clause of a caption is kept with this probability; at least one is kept",
     )
     max_words: Annotated[int | None, Since(None)] = Field(
         None, ge=1, description="Captions are truncated after this many words; null: not truncated"
     )
     max_tokens: Annotated[int | None, Since(None)] = Field(
-        None, ge=2, description="Captions are cut to this many tokens of the text encoder, special ones included"
+        None,
+        ge=2,
+        description="Captions are truncated to this many tokens of the text encoder, including special tokens",
     )
     dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
 
@@ -55,7 +60,7 @@ class ColumnSettings(CaptionsPart):
     """Every sample reads the same caption column."""
 
     kind: Literal["column"] = "column"
-    column: str = Field("long", description="Column of the data that has the captions")
+    column: str = Field("long", description="Column of the data with the captions")
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
         return captions.get(self.column, NULL_CAPTION)
@@ -69,7 +74,7 @@ class ColumnSettings(CaptionsPart):
 
 def _are_weights(weights: dict[str, float]) -> dict[str, float]:
     if not weights:
-        raise ValueError("name the caption columns, each with its weight: weights.long=0.7,weights.short=0.3")
+        raise ValueError("give the caption columns, each with its weight: weights.long=0.7,weights.short=0.3")
     for column, weight in weights.items():
         if weight <= 0:
             raise ValueError(
@@ -138,9 +143,9 @@ class CurriculumSettings(CaptionsPart):
     """
 
     kind: Literal["curriculum"] = "curriculum"
-    first: str = Field(description="The column that is read at the start")
+    first: str = Field(description="The column read at the start")
     weights: Weights = Field(description="Weight of each column in the mix that follows")
-    schedule: Schedule = Field(description="The share of the samples that read the mix, at each step")
+    schedule: Schedule = Field(description="Share of the samples that read the mix, at each step")
 
     def problems(self) -> Iterator[str]:
         if set(self.weights) == {self.first}:

@@ -70,7 +70,7 @@ def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
     return UserError(
         f"{first}{others} out of {folder} (to {_real(first)})",
         "put the files themselves there (`cp -rL` copies them); "
-        f"or pass {option('follow-links')}, where the command has it, to read what the links lead to",
+        f"or pass {option('follow-links')}, if the command has it, to read the targets of the links",
     )
 
 

@@ -107,7 +107,7 @@ def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterato
         elif suffix in SUFFIXES or suffix in _SETS:
             by_kind.setdefault("images" if suffix in SUFFIXES else suffix, []).append(file)
     if not by_kind:
-        raise UserError(f"{path} holds no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+        raise UserError(f"{path} contains no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
     if len(by_kind) > 1:
         raise UserError(
             f"{path} holds {' and '.join(by_kind)} files", "give a folder with one kind, or one of the files"
@@ -132,7 +132,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         if file.suffix.lower() not in SUFFIXES:
             continue
         if not tar_file.is_plain(member):
-            raise UserError(f"{name} is a link or no plain file", "put the image itself there")
+            raise UserError(f"{name} is a link or not a plain file", "put the image itself there")
         if member.size > LIMITS.bytes:
             raise BadImageError(too_large(name, member.size, LIMITS.bytes))
         yield Encoded(name, tar_file.content(path, member.offset_data, member.size), file.stem)
@@ -149,7 +149,7 @@ def _read_parquet(path: Path) -> Iterator[Encoded]:
             raise BadImageError(too_large(name, found.bytes, found.most))
         content = found.get("bytes") if isinstance(found, dict) else found
         if not isinstance(content, bytes):
-            raise UserError(f"{name}: the column 'image' holds no bytes of an image file")
+            raise UserError(f"{name}: the column 'image' does not contain the bytes of an image file")
         yield Encoded(name, content)
 
 

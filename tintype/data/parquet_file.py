@@ -54,7 +54,9 @@ def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -
     leaves = [leaf for leaf in range(len(file.schema)) if _is_of(file.schema.column(leaf).path, columns)]
     for leaf in leaves:
         if file.schema.column(leaf).max_repetition_level:
-            raise UserError(f"{path}: the column {file.schema.column(leaf).path} holds lists, which are not read")
+            raise UserError(
+                f"{path}: the column {file.schema.column(leaf).path} contains lists, which tintype cannot read"
+            )
     content = np.memmap(path, np.uint8, "r").data
     for group in range(file.num_row_groups):
         for leaf in leaves:

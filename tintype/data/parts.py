@@ -46,7 +46,7 @@ def instead(data: DataPart, given: Mapping[str, object], store: str | None, wher
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `like` for a source of a mixture; raise if the source is a mixture itself."""
     if given.get("kind") == MixtureSettings.kind_name():
-        raise UserError(f"{where}: a source of a mixture is no mixture itself", "name the sources one by one")
+        raise UserError(f"{where}: a source of a mixture cannot be a mixture", "name the sources one by one")
     return like(data, given, where)
 
 

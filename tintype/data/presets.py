@@ -26,7 +26,7 @@ _ALL = "all"
 class ListedSettings(Settings):
     """Files of a set in the format `listed`, and the folders of their images."""
 
-    image: str = Field(description="entry of a line that names its image")
+    image: str = Field(description="key of a line with the name of its image")
     files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the folder of images of each")
 
 

@@ -50,7 +50,7 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
             return file.get_slice("images")[first:last], about["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DamagedFileError(
-            f"{path} is no shard of sampled images, or a damaged one ({error})",
+            f"{path} is not a shard of sampled images, or is damaged ({error})",
             f"if an evaluation wrote it, {_REMAKE}",
         ) from None
 

@@ -160,20 +160,20 @@ def _left_out(images: Images) -> list[str]:
 
 
 def _unpaired(fake: Images, real: Images) -> UserError:
-    return UserError(f"{fake.path} and {real.path} hold different numbers of images; pairs need the same")
+    return UserError(f"{fake.path} and {real.path} contain different numbers of images; pairs need equal numbers")
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
     """Raise on settings that conflict, before hours of reading images."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
-        raise UserError("a reference file holds the features of one encoder", "score one encoder at a time with it")
+        raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:
-        raise UserError("paired images need the reference's images; a reference file has their features only")
+        raise UserError("paired images need the reference's images; a reference file contains only features")
     if saved and protocol.limit:
-        raise UserError("limit takes the first images of both sets; a reference file is used as it is")
+        raise UserError("limit uses the first images of both sets; a reference file is always used whole")
     if save_reference and save_reference.suffix != ".safetensors":
         raise UserError(
-            f"{option('save-reference', save_reference)} has another ending", "name it with the ending .safetensors"
+            f"{option('save-reference', save_reference)} has the wrong ending", "name it with the ending .safetensors"
         )
     if save_reference and not save_reference.parent.is_dir():
         raise UserError(
@@ -213,6 +213,6 @@ def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
             raise UserError(
                 f"pair {index} is {first[0].name} and {second[0].name}: images are paired in order, and these have "
                 "different names",
-                "name both alike, in the same order",
+                "give both the same name, in the same order",
             )
         yield first[1], second[1]

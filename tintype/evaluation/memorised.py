@@ -159,7 +159,7 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     others = range(controls, min(len(unseen), controls + protocol.reference_count))
     if len(others) < 2:
         raise UserError(
-            f"memorised: the data holds out {len(unseen)} images, and looking for copies needs 4 or more",
+            f"memorised: the data holds out {len(unseen)} images, but the search for copies needs 4 or more",
             "hold out more, or leave memorised out of metrics",
         )
     if (file := asked.prompt_file) is not None:
@@ -171,7 +171,7 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
         count = asked.captions
     note = ""
     if isinstance(scored.data, MixtureSettings) and scored.data.evaluate not in scored.data.read:
-        note = f"memorised: training never reads the source '{scored.data.evaluate}', which copies are looked for of"
+        note = f"memorised: training never reads the source '{scored.data.evaluate}', in which copies are searched"
     return Questions(training, _spread(unseen, range(controls), kind, count), others, len(train), data, note)
 
 
@@ -199,7 +199,7 @@ def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: st
     own = list(dict.fromkeys(found[caption][0] for caption in captions))
     if len(own) > images:
         raise UserError(
-            f"memorised: {name} asks for {len(own)} images, and copies are looked for among {images} (training_count, "
+            f"memorised: {name} asks for {len(own)} images, but copies are searched among {images} (training_count, "
             "and half of the held-out images)",
             "give fewer captions",
         )

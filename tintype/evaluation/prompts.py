@@ -68,7 +68,7 @@ def read_prompts(path: Path) -> PromptFile:
         text = raw.decode("utf-8-sig")
     rows = _rows(text, path)
     if not rows:
-        raise UserError(f"{path} holds no prompt")
+        raise UserError(f"{path} contains no prompt")
     groups = {
         group: tuple(str(row[group] or "–") for row in rows) for group in _GROUPS if all(group in row for row in rows)
     }

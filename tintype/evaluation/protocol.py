@@ -48,13 +48,11 @@ class Condition(Settings):
     A guidance is given as a whole: its missing settings get their defaults.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands after the metrics' names")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the metrics' names")
     prompts: Annotated[str, NamesFile(is_caption)] = Field(
         "long", min_length=1, description="A kind of caption, or the path of a prompt file (.txt, .jsonl, .tsv)"
     )
-    count: int | None = Field(
-        None, ge=2, description="Images; by default as many as the main sampling, or the file has"
-    )
+    count: int | None = Field(None, ge=2, description="Images; by default as many as the main sampling or the file")
     per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
     method: Method | None = Field(None, description="Integrator; by default that of the main sampling")
     steps: int | None = Field(None, ge=1, description="Sampling steps; by default those of the main sampling")
@@ -67,7 +65,7 @@ class Condition(Settings):
             if self.per_prompt != 1:
                 raise ValueError("per_prompt is for a prompt file; each caption is used once")
         elif self.count is not None:
-            raise ValueError("count is for captions; of a prompt file every prompt is used")
+            raise ValueError("count is for captions; every prompt of a prompt file is used")
         return self
 
 
@@ -77,11 +75,13 @@ class MemorisationSettings(Settings):
     prompts: Annotated[str, NamesFile(is_caption)] | None = Field(
         None,
         min_length=1,
-        description="A kind of caption, or the path of a file with captions of training images; by default the "
-        "protocol's prompts, or where training does not read those, a kind that it reads",
+        description="A kind of caption, or the path of a file with captions of training images. By default the "
+        "protocol's prompts, or a kind that training reads",
     )
     captions: int = Field(
-        128, ge=2, description="Training captions, and unseen ones, at each guidance scale; of a file every caption"
+        128,
+        ge=2,
+        description="Training captions, and unseen captions, at each guidance scale; a file is used whole",
     )
     guidance: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (1.0, 3.0, 7.0), min_length=1, description="Guidance scales, each with the main sampling's other settings"
@@ -114,27 +114,27 @@ class Protocol(Settings):
     reference_count: int = Field(2048, ge=2, description="Real held-out images for the distances")
     validation_count: int = Field(128, ge=1, description="Real held-out images for the validation loss")
     training_count: int = Field(
-        10_000, ge=2, description="Training images that `memorised` looks for copies of; no more than unseen ones"
+        10_000,
+        ge=2,
+        description="Training images in which `memorised` searches for copies; at most as many as unseen ones",
     )
     memorisation: MemorisationSettings = Field(
-        MemorisationSettings(), description="How copies are asked for, where `memorised` is measured"
+        MemorisationSettings(), description="How prompts for copies are chosen, if `memorised` is measured"
     )
     shapes: Literal["square", "buckets"] = Field(
         "square",
-        description="Held-out images and samples are squares of data.size_px, or have the shapes of data.buckets, "
-        "each sample that of its caption's image; the distances and the validation loss are given per shape too",
+        description="Held-out images and samples are squares of data.size_px, or have the shapes of data.buckets. "
+        "Each sample then has the shape of its caption's image; distances and validation loss are given per shape too",
     )
     size: Literal["data", "stage"] = Field(
         "data",
         description="Held-out images and samples have data.size_px at every step, or the size of the stage "
         "(train.stages) that trained the weights last; scores of two sizes are not compared",
     )
-    seed: int = Field(0, ge=0, description="Seeds the noise; apart from the seed of training")
-    encoders: tuple[EncoderChoice, ...] = Field(
-        (SceneEncoderSettings(),), description="What the distances are taken on"
-    )
+    seed: int = Field(0, ge=0, description="Seed of the noise, independent of the training seed")
+    encoders: tuple[EncoderChoice, ...] = Field((SceneEncoderSettings(),), description="Encoders for the distances")
     metrics: tuple[MetricKind, ...] = Field(
-        DEFAULT_METRICS, description="What is computed from each encoder's features"
+        DEFAULT_METRICS, description="Metrics computed from each encoder's features"
     )
     sampler: SamplerSettings = Field(SamplerSettings(), description="How images are sampled")
 

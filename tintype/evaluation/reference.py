@@ -235,7 +235,7 @@ def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
-        raise UserError(f"{file} holds the features of other images", "remove it, and they will be computed again")
+        raise UserError(f"{file} contains the features of other images", "remove it to compute them again")
     return found
 
 
@@ -261,7 +261,9 @@ def read_reference(path: Path) -> ImageFeatures:
                 digests = tuple(bytes(row) for row in file.get_tensor(_DIGESTS).numpy())
         whole = digest(features) == metadata["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFileError(f"{path} is no reference that tintype wrote, or is damaged ({error})", _REMAKE) from None
+        raise DamagedFileError(
+            f"{path} is not a reference written by tintype, or is damaged ({error})", _REMAKE
+        ) from None
     expected = _content_sha256(metadata, digests)
     if not whole or metadata.get(_OF_ALL, expected) != expected:  # earlier versions hashed the features alone
         raise damaged(path, "it does not match its checksum", _REMAKE)

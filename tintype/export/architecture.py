@@ -122,7 +122,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
     hidden, flat = tensors["blocks.0.gate_proj.weight"].shape[0], tensors["final_layer.linear.weight"].shape[0]
     if channels is None:
         raise UserError(
-            f"{place}: its shapes do not tell channels and patch apart (a patch has {flat} numbers)",
+            f"{place}: its shapes do not determine channels and patch (a patch has {flat} numbers)",
             f"name the tokenizer: {setting('tokenizer.kind', 'flux1')}, or {setting('tokenizer.kind', 'pixels')}",
         )
     patch = math.isqrt(flat // channels)
@@ -158,7 +158,7 @@ def check_tensors(
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
     if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):
-        raise UserError(f"{place} is not the PRX transformer that it says it is: {found}")
+        raise UserError(f"{place} does not match the PRX transformer in its config: {found}")
     strange = sorted({str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in _FLOATS})
     if strange:
         raise UserError(f"{place} has tensors of {', '.join(strange)}; only fp32, bf16 and fp16 are read")

@@ -43,7 +43,7 @@ def network_of(form: TransformersForm) -> Any:
     module = type(network).__module__
     if name != "T5GemmaEncoder" and not (module.startswith("transformers.") and name in dir(transformers)):
         raise UserError(
-            f"text: the encoder is a {module}.{name}, which transformers does not offer to load by its name",
+            f"text: the encoder is a {module}.{name}, which transformers cannot load by its name",
             "train with another text encoder",
         )
     return network
@@ -73,8 +73,8 @@ def null_prompt(form: TransformersForm) -> str:
     text = str(tokenizer.convert_ids_to_tokens(form.nothing))
     if tokenizer(text)["input_ids"] != [form.nothing]:
         raise UserError(
-            f"text: the tokenizer makes nothing of the empty caption, for which training had the token '{text}', and "
-            "it does not read that text as this token, so a pipeline cannot guide as tintype does",
+            f"text: the tokenizer makes no token of the empty caption, but training had the token '{text}' for it. The "
+            "tokenizer does not read that text as this token, so a pipeline cannot guide as tintype does",
             "train with another text encoder",
         )
     return text
@@ -106,7 +106,7 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
         if scale is None or shift != 0:
             raise UserError(
                 "AutoencoderDC has one scaling_factor and no shift; this run's latents have a shift, or a scale for "
-                "each channel (tokenizer.shift, tokenizer.scale), and its networks begin with wide convolutions, into "
+                "each channel (tokenizer.shift, tokenizer.scale). Its networks begin with wide convolutions, into "
                 "which a shift cannot be folded",
                 "train with one tokenizer.scale and no tokenizer.shift",
             )

@@ -64,7 +64,7 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run "
-                "of tintype needs no import; a single file is named itself"
+                "of tintype needs no import; for a single file, give its path"
             )
         config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
         files, record = _shards(folder), place / ABOUT
@@ -107,7 +107,7 @@ def _shards(folder: Path) -> list[Path]:
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:
         raise UserError(
-            f"{folder} has no {', '.join(lacking)}: only safetensors are read, since other formats can run code"
+            f"{folder} has no {', '.join(lacking)}: tintype reads only safetensors, since other formats can run code"
         )
     return [folder / name for name in names]
 
@@ -202,7 +202,7 @@ def _autoencoder(place: Path, recorded: Section) -> Section:
     blocks = config.get("encoder_block_out_channels") or config.get("block_out_channels")
     channels = config.get("latent_channels")
     if not isinstance(blocks, list) or not isinstance(channels, int):
-        raise UserError(f"{file} does not say how many channels and blocks the autoencoder has")
+        raise UserError(f"{file} does not state the autoencoder's channels and blocks")
     size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
     kept: Section = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
     return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}

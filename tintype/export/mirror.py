@@ -143,7 +143,7 @@ def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scr
             _cut_last_line(path)
     digest = sha256_of(path)
     if wanted and digest != wanted:
-        raise DamagedFileError(f"{path.name} does not match the SHA-256 that was recorded for it")
+        raise DamagedFileError(f"{path.name} does not match its recorded SHA-256")
     if damage := damage_in(path):
         raise DamagedFileError(f"{path.name}: {damage}")
     return path, digest

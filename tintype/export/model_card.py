@@ -63,7 +63,7 @@ class CardOptions:
         if self.license is not None and not _LICENSE.fullmatch(self.license):
             raise UserError(
                 f"{option('license', self.license)} is not the identifier of a licence",
-                "write the one that the hub knows, in small letters, for example apache-2.0 or cc-by-4.0",
+                "write it as on the hub, in lower case, for example apache-2.0 or cc-by-4.0",
             )
         names = {"base-model": [self.base_model], "repo": [self.repo], "dataset": self.datasets}
         for of, name in ((of, name) for of, some in names.items() for name in some if name is not None):
@@ -124,7 +124,7 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
     changed = [path for path, content in wanted.items() if path.exists() and path.read_bytes() != content]
     if changed and not overwrite:
         raise UserError(
-            f"{changed[0]} is there already and says something else",
+            f"{changed[0]} exists already and differs",
             f"use {option('overwrite')} to replace it, or another {option('out')}",
         )
     for path, content in wanted.items():
@@ -207,7 +207,7 @@ def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
         return []
     if not data.at_hand:
         raise UserError(
-            f"{option('with-captions')}: the store that has the captions is not on this machine", "leave it out"
+            f"{option('with-captions')}: the store with the captions is not on this machine", "leave it out"
         )
     result = record.evaluations[0].result
     protocol, scored = result.protocol, scored_data(plan, result.protocol, result.step)

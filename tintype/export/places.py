@@ -77,7 +77,7 @@ class Folder:
     def sizes(self) -> dict[str, int]:
         """Return the names and sizes of all files. Links are left out: they may lead anywhere."""
         if not self.path.is_dir():
-            raise UserError(f"{self.path} is no folder", "give the folder of a study or a run")
+            raise UserError(f"{self.path} is not a folder", "give the folder of a study or a run")
         found: dict[str, int] = {}
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path).as_posix()
@@ -149,7 +149,9 @@ class ObjectStore:
         self._index = self._read_index() if INDEX in names else {}
         for name in names:
             if not is_safe(name):
-                raise UserError(f"{self.address} has a file named {name!r}, which leads out of a folder", "remove it")
+                raise UserError(
+                    f"{self.address} has a file named {name!r}, which points outside the folder", "remove it"
+                )
         self._sizes = {name: about["size"] for name, about in sorted(names.items()) if is_wanted(name)}
         return self._sizes
 
@@ -240,8 +242,8 @@ def open_place(address: str) -> Place:
     protocol, found, rest = address.partition("://")
     if _LOGIN.search(address):
         raise UserError(
-            f"{without_secrets(address)} has a login in it",
-            "leave it out, and set the variables or files that the "
+            f"{without_secrets(address)} contains a login",
+            "remove it, and set the variables or files that the "
             "store's own tools read (AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)",
         )
     if not found or protocol == "file":

@@ -88,11 +88,11 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
         if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == EVALUATION):
             hidden.append(name)
         elif path.is_symlink():
-            raise UserError(f"{path} is a link", "put the file itself there: what a link leads to is easily overlooked")
+            raise UserError(f"{path} is a link", "put the file itself there: the target of a link is easily overlooked")
         elif path.is_file():
             if path.suffix.lower() in _PICKLES or _is_pickle(path):
                 raise UserError(
-                    f"{path} is a pickle or may hold one, which can run code where it is loaded",
+                    f"{path} is a pickle or may contain one, and a pickle can run code when it is loaded",
                     "publish safetensors, and take this file out of the folder",
                 )
             files.append(name)
@@ -121,7 +121,7 @@ def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) ->
 def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
     """Log in as huggingface_hub is logged in, and check the repository without changing it."""
     if not HUB_NAME.fullmatch(repo):
-        raise UserError(f"{repo} is no name of a repository", "write it as OWNER/NAME")
+        raise UserError(f"{repo} is not the name of a repository", "write it as OWNER/NAME")
     token = get_token()
     if not token:
         raise UserError("no token of the hub was found", _LOG_IN)
@@ -130,7 +130,7 @@ def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
         destination = _destination(api, repo, private)
     if private and not destination.private:
         raise UserError(
-            f"{repo} is there already and public, and {option('private')} was asked for",
+            f"{repo} exists already and is public, but {option('private')} was given",
             "make it private in its settings, or choose another name",
         )
     return api, destination
@@ -150,7 +150,7 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
     lost = [name for name in upload.files if found.get(name) != sizes[name]]
     if lost:
         raise UserError(
-            f"{repo} does not have what was sent of {', '.join(lost[:5])}",
+            f"{repo} does not have the uploaded content of {', '.join(lost[:5])}",
             "does a .gitignore of the repository leave "
             "it out, or did the folder change on the way? Fix this and rerun the command",
         )

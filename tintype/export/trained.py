@@ -130,7 +130,7 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
         raise UserError(f"{run} keeps no average of its weights", f"use {option('weights', 'raw')}")
     if weights == "raw" and ema_length is not None:
         raise UserError(
-            f"{option('ema-length')} is of an average, and {option('weights', 'raw')} is none", "leave one of them out"
+            f"{option('ema-length')} is of an average, but {option('weights', 'raw')} is not", "leave one of them out"
         )
     if not record.saved_steps:
         raise UserError(
@@ -154,7 +154,7 @@ class Exported:
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the whole file, or nothing."""
     if out.suffix != _SUFFIX:
-        raise UserError(f"{option('out', out)} has another ending", f"name a single file NAME{_SUFFIX}")
+        raise UserError(f"{option('out', out)} has the wrong ending", f"name a single file NAME{_SUFFIX}")
     refuse_existing(out)
     check_single_file(RunRecord(run).plan, run)
     trained = load_trained(run, options.weights, options.ema_length)

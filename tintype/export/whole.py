@@ -17,7 +17,7 @@ def refuse_existing(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} is there already, and nothing is written over it", f"choose another {option('out')}")
+        raise UserError(f"{target} exists already and is not overwritten", f"choose another {option('out')}")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class EpsilonPredictionSettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "epsilon"
 
     kind: Literal["epsilon-prediction"] = "epsilon-prediction"
-    clamp: float = Field(CLAMP, gt=0, lt=1, description="No division by a 1 - t below this")
+    clamp: float = Field(CLAMP, gt=0, lt=1, description="Smallest 1 - t in the division")
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         yield from super().obstacles(form)

@@ -35,7 +35,7 @@ class ImmiscibleSettings(NoisePart):
     candidates: int = Field(
         4,
         ge=2,
-        description="k: noises drawn for each image, of which it takes the nearest; the authors have 4 in flow "
+        description="k: noises drawn for each image, which uses the nearest one; the authors use 4 in flow "
         "matching and 64 in Stable Diffusion",
     )
 

@@ -25,7 +25,7 @@ from tintype.seams import Objective, TimeDensity, Weighting
 class LossSpaceSettings(WeightingPart):
     kind: Literal["loss-space"] = "loss-space"
     space: Literal["x", "epsilon"] = Field(
-        "x", description="Whose squared error the loss is: the clean image's, or the noise's"
+        "x", description="The squared error in the loss: the clean image's, or the noise's"
     )
 
     def check(self, plan: PlanView) -> None:

@@ -24,7 +24,7 @@ from tintype.seams import Objective, TimeDensity, Weighting
 
 class MinSnrSettings(WeightingPart):
     kind: Literal["min-snr"] = "min-snr"
-    gamma: float = Field(5.0, gt=0, description="No signal-to-noise ratio counts more than this")
+    gamma: float = Field(5.0, gt=0, description="Upper bound of the signal-to-noise ratio in the weight")
     normalised: bool = Field(True, description="Divide by the mean weight under the density of t")
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:

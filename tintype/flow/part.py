@@ -33,7 +33,7 @@ class TimePart(Part):
     uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
     mean: float = Field(0.0, description="Mean of the normal under the logistic function")
     std: float = Field(1.0, gt=0, description="Its standard deviation")
-    lowest: float = Field(0.001, ge=0, lt=1, description="No t below this is drawn")
+    lowest: float = Field(0.001, ge=0, lt=1, description="Smallest t that is drawn")
     shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
 
     shift_by: Annotated[ShiftBy, Since("none")] = Field(

@@ -86,7 +86,7 @@ class RangePart(RoutePart):
     last: int = Field(ge=1, description="Last block that tokens skip")
     schedule: Schedule = Field(Schedule(), description="Steps in which tokens skip")
     dense: Annotated[bool, Since(False)] = Field(
-        False, description="No token skips at any step: for a stage that starts from a run in which tokens skipped"
+        False, description="No token skips at any step: for a stage that starts from a run with skipped tokens"
     )
 
     def problems(self) -> Iterator[str]:

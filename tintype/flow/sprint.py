@@ -32,12 +32,14 @@ _MASK_STD = 0.02
 
 class SprintOptions(Settings):
     sampling: Literal["grouped", "random"] = Field(
-        "grouped", description="Keep as many of each small square of tokens (the paper's), or any (PRX's)"
+        "grouped", description="Keep equally many tokens of each small square (the paper's), or any tokens (PRX's)"
     )
     mask: Literal["fixed", "learned"] = Field(
-        "fixed", description="The token that stands for a missing one: drawn once, or learned from zero (PRX's)"
+        "fixed", description="The token in place of a skipped one: drawn once, or learned from zero (PRX's)"
     )
-    path_drop: float = Field(0.1, ge=0, lt=1, description="Share of the samples whose deep stream is all mask tokens")
+    path_drop: float = Field(
+        0.1, ge=0, lt=1, description="Share of the samples whose deep stream consists of mask tokens"
+    )
 
 
 class SprintSettings(SprintOptions, RangePart):

@@ -27,7 +27,7 @@ class XPredictionSettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "x"
 
     kind: Literal["x-prediction"] = "x-prediction"
-    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
+    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="Smallest t in the division")
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         yield from super().obstacles(form)

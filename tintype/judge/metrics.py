@@ -113,7 +113,6 @@ def unknown_direction(names: Sequence[str], where: str) -> UserError:
     """Return the error for metrics whose better direction is unknown."""
     first = quote(f"{names[0]}:lower")
     return UserError(
-        f"{where}: is lower or higher better in {', '.join(names)}? The name does not tell",
-        f"name each metric that you want judged, as {option('metric', first)} or with :higher; other columns are left "
-        "out then",
+        f"{where}: is lower or higher better in {', '.join(names)}? The name does not say",
+        f"give each metric to compare, as {option('metric', first)} or with :higher; other columns are left out then",
     )

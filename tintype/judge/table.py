@@ -133,7 +133,7 @@ def runs_of(
         if (arm, seed) in lines:
             raise UserError(
                 f"{table.place(line)}: arm '{arm}' has seed {seed} in line {lines[arm, seed]} already",
-                f"keep one row of each run, the last one of a log by steps, or name another {option('seed-column')}",
+                f"keep one row per run, such as the last row of a log, or give another {option('seed-column')}",
             )
         lines[arm, seed] = line
         numbers = {metric.name: _number(table, line, metric.name, row.get(metric.name)) for metric in chosen}
@@ -204,7 +204,7 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
         return None
     number = _parsed(cell)
     if number is None:
-        fix = "write a number with a point, nan for a run that diverged, and leave the cell of a missing one empty"
+        fix = "write a number with a point, nan for a run that diverged, and leave the cell of a missing run empty"
         raise UserError(f"{table.place(line)}: column '{name}': {str(cell)[:40]!r} is not a number", fix)
     return number if math.isfinite(number) else math.nan
 
@@ -231,7 +231,7 @@ def checked(metric: Metric, values: Values, where: str) -> Metric:
         return replace(metric, kind="raw")
     value, arm = outside[0]
     raise UserError(
-        f"{where}: '{metric.name}' is {value:g} in arm '{arm}', and a share lies between 0 and 1",
+        f"{where}: '{metric.name}' is {value:g} in arm '{arm}', but a share lies between 0 and 1",
         f"divide percentages by 100, or declare it as {option('metric', _as_raw(metric))}",
     )
 
@@ -247,7 +247,7 @@ def _refuse_two_units(metric: Metric, known: Sequence[tuple[float, str]], where:
         raise UserError(
             f"{where}: '{metric.name}' seems to be in two units: about {median(groups[0]):.3g} in {names[0]} and about "
             f"{median(groups[1]):.3g} in {names[1]}",
-            "write all of them as shares, or all as percentages; if they are "
+            "write all as shares, or all as percentages; if the values are "
             f"right, declare {option('metric', _as_raw(metric))}",
         )
 

@@ -169,7 +169,7 @@ class Judgement:
             for way in ("lower", "higher")
             if (some := [one for one in guessed if one.direction == way])
         ]
-        fix = "Where that is wrong, declare the metric, as NAME:lower or NAME:higher:share"
+        fix = "If that is wrong, declare the metric, as NAME:lower or NAME:higher:share"
         return f"Guessed from the names: {'; '.join(said)}. {fix}." if said else ""
 
     def _error(self) -> str:

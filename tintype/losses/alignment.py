@@ -32,7 +32,7 @@ class AlignmentOptions(Settings):
         None, description="The block whose output is aligned, counted from 1; by default the middle"
     )
     teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
-    cache: CacheKind = Field("none", description="Where the teacher's tokens are kept, in fp16; without one, nowhere")
+    cache: CacheKind = Field("none", description="Where the teacher's tokens are cached, in fp16; by default nowhere")
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings of a part. The default block, in the middle, is block 8 of 16 as in PRX and REPA."""

@@ -32,7 +32,9 @@ class AttentionSettings(LossPart):
     kind: Literal["attention"] = "attention"
     weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
     block: int = Field(description="The last block whose attention is aligned, counted from 1")
-    layers: int = Field(4, ge=1, description="How many blocks, up to that one, and last layers of the teacher")
+    layers: int = Field(
+        4, ge=1, description="Number of blocks, the last of which is `block`, and of the teacher's last layers"
+    )
     teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network, a vision transformer")
 
     def check(self, plan: PlanView) -> None:

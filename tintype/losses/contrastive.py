@@ -44,13 +44,13 @@ class ContrastiveSettings(LossPart):
         super().check(plan)
         if plan.main_loss.kind != "square":
             raise ValueError(
-                "contrastive: it subtracts a squared error from the main loss, which needs one as well or may have no "
-                f"minimum, and main_loss.kind is '{plan.main_loss.kind}'; leave one of them out"
+                "contrastive: it subtracts a squared error, so the main loss must be one too, or there may be no "
+                f"minimum; main_loss.kind is '{plan.main_loss.kind}'; leave one of them out"
             )
         train, batch = plan.train, min(plan.train.batches)
         if batch // train.accumulate < 2:
             raise ValueError(
-                f"contrastive: a sample needs another one of its micro-batch as its negative, but train.batch "
+                f"contrastive: a sample needs another sample of its micro-batch as its negative, but train.batch "
                 f"{batch} in train.accumulate {train.accumulate} micro-batches leaves one sample in each; "
                 "accumulate less or take a larger batch"
             )

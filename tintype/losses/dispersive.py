@@ -34,7 +34,7 @@ class DispersiveOptions(Scheduled):
     block: int | None = Field(
         None, description="The block whose output is spread, counted from 1; by default a quarter of the depth"
     )
-    temperature: float = Field(0.5, gt=0, description="τ: pairs much farther apart than this are left alone")
+    temperature: float = Field(0.5, gt=0, description="τ: pairs much farther apart than this have almost no loss")
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings of a part, with the block as an integer."""
@@ -55,7 +55,7 @@ class DispersiveSettings(DispersiveOptions, LossPart):
         train = plan.train
         if train.batch // train.accumulate < 2:
             raise ValueError(
-                f"dispersive: samples keep away from others of their micro-batch, but train.batch {train.batch} in "
+                f"dispersive: samples are pushed away from others of the micro-batch, but train.batch {train.batch} in "
                 f"train.accumulate {train.accumulate} micro-batches leaves one sample in each; accumulate less or take "
                 "a larger batch"
             )

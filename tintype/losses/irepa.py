@@ -28,7 +28,10 @@ _EPSILON = 1e-6
 
 class IrepaOptions(AlignmentOptions, Scheduled):
     alpha: float = Field(
-        0.6, ge=0, le=1, description="How much of the mean goes: 0.6 in the authors' command, 1.0 in their function"
+        0.6,
+        ge=0,
+        le=1,
+        description="Share of the mean that is subtracted: 0.6 in the authors' command, 1.0 in their function",
     )
 
 

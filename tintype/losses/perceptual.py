@@ -44,7 +44,7 @@ class PerceptualPart(LossPart):
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
     compute: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
-        "fp32", description="Of the network; PRX has bf16. What is computed of its features is fp32 always"
+        "fp32", description="Of the network; PRX has bf16. Computations on its features are always fp32"
     )
     compile: Annotated[bool, Since(False)] = Field(
         False, description="torch.compile of the network, a graph for each shape"
@@ -64,8 +64,8 @@ class PerceptualPart(LossPart):
             )
         if plan.tokenizer.kind != "pixels":
             raise ValueError(
-                f"'{self.kind}' looks at pixels, but with tokenizer.kind '{plan.tokenizer.kind}' the model predicts "
-                "latents; take the tokenizer pixels"
+                f"'{self.kind}' compares pixels, but with tokenizer.kind '{plan.tokenizer.kind}' the model predicts "
+                "latents; use the tokenizer pixels"
             )
 
     def load(self, device: torch.device) -> Distance:

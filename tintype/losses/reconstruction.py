@@ -30,7 +30,7 @@ class PerceptualSettings(Settings):
     )
     weight: float = Field(0.1, gt=0)
     net: Net = Field("vgg16", description="lpips: its network")
-    weights: PathText | None = Field(None, description="lpips: a file of one's own; by default the published ones")
+    weights: PathText | None = Field(None, description="lpips: a file of weights; by default the published ones")
 
     def check(self, size_px: int, size_setting: str, where: str = "") -> None:
         """Raise ValueError if images are too small for the distance."""

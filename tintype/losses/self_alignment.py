@@ -35,12 +35,12 @@ class SelfAlignmentOptions(Scheduled):
         None, gt=0, description="Its weight in the sum of the losses; by default 0.2 for smooth-l1, 0.5 for the cosine"
     )
     block: int | None = Field(
-        None, description="The block that learns, counted from 1; by default a third of the depth"
+        None, description="The block that is aligned, counted from 1; by default a third of the depth"
     )
     teacher_block: int | None = Field(
         None, description="The block of the average that it follows; by default two thirds of the depth"
     )
-    gap: float = Field(0.2, ge=0, le=1, description="The average sees at most this much less of t")
+    gap: float = Field(0.2, ge=0, le=1, description="The average's t is lower by at most this much")
     distance: Literal["smooth-l1", "cosine"] = Field(
         "smooth-l1", description="Distance of the tokens of the two blocks"
     )
@@ -61,7 +61,7 @@ class SelfAlignmentSettings(SelfAlignmentOptions, LossPart):
 
     kind: Literal["self-alignment"] = "self-alignment"
     weight: float = Field(0.2, gt=0, description="Its weight in the sum of the losses")
-    block: int = Field(description="The block that learns, counted from 1")
+    block: int = Field(description="The block that is aligned, counted from 1")
     teacher_block: int = Field(description="The block of the average that it follows, counted from 1")
 
     def check(self, plan: PlanView) -> None:

@@ -33,10 +33,14 @@ _MOST_WEIGHT = 1e8
 class VfSettings(Settings):
     """Settings of VA-VAE's loss, off by default. Its authors' weight is `weight: 0.1`."""
 
-    weight: float = Field(0.0, ge=0, description="0: none. VA-VAE's is 0.1, times what `adaptive` finds")
-    adaptive: bool = Field(True, description="Balance it with reconstruction by gradients at the encoder's last layer")
+    weight: float = Field(0.0, ge=0, description="0: none. VA-VAE uses 0.1, times the factor of `adaptive`")
+    adaptive: bool = Field(
+        True, description="Balance it with the reconstruction loss by gradients at the encoder's last layer"
+    )
     cosine_margin: float = Field(0.5, ge=0, lt=2, description="m1: tokens nearer than 1 - m1 (cosine) have no loss")
-    distance_margin: float = Field(0.25, ge=0, lt=2, description="m2: similarities off by no more have no loss")
+    distance_margin: float = Field(
+        0.25, ge=0, lt=2, description="m2: similarities that differ by at most this have no loss"
+    )
     teacher: TeacherChoice = Field(
         Dinov2TeacherSettings(source="facebook/dinov2-large"),
         description="The frozen network; scenes needs no download",

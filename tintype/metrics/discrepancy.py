@@ -19,7 +19,7 @@ _BIAS_SHARE = 0.05
 
 def _mmd(pair: FeaturePair) -> Measured:
     if pair.reference.sigma2 <= 0:
-        raise UserError("more than half of the pairs of real images have equal features: no kernel width can be found")
+        raise UserError("more than half of the pairs of real images have equal features: the kernel width is undefined")
     return _estimate(pair, pair.kernel_sums(GAUSSIAN))
 
 

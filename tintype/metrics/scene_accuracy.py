@@ -111,7 +111,7 @@ def asked_of(stated: SceneBatch, captions: CaptionKind, visible: frozenset[str])
         objects = "presence" in visible and (differs["presence"] or bool(of_objects))
         asked = Asked(captions, objects, of_objects, of_scene)
     if not asked.objects and not asked.of_scene:
-        raise ValueError("there is nothing to score: the captions state nothing that can be seen and that differs")
+        raise ValueError("there is nothing to score: the captions state nothing that is visible and that varies")
     return asked
 
 

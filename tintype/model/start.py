@@ -35,7 +35,7 @@ class RunStart(StartPart):
 
     kind: Literal["run"] = "run"
     folder: PathText = Field(min_length=1, description="The folder of the other run")
-    sha256: Pin = Field(None, description="The first digits of the weights' hash: refuse any others")
+    sha256: Pin = Field(None, description="First digits of the weights' hash; different weights are refused")
 
     def in_hash(self) -> Plain:
         content = plain(self)
@@ -70,7 +70,7 @@ class ArmStart(StartPart):
     def parent(self, run: Path) -> Path:
         if self.plan is None:
             raise UserError(
-                f"start.name: '{self.name}' is an arm, and only a study knows its arms",
+                f"start.name: '{self.name}' is an arm, and arms exist only in a study",
                 "run the study with `tintype ablate`, or start from a folder: start.kind=run, start.folder=DIR",
             )
         return run.parent / self.plan

@@ -437,7 +437,7 @@ class Transformer(nn.Module):
 
     def _embed_time(self, t_B: Tensor) -> Tensor:
         if t_B.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"timesteps must be float32 or float64, not {t_B.dtype}: 16 bits cannot tell them apart")
+            raise TypeError(f"timesteps must be float32 or float64, not {t_B.dtype}: 16 bits cannot distinguish them")
         if self.islands.timestep == "bf16":
             t_B = rounded(t_B).to(t_B.dtype)
         wave = sinusoid(t_B, _TIME_SIZE, self.settings.time_max_period, self.settings.time_factor)
@@ -447,7 +447,7 @@ class Transformer(nn.Module):
     def _grid(self, x_BCHW: Tensor) -> tuple[int, int]:
         patch, (height, width) = self.settings.patch, x_BCHW.shape[-2:]
         if height % patch or width % patch:
-            raise ValueError(f"latents of {height}×{width} cannot be cut into patches of {patch}×{patch}")
+            raise ValueError(f"latents of {height}×{width} cannot be divided into patches of {patch}×{patch}")
         return height // patch, width // patch
 
     def _rotation(self, rows: int, columns: int, device: torch.device) -> Tensor:

@@ -77,17 +77,17 @@ class MuonSettings(OptimizerPart):
         None,
         ge=0,
         lt=1,
-        description="NorMuon: decay of the mean square of each row's steps, by whose root they are divided; null: none",
+        description="NorMuon: decay of the mean square of each row's steps, whose root divides them; null: none",
     )
     cautious: Annotated[bool, Since(False)] = Field(
-        False, description="Decay only the weights that the step itself brings nearer to zero"
+        False, description="Decay only the weights that the step itself moves towards zero"
     )
     fused: Literal["whole", "parts"] = Field(
-        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
+        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts separately"
     )
-    modulation: bool = Field(True, description="Take the modulation matrices too; without, AdamW has them")
+    modulation: bool = Field(True, description="Update the modulation matrices too; otherwise AdamW does")
     matrices: tuple[str, ...] = Field(
-        ("denoiser.blocks.",), min_length=1, description="Beginnings of the names whose 2-D weights it takes"
+        ("denoiser.blocks.",), min_length=1, description="Prefixes of the names of the 2-D weights that it updates"
     )
     adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
 

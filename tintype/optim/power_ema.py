@@ -26,7 +26,7 @@ Length = Annotated[float, Field(gt=0, lt=LONGEST)]
 class PowerEmaSettings(Part, AverageSettings):
     kind: Literal["power"] = "power"
     lengths: tuple[Length, ...] = Field((0.05, 0.10), min_length=1, description="Widths as shares of the training")
-    snapshots: int = Field(16, ge=1, description="How often over the run the averages are written down for good")
+    snapshots: int = Field(16, ge=1, description="Number of permanent snapshots of the averages over the run")
 
     @model_validator(mode="after")
     def _different(self) -> PowerEmaSettings:

@@ -199,7 +199,7 @@ def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any
     if isinstance(parts, Mapping):
         return [(str(name), part) for name, part in parts.items()]
     if not isinstance(parts, list | tuple):
-        raise UserError(f"plugin {plugin.name}: {group.upper()} is no list, tuple or mapping")
+        raise UserError(f"plugin {plugin.name}: {group.upper()} is not a list, tuple or mapping")
     return [(own_name(part), part) for part in parts]
 
 

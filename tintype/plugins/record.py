@@ -41,7 +41,7 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
             where = plugin.place or f"{name} {plugin.version}"
             raise UserError(
                 f"{folder} was made with the plugin {of} of sha256 {about['sha256']}, and {where} has {plugin.sha256}",
-                f"give it as it was then, or begin anew with another {option('out')}",
+                f"use the earlier file, or begin again with another {option('out')}",
             )
 
 

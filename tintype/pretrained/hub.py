@@ -160,7 +160,7 @@ class Checkpoint:
 
     def _writer(self, classes: Mapping[type, Untyped], config: Untyped) -> Untyped:
         if type(config) not in classes:
-            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
+            raise UserError(f"{self.words} is a '{config.model_type}', which cannot describe images")
         return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
@@ -194,9 +194,7 @@ class Checkpoint:
         """Return the checkpoint's preprocessing config; raise if it has none."""
         found = self.stated_image_processor()
         if found is None:
-            raise UserError(
-                f"{self.words} has no preprocessor_config.json, which says how images are brought to its input"
-            )
+            raise UserError(f"{self.words} has no preprocessor_config.json, which defines its preprocessing of images")
         return found
 
     def stated_image_processor(self) -> ImageProcessor | None:
@@ -259,7 +257,7 @@ class Checkpoint:
         missing = loading["missing_keys"]
         if lacking := [name for name in sorted(missing) if not set(unused) & set(name.split("."))]:
             raise UserError(
-                f"{self.words} lacks weights of its network, which would be left random: {', '.join(lacking[:3])}",
+                f"{self.words} lacks weights of its network, which would stay random: {', '.join(lacking[:3])}",
                 "is it the whole checkpoint?",
             )
         if files := self._weight_files():
@@ -295,7 +293,7 @@ class Checkpoint:
         folder = self.folder / self.subfolder
         if not any(folder.glob("*.safetensors")):
             raise UserError(
-                f"{folder} has no .safetensors file, and other formats are not read, since they can run code",
+                f"{folder} has no .safetensors file, and tintype reads no other format, since others can run code",
                 "load the model once with transformers and write it with save_pretrained",
             )
         _check_json(folder, "model.safetensors.index.json")

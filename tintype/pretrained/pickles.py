@@ -55,7 +55,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         first = str(error).splitlines()[0]
         raise UserError(f"{path} is not a checkpoint of tensors alone, and was not read: {first}") from None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UserError(f"{path} is not a state dictionary: it holds more than tensors by name")
+        raise UserError(f"{path} is not a state dictionary: it contains more than named tensors")
     return dict(found)
 
 
@@ -73,13 +73,13 @@ class _Table(pickle.Unpickler):
 def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> npt.NDArray[np.int8]:
     """Return the empty array from which numpy's pickles start; shape and values follow as its state."""
     if kind is not np.ndarray or shape != (0,):
-        raise pickle.UnpicklingError("it makes something that is no plain array")
+        raise pickle.UnpicklingError("it contains an object that is not a plain array")
     return np.ndarray((0,), dtype=np.int8)
 
 
 def _float_type(code: str, align: bool = False, copy: bool = False) -> np.dtype[np.floating]:
     if code not in ("f2", "f4", "f8"):
-        raise pickle.UnpicklingError(f"it has an array of the type {code!r:.20}, which is no float")
+        raise pickle.UnpicklingError(f"it has an array of the type {code!r:.20}, which is not a float type")
     return np.dtype(code)
 
 
@@ -118,7 +118,7 @@ class _Archive(_Table):
     def persistent_load(self, pid: tuple[str, str, str, str, int]) -> Tensor:
         tag, kind, key, _, count = pid
         if tag != "storage" or kind != "float32" or not str(key).isdigit():
-            raise pickle.UnpicklingError(f"it refers to {pid!r:.60}, which is no storage of floats")
+            raise pickle.UnpicklingError(f"it refers to {pid!r:.60}, which is not a storage of floats")
         return torch.frombuffer(bytearray(self.storage(str(key))), dtype=torch.float32, count=count)
 
 

@@ -58,7 +58,7 @@ class Resampling:
 
     def __post_init__(self) -> None:
         if self.antialias and self.grid == "tf1":
-            raise ValueError("TensorFlow 1's grid knows no antialiasing: set antialias to False")
+            raise ValueError("TensorFlow 1's grid has no antialiasing: set antialias to False")
 
     @property
     def definition(self) -> str:
@@ -152,7 +152,7 @@ def check_bytes(image_BCHW: Tensor) -> None:
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
-            f"images must be uint8 with values 0 to 255, not {image_BCHW.dtype}: its range would have to be guessed"
+            f"images must be uint8 with values 0 to 255, not {image_BCHW.dtype}: the range of other types is unknown"
         )
     if image_BCHW.ndim != 4 or image_BCHW.shape[1] != 3 or 0 in image_BCHW.shape[2:]:
         raise ValueError(f"images must have the shape [B, 3, H, W], not {list(image_BCHW.shape)}")

@@ -14,7 +14,7 @@ from tintype.settings import LocalFiles, Part, PathText, Plain
 
 Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
 Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
-Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
+Subfolder = Annotated[str, Field(description="Subfolder of the repository, or of a folder without a config.json")]
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
@@ -27,8 +27,8 @@ class PretrainedPart(Part):
     weights: Source
     revision: Revision = None
     subfolder: Subfolder = ""
-    sha256: Pin = Field(None, description="First digits of the identity; another network is refused")
-    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
+    sha256: Pin = Field(None, description="First digits of the identity; a different network is refused")
+    compute: Compute = Field("fp32", description="The network's compute type; tf32 and bf16 are faster on a GPU")
 
     @model_validator(mode="before")
     @classmethod

@@ -158,7 +158,7 @@ def fetch(known: Known, path: str | None = None) -> Weights:
     ]
     offline = f". Without a network, {elsewhere[0]} on another machine, and install that file here" if elsewhere else ""
     listed = "\n".join(reasons)
-    raise UserError(f"the weights '{known.name}' could not be had:\n{listed}", f"\n{known.advice}{offline}")
+    raise UserError(f"the weights '{known.name}' are not available:\n{listed}", f"\n{known.advice}{offline}")
 
 
 def at_hand(known: Known) -> bool:
@@ -243,7 +243,7 @@ def _checksum(tensors: Tensors, source: str) -> str:
 
 
 def read_safetensors(file: Path) -> Tensors:
-    with as_user_error(SafetensorError, f"{file} is not a file of safetensors"):
+    with as_user_error(SafetensorError, f"{file} is not a safetensors file"):
         return load_file(file)
 
 

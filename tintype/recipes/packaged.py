@@ -29,11 +29,11 @@ def find(kind: str, name: str) -> Document:
         raise _folder_given(kind, path)
     if kind == "plans" and name in names("studies"):
         raise UserError(
-            f"'{name}' is a study and no recipe",
-            f"`tintype ablate {quote(name)} --out DIR` runs it, and with `--dry-run` shows its arms and what they cost",
+            f"'{name}' is a study, not a recipe",
+            f"`tintype ablate {quote(name)} --out DIR` runs it, and with `--dry-run` shows its arms and their cost",
         )
     if kind == "studies" and name in names("plans"):
-        raise UserError(f"'{name}' is a recipe and no study", f"`tintype train {quote(name)} --out DIR` trains it")
+        raise UserError(f"'{name}' is a recipe, not a study", f"`tintype train {quote(name)} --out DIR` trains it")
     singular = {"plans": "recipe", "studies": "study", "protocols": "protocol", "data": "preset"}[kind]
     raise UserError(f"unknown {singular} '{name}'", f"{nearest(name, names(kind))} (or give the path of a .yaml file)")
 
@@ -47,7 +47,7 @@ def _folder_given(kind: str, folder: Path) -> UserError:
     if (folder / "plan.yaml").is_file():
         return UserError(f"{folder} is the folder of a run", f"its plan is {folder / 'plan.yaml'}")
     what = "a study (no study.yaml)" if kind == "studies" else "a run (no plan.yaml)"
-    return UserError(f"{folder} is a folder and not that of {what}", "give a name, or the path of a .yaml file")
+    return UserError(f"{folder} is a folder, but not the folder of {what}", "give a name, or the path of a .yaml file")
 
 
 def describe(kind: str, name: str) -> str:

@@ -221,7 +221,7 @@ def _run_in(folder: Path) -> str:
         return seal["run"]
     if seal is None and (not line or _SEAL_WORDS.search(line)):
         remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
-        raise damaged(folder / PLAN, "its first line is not what was written" if line else "it is empty", remake)
+        raise damaged(folder / PLAN, "its first line was changed" if line else "it is empty", remake)
     raise unsealed(folder / PLAN)
 
 
@@ -246,7 +246,7 @@ def unsealed(path: Path) -> UserError:
     folder = _run_folder(path) or path.parent
     folder = study_of(folder) or folder
     return UserError(
-        f"{path} has no seal: an earlier version of tintype wrote it, and nothing shows that it belongs here",
+        f"{path} has no seal: an earlier version of tintype wrote it, and nothing proves that it belongs here",
         f"if it does, seal the files as they are now: `python -m tools.migrate {quote(str(folder))}`",
     )
 
@@ -305,7 +305,7 @@ def parse_object(content: str | bytes) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError("holds no JSON object")
+        raise ValueError("is not a JSON object")
     return found
 
 

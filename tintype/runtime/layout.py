@@ -75,7 +75,7 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
     if micro % world.size:
         raise UserError(
             f"train.batch {batch} in train.accumulate {accumulate} micro-batches gives {micro} samples at a time, "
-            f"which {world.size} ranks cannot share evenly",
+            f"which cannot be split evenly over {world.size} ranks",
             "take a batch that is a multiple of "
             f"{accumulate * world.size}, or another number of micro-batches or ranks",
         )

@@ -297,8 +297,8 @@ class Leases:
         """Raise MovedError if the folder was moved, renamed or removed."""
         if self.anchor is not None and self.is_moved():
             raise MovedError(
-                f"{self.anchor.parent} was moved, renamed or removed while it was in use, and nothing more is written; "
-                "what was saved is where the folder is now",
+                f"{self.anchor.parent} was moved, renamed or removed while it was in use, so nothing more is written; "
+                "saved files are in its new place",
                 "give its new path to resume",
             )
 
@@ -348,9 +348,7 @@ class Leases:
         number = newest.number + 1 if newest else 1  # after the claim that is over, and after no other
         if number > _MOST_CLAIMS:
             file = self.path(name, _MOST_CLAIMS)
-            raise UserError(
-                f"{file} is the last claim that a run can have", f"stop all workers and remove {file.parent}"
-            )
+            raise UserError(f"{file} is the last possible claim of a run", f"stop all workers and remove {file.parent}")
         if newest is not None and newest.damage:
             file = self.path(name, newest.number)
             note_once(str(file), f"{file} cannot be read ({newest.damage}): it is taken for expired")

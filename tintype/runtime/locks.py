@@ -47,7 +47,7 @@ def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] =
         lock = (folder / _LOCK).open("a+")
     with lock:
         if not _take(lock):
-            raise UserError(f"another process{_holder(folder)} works in {folder}", f"wait for it or {otherwise}")
+            raise UserError(f"another process{_holder(folder)} works in {folder}", f"wait for it, or {otherwise}")
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -117,7 +117,7 @@ class SharedWork:
                 mine.append(items[0])
         except OSError as error:
             self._has_locks = False
-            text = f"processes do not share the work on {self._words}, and each does its own: no locks ({error})"
+            text = f"processes cannot share the work on {self._words}, and each does its own: no locks ({error})"
             note_once(f"locks of {self._words}", text)
         return mine or list(items[:portion])
 
@@ -199,5 +199,5 @@ def refuse_foreign(folder: Path, mark: str) -> None:
     """
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
         raise UserError(
-            f"{folder} holds other files and no {mark}", f"choose an empty or new folder for {option('out')}"
+            f"{folder} contains other files and no {mark}", f"choose an empty or new folder for {option('out')}"
         )

@@ -36,7 +36,7 @@ def checked_memory() -> Iterator[None]:
         hidden = error
     if count_failures() > before:
         raise torch.OutOfMemoryError(
-            "GPU memory ran out in an operation that takes another algorithm then, with other last digits; run fewer "
+            "GPU memory ran out in an operation, which then used another algorithm with other last digits; run fewer "
             "trainings at a time on this GPU"
         ) from hidden
 

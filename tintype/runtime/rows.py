@@ -180,7 +180,7 @@ class DiskRows(Rows):
         if (found := file.stat().st_size) != size:
             raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
         if head != content.head:
-            raise UserError(f"{file} holds the {content.words} of something else", remake)
+            raise UserError(f"{file} contains other {content.words}", remake)
         self.file = file
         work = SharedWork(content.words, lambda: os.open(file, os.O_RDWR | os.O_CLOEXEC))
         super().__init__(map_file(file, size), content, content.row_bytes // content.shape[0], work)

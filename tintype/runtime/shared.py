@@ -79,7 +79,7 @@ def open_shared(content: Content) -> MemoryRows | None:
     try:
         if hasattr(os, "memfd_create"):
             return _open_shared(content, _size(content))
-        reason = f"{sys.platform} has no memory that ends with its processes"
+        reason = f"{sys.platform} has no memory that is freed with its processes"
     except OSError as error:
         reason = str(error)
     note_once(

@@ -45,7 +45,7 @@ def sides(size_px: Size) -> tuple[int, int]:
 class SamplerSettings(Settings):
     method: Method = Field("euler", description="Integrator: euler, heun, or one of a plugin")
     steps: int = Field(50, ge=1, description="Sampling steps")
-    guidance: Guidance = Field(ClassifierFreeSettings(), description="What the guided velocity is led away from")
+    guidance: Guidance = Field(ClassifierFreeSettings(), description="The velocity from which guidance leads away")
     batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
 
 
@@ -103,7 +103,7 @@ def sample_latents(
         branches = TextBranches(parts, draws, tokens, caption, null, captions, state)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         if bias is not None and state.class_width:
-            raise UserError("guidance.unbias knows no mean velocity of a class token (reg)", "sample without unbias")
+            raise UserError("guidance.unbias has no mean velocity of a class token (reg)", "sample without unbias")
         guided = settings.guidance.build(branches, bias)
         guided = guided if on_estimate is None else _watched(guided, parts, state, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))

@@ -25,7 +25,7 @@ class AnalysisSettings(Settings):
 
     margin: Margin | None = Field(
         None,
-        description="Differences up to this size are none worth having, in all metrics: 3%, or 0.02 in their unit; by "
+        description="Differences up to this size count as *same*, in all metrics: 3%, or 0.02 in their unit; by "
         "default each metric has its own",
     )
     margins: dict[str, Margin] = Field({}, description="Another margin for a metric, by its name")

@@ -34,7 +34,5 @@ def parse_effect(text: str, where: str) -> Effect:
             "write it as 5% of the baseline's mean, or as a difference like 0.02",
         ) from None
     if not math.isfinite(size) or size <= 0:
-        raise UserError(
-            f"{where} is not above zero", "give a size above zero; whether it is better or worse does not matter"
-        )
+        raise UserError(f"{where} is not above zero", "give a size above zero, without a direction")
     return Effect(size / 100 if percent else size, percent)

@@ -123,7 +123,7 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
     if changed or not set(mine.values()) & set(stored.values()):
         where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
         raise UserError(
-            f"{out} holds a study of another baseline{where} ('{there.name}')", f"choose another {option('out')}"
+            f"{out} is a study of another baseline{where} ('{there.name}')", f"choose another {option('out')}"
         )
 
 
@@ -132,10 +132,9 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
     new, old = study.settings.seeds, there.settings.seeds
     if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
-            f"seeds: {out} was looked at with other seeds planned ({plain(there.settings)['seeds']}), and the study's "
-            "error is shared among the looks that were planned",
-            f"keep them, choose another {option('out')}, or hold its verdicts against fresh seeds with "
-            "`tintype replicate`",
+            f"seeds: {out} was read with other planned seeds ({plain(there.settings)['seeds']}), and the study's "
+            "error is shared among the planned looks",
+            f"keep them, choose another {option('out')}, or test its verdicts on fresh seeds with `tintype replicate`",
         )
 
 
@@ -144,8 +143,8 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
     added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
     if isinstance(study.settings.seeds, SeedPlan) and added:
         raise UserError(
-            f"arms: {out} was looked at without {', '.join(added)}, and its planned looks share all of the study's "
-            "error among the arms that it had",
+            f"arms: {out} was read without {', '.join(added)}, and its planned looks share all of the study's "
+            "error among its arms",
             f"leave the new arms out, or choose another {option('out')}",
         )
 
@@ -159,9 +158,9 @@ def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[t
         key = between_key(first.name, second.name, first.resolution, "")
         if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
             raise UserError(
-                f"compare: {out} was looked at before {key.arm} was declared, and pairs that are chosen with the "
-                "results at hand prove nothing",
-                f"leave the pair out, or ask anew with other seeds in another {option('out')}",
+                f"compare: {out} was read before {key.arm} was declared, and pairs chosen after seeing "
+                "the results prove nothing",
+                f"leave the pair out, or begin again with other seeds in another {option('out')}",
             )
 
 
@@ -171,8 +170,8 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
     changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
     if changed:
         raise UserError(
-            f"arms: {out} was looked at with other settings of {', '.join(changed)}, and the study's error counts "
-            "what was tried by its name",
+            f"arms: {out} was read with other settings of {', '.join(changed)}, and the study's error counts "
+            "each arm by its name",
             f"give the arm with the new settings another name, or choose another {option('out')}",
         )
 
@@ -191,9 +190,9 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
     if changed:
         was = ", ".join(f"{name} was {old[name]}" for name in changed)
         raise UserError(
-            f"{', '.join(changed)}: {out} was looked at before this was changed ({was}), and what is chosen with the "
-            "results at hand proves nothing",
-            f"put it back, or ask anew with other seeds in another {option('out')}",
+            f"{', '.join(changed)}: {out} was read before this was changed ({was}), and a choice made after "
+            "seeing the results proves nothing",
+            f"restore it, or begin again with other seeds in another {option('out')}",
         )
 
 
@@ -309,11 +308,11 @@ def stored_protocol(out: Path) -> Protocol:
 def _read_settings(out: Path, assignments: Sequence[str] = ()) -> tuple[str, StudySettings, Document]:
     document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
-        raise UserError(f"{out / STUDY} is not what `tintype ablate` wrote", f"take another {option('out')}")
+        raise UserError(f"{out / STUDY} was not written by `tintype ablate`", f"take another {option('out')}")
     name = document.data.pop("name")
     if fixed := {"recipe", "resolutions"} & set(map(section, assignments)):
         raise UserError(
-            f"{min(fixed)}: the baseline of a stored study is stored with it ({_baseline_file(out, '')})",
+            f"{min(fixed)}: a stored study has its own baseline ({_baseline_file(out, '')})",
             f"change it with {setting('set', '[key.path=value]')}, or write a study file of your own",
         )
     override_study(document, assignments)

@@ -165,16 +165,14 @@ def run_study(
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
-            f"{option('budget')} decides between looks whether the next one fits, and this study has one look",
+            f"{option('budget')} applies between looks, but this study has one look",
             f"plan several, for example {setting('seeds', '{first: 4, most: 16}')}, and leave control_seeds out",
         )
     with locked(out):
         _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
         _prepare(study, out, progress)
         if like is not None and not copy_shapes(like, out, {shape_of(arm.plans[0]) for arm in study.arms}):
-            progress.note(
-                f"{option('like', like)}: it has measured no plan of this study that is not measured here already"
-            )
+            progress.note(f"{option('like', like)}: all plans of this study that it measured are measured here already")
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
@@ -283,7 +281,7 @@ def work_on_study(
     """
     if not (out / STUDY).is_file():
         raise UserError(
-            f"{out} holds no study (no {STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
+            f"{out} is not a study (no {STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
         )
     if not 0 < expiry_s <= MOST_EXPIRY_S:
         raise UserError(f"{option('expiry')} is {expiry_s:g} s", f"give more than 0 s and at most {MOST_EXPIRY_S:g} s")
@@ -420,7 +418,7 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
     if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
         raise UserError(
             f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or image sizes, "
-            "and a folder holds the latents of one",
+            "but a folder can hold the latents of only one",
             "leave it out: by default each has a folder of its own",
         )
 
@@ -455,7 +453,7 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
     """Compare the runs of a study again, and write its report; from results.json if the run folders are missing."""
     if not (out / STUDY).is_file():
-        raise UserError(f"{out} holds no study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} is not a study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
         return _report_stored(out, progress, without_data)
     study = stored_study(out)
@@ -486,7 +484,7 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
     except UserError as error:
         if isinstance(error, DamagedFileError):
             raise
-        progress.note(f"the verdicts stay as {RESULTS} has them, because they cannot be computed again: {error.marked}")
+        progress.note(f"the verdicts stay as in {RESULTS}, because they cannot be computed again: {error.marked}")
         return stored
 
 

@@ -169,10 +169,10 @@ def read_ledger(out: Path, vouched: bool = False) -> Ledger:
             raise damaged(file, f"line {number} does not follow the one before it", _REMEDY)
         previous = checksum_of(line)
         if number == head.get("lines") and previous != head.get("hash"):
-            raise damaged(file, f"line {number} is not the one that was written", _REMEDY)
+            raise damaged(file, f"line {number} was changed", _REMEDY)
         entries.append(_entry(file, number, line))
     if entries and (not isinstance(entries[0], Begun) or any(isinstance(one, Begun) for one in entries[1:])):
-        raise damaged(file, "it does not begin where it should", _REMEDY)
+        raise damaged(file, "its beginning is missing", _REMEDY)
     return Ledger(folder, tuple(entries), previous)
 
 

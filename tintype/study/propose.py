@@ -77,7 +77,7 @@ def parse_arm(text: str) -> ArmSettings:
     changes = split_changes(parts)
     if any(part.partition("=")[0].strip() == "seed" for part in changes["set"]):
         raise UserError(
-            f"{option('arm', text)}: another seed is no change, and what it gains is luck", "propose a setting"
+            f"{option('arm', text)}: another seed is not a change, and its gain is luck", "propose a setting"
         )
     return parse(ArmSettings, Document(option("arm", name), {"name": name, **changes}))
 
@@ -275,7 +275,7 @@ class _Chain:
             raise UserError(
                 f"{out}: its proposals were compared with another baseline or in other metrics "
                 f"({', '.join((begun.metric, *begun.others))})",
-                "put these back, or propose to another study",
+                "restore these, or propose to another study",
             )
         if looks is not None and [len(one.arm) for one in begun.looks] != list(looks.counts):
             counts = ", ".join(str(len(one.arm)) for one in begun.looks)
@@ -291,12 +291,12 @@ class _Chain:
         for one in self.study.arms:
             if one.role == "arm" and _plan_hash(one.plans[0]) == plan:
                 raise UserError(
-                    f"{option('arm', arm.label)}: it is the arm '{one.name}' of {self.out}, which its report judges"
+                    f"{option('arm', arm.label)}: it is the arm '{one.name}' of {self.out}, which is in its report"
                 )
         found, named = self.ledger.by_plan(plan), self.ledger.by_name(arm.label)
         if named is not None and named != found:
             raise UserError(
-                f"{option('arm', arm.label)}: proposal {named.number} with another plan has this name", "take another"
+                f"{option('arm', arm.label)}: proposal {named.number} has this name and another plan", "take another"
             )
         return found
 
@@ -415,7 +415,7 @@ class _Work:
                 what = "diverged" if run.state == "diverged" else f"has no finite {lost[0]}"
                 raise UserError(
                     f"the baseline's run with seed {run.seed} {what}, so no proposal can be compared with it",
-                    "begin a study with a baseline that trains",
+                    "begin a study whose baseline trains",
                 )
 
     def _close(self, entered: Charged, found: Judgement, seeds: int) -> Proposal:
@@ -498,7 +498,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
 def _ledger_of(out: Path) -> Ledger:
     """Return the ledger of a study; raise if it is missing although proposals were made."""
     if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} holds no study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} is not a study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
     made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
     return read_ledger(out, vouched=made)
 

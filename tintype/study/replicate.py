@@ -177,7 +177,7 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
     if missing := sum(run.state == "missing" for arm in other.results.arms for run in arm.runs):
         raise UserError(
             f"{option('from', other.folder)}: {missing} of its runs are missing",
-            "finish it first: a study that is read before its end can be stopped where it looks well",
+            "finish it first: otherwise it could be stopped at a favourable moment",
         )
     found = runs_like(study, other, {info.name: info for info in mine.results.metrics})
     baselines = {arm.resolution: arm.label for arm in study.arms if arm.role == "baseline"}

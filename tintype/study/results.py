@@ -721,7 +721,7 @@ def read_results_file(path: Path) -> StudyResults:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
         problem = first_problem(error, "the file")
-        raise UserError(f"{path} is no study's results.json ({problem})", remake_results(path)) from None
+        raise UserError(f"{path} is not the results.json of a study ({problem})", remake_results(path)) from None
 
 
 def remake_results(path: Path) -> str:

@@ -158,7 +158,7 @@ def read_run(
     if result.protocol_hash != protocol.hash:
         raise UserError(
             f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}",
-            "remove the file to have the run scored again",
+            "remove the file to score the run again",
         )
     try:
         run = _finished_run(record, folder, result, read_misread(stored), logs)

@@ -37,8 +37,8 @@ Bounds = tuple[float, float]
 class Range(Settings):
     """Values that a setting may have, and how they are drawn. Exactly one key is given."""
 
-    log_uniform: Bounds | None = Field(None, description="[low, high], equally often in each decade")
-    uniform: Bounds | None = Field(None, description="[low, high], equally often everywhere")
+    log_uniform: Bounds | None = Field(None, description="[low, high], uniform on a logarithmic scale")
+    uniform: Bounds | None = Field(None, description="[low, high], uniform")
     integer: tuple[int, int] | None = Field(None, description="[low, high], whole numbers, both ends included")
     choice: Annotated[tuple[TuneValue, ...], Field(min_length=2)] | None = Field(None, description="One of these")
 
@@ -110,8 +110,10 @@ Tried = Annotated[
 class SearchSettings(Settings):
     """How the values of `tune` are tried."""
 
-    kind: Literal["grid", "random", "optuna"] = Field("grid", description="grid tries all values of lists")
-    trials: int | None = Field(None, ge=2, le=1_000, description="With random and optuna: trials of each arm")
+    kind: Literal["grid", "random", "optuna"] = Field(
+        "grid", description="grid tries every combination of listed values"
+    )
+    trials: int | None = Field(None, ge=2, le=1_000, description="Trials of each arm, for random and optuna")
     sampler: Literal["tpe", "cmaes", "random"] = Field("tpe", description="With optuna: the sampler that proposes")
 
     def problems(self) -> Iterator[str]:
@@ -209,8 +211,7 @@ def suggest(
         trial = study.ask(spaces)
         if dict(trial.params) != dict(values):
             raise UserError(
-                f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the sweep has "
-                "tried",
+                f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the sweep tried",
                 "resume it with the version that it was begun with (the study's tuning.jsonl names it)",
             )
         pruned = optuna.trial.TrialState.PRUNED

@@ -163,7 +163,7 @@ class StudySettings(Settings):
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
     seeds: Seeds = Field(description="A list, or {first: 4, most: 16}: undecided arms get more seeds in planned looks")
     resolutions: tuple[ResolutionSettings, ...] = Field(
-        (), description="Every arm runs at each; two or more, or none for the baseline's own"
+        (), description="Every arm runs at each; two or more, or none for the baseline's"
     )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = Field((), description="Each with techniques, overrides, or both")
@@ -171,7 +171,7 @@ class StudySettings(Settings):
         (), description="Factors, each a list of techniques and overrides: their combinations become arms"
     )
     compare: tuple[tuple[str, ...], ...] = Field(
-        (), description="Pairs of arms that are compared with each other too: the first against the second"
+        (), description="Pairs of arms to compare with each other: the first against the second"
     )
     tune: dict[str, Tried] = Field(
         {},
@@ -180,7 +180,7 @@ class StudySettings(Settings):
     )
     tune_by: SearchSettings = Field(SearchSettings(), description="How the values of tune are tried")
     tune_seeds: tuple[Seed, ...] = Field(
-        (90_001, 90_002), min_length=1, description="Seeds that the values of tune are tried with"
+        (90_001, 90_002), min_length=1, description="Seeds for trying the values of tune"
     )
     primary: tuple[str, ...] = Field(
         PRIMARY,
@@ -196,7 +196,7 @@ class StudySettings(Settings):
     )
     analysis: AnalysisSettings = Field(AnalysisSettings(), description="How arms are compared")
     retries: int = Field(
-        RETRIES, ge=0, description="How often a run whose process dies is tried again without getting any further"
+        RETRIES, ge=0, description="How often a run is tried again if its process dies without progress"
     )
 
     @model_validator(mode="after")
@@ -248,7 +248,7 @@ class StudySettings(Settings):
         if len(labels) == 1:
             raise ValueError(f"factorial: '{labels[0]}' is the only factor; give another, or put it into arms")
         if again := _repeated(labels):
-            raise ValueError(f"factorial: two factors are called {again}; give each another name or take one out")
+            raise ValueError(f"factorial: two factors are called {again}; give each another name or remove one")
         names = {" + ".join(labels[index] for index in chosen) for chosen in combinations(len(labels))}
         taken = names.intersection([BASELINE, CONTROL, *(arm.label for arm in self.arms)])
         if taken:
@@ -266,11 +266,11 @@ class StudySettings(Settings):
                 raise ValueError(f"{place}give two arms, as [FIRST, SECOND]: the first is compared with the second")
             for name in pair:
                 if name == BASELINE:
-                    raise ValueError(f"{place}every arm is compared with the baseline anyway; take the pair out")
+                    raise ValueError(f"{place}every arm is compared with the baseline anyway; remove the pair")
                 if name == CONTROL:
                     raise ValueError(
                         f"{place}the control is the baseline with other seeds, and every arm is compared with both "
-                        "anyway; take the pair out"
+                        "anyway; remove the pair"
                     )
                 if name not in known:
                     raise ValueError(f"{place}unknown arm '{name}'; {nearest(name, known)}")

@@ -122,7 +122,7 @@ class StatusReader:
 
     def __init__(self, out: Path) -> None:
         if not (out / "study.yaml").is_file():
-            raise UserError(f"{out} holds no study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
+            raise UserError(f"{out} is not a study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
         self.out = out
         self._leases = Leases(out / LEASES)
         self._read_at: tuple[int, ...] = ()

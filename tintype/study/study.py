@@ -222,10 +222,10 @@ def _refuse_stored_copy(document: Document) -> None:
     """Raise for a stored study.yaml away from its folder, since its baseline is missing there."""
     if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
         raise UserError(
-            f"{document.place(('name',))}: tintype wrote this file into the folder of a study, and the study's "
-            "baseline is there too (baseline.yaml)",
-            "give that folder to run the study again. To begin a study of your own, take the line `name` out: its "
-            f"baseline is then the recipe '{document.data['recipe']}' as it is today",
+            f"{document.place(('name',))}: tintype wrote this file into the folder of a study, where the study's "
+            "baseline is too (baseline.yaml)",
+            "give that folder to run the study again. To begin your own study, remove the line `name`: its "
+            f"baseline is then today's recipe '{document.data['recipe']}'",
         )
 
 
@@ -413,16 +413,16 @@ def _arm_candidate(
     found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
     if found.parent:
         raise UserError(
-            f"it starts from the arm '{found.parent}', and with tune the run to start from is known only after the "
+            f"it starts from the arm '{found.parent}', but with tune the run to start from is known only after the "
             "tuning",
-            "take tune out, or make the arm a study of its own that starts from a trained run",
+            "remove tune, or make the arm a separate study that starts from a trained run",
         )
     resolved = settings_by_key(found.plans[0])
     for key, value in values.items():
         if resolved.get(key) != value:
             what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
             raise UserError(
-                f"it {what}, and tune is to choose it among {words_of(settings.tune[key])} for each arm alike",
+                f"it {what}, but tune chooses it among {words_of(settings.tune[key])} for each arm alike",
                 f"leave it out of the arm, or take {key} out of tune",
             )
     return Candidate(values, found.plans)
@@ -504,7 +504,7 @@ def _refuse_late_scores(study: Study) -> None:
         if late := [one for one in study.settings.score_at if isinstance(one, int) and one > last]:
             raise UserError(
                 f"score_at: step {late[0]:,} comes after the last step of arm '{arm.label}', {last:,}",
-                "give earlier steps, or shares of training, which are of each arm's own steps",
+                "give earlier steps, or shares of training, which apply to each arm's own steps",
             )
 
 

@@ -37,7 +37,7 @@ def check_version(out: Path) -> None:
             f"{out} was begun by tintype {begun.get('tintype')}{commit}, whose training computes other numbers (its "
             f"NUMERICS is {begun.get('numerics')}, here it is {tintype.NUMERICS}): its runs and new ones could not be "
             "compared",
-            f"work on it with that version, or begin it anew in another {option('out')}",
+            f"use that version, or begin again in another {option('out')}",
         )
 
 

@@ -312,7 +312,7 @@ class Worker:
 
     def _try(self, task: Task, lease: Lease, grant: Grant | None) -> Message:
         if self._unborn[task.plan.hash] >= _MOST_UNBORN:
-            return Message(task.key, "failed", text="its ranks did not begin; their log in launch/ says why")
+            return Message(task.key, "failed", text="its ranks did not start; see their log in launch/")
         deaths = deaths_in(lease.before, lease.claim.about)
         if len(deaths) > task.retries:
             tried = "" if len(deaths) == 1 else f" {len(deaths)} times in a row"

@@ -112,7 +112,7 @@ def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
         return Plan(**dict(plan))
     except ValidationError as error:
         names = " and ".join(f"'{technique.name}'" for technique in applied)
-        raise UserError(f"with {names} applied, the plan does not hold: {_reasons(error)}") from None
+        raise UserError(f"with {names} applied, the plan is invalid: {_reasons(error)}") from None
 
 
 def _reasons(error: ValidationError) -> str:

@@ -13,12 +13,12 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    keep: float = Field(0.5, gt=0, le=1, description="The probability with which a sentence or clause is kept")
+    keep: float = Field(0.5, gt=0, le=1, description="Probability of keeping a sentence or clause")
 
 
 TECHNIQUE = Technique(
     seam="captions",
     setting="keep_parts",
-    summary="leave out some sentences and clauses of each caption, others each time",
+    summary="leave out random sentences and clauses of each caption",
     options=Options,
 )

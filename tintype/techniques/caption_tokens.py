@@ -13,7 +13,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    tokens: int = Field(ge=2, description="How many tokens of a caption are left, special ones included")
+    tokens: int = Field(ge=2, description="Tokens kept of a caption, including special tokens")
 
 
 TECHNIQUE = Technique(

@@ -13,7 +13,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    words: int = Field(ge=1, description="How many words of a caption are left")
+    words: int = Field(ge=1, description="Words kept of a caption")
 
 
 TECHNIQUE = Technique(

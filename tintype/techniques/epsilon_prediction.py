@@ -10,7 +10,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    clamp: float = Field(CLAMP, gt=0, lt=1, description="No division by a 1 - t below this")
+    clamp: float = Field(CLAMP, gt=0, lt=1, description="Smallest 1 - t in the division")
 
 
 TECHNIQUE = Technique(

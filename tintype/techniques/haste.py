@@ -23,7 +23,7 @@ class Options(StoppedRepaOptions):
     layers: int | None = Field(
         None, ge=1, description="Blocks up to `block`, and last layers of the teacher; 4 by default, or fewer"
     )
-    share: float = Field(0.5, gt=0, lt=1, description="Or: how much of the training has it")
+    share: float = Field(0.5, gt=0, lt=1, description="Or: share of the training with this loss")
 
 
 def apply(plan: Plan, options: Options) -> Changes:

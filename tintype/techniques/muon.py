@@ -28,17 +28,17 @@ class Options(Settings):
     iteration: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
     )
-    cautious: bool = Field(False, description="Decay only the weights that the step itself brings nearer to zero")
+    cautious: bool = Field(False, description="Decay only the weights that the step itself moves towards zero")
     fused: Literal["whole", "parts"] = Field(
-        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
+        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts separately"
     )
-    modulation: bool = Field(True, description="Take the modulation matrices too; without, AdamW has them")
+    modulation: bool = Field(True, description="Update the modulation matrices too; otherwise AdamW does")
 
 
 def apply(plan: Plan, options: Options, name: str = "muon") -> Changes:
     adamw = plan.optimizer
     if not isinstance(adamw, AdamWSettings):
-        raise ValueError(f"{name}: the plan's optimizer is '{adamw.kind}' and not adamw")
+        raise ValueError(f"{name}: the plan's optimizer is '{adamw.kind}', not adamw")
     own = options.model_dump(exclude={"lr"})
     return {"optimizer": MuonSettings(**own, lr=options.lr or adamw.lr, adamw=adamw)}
 

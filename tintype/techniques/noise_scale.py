@@ -19,7 +19,7 @@ class Options(Settings):
 TECHNIQUE = Technique(
     seam="objective",
     setting="noise_scale",
-    summary="noise of another deviation than 1",
+    summary="noise with a deviation other than 1",
     options=Options,
     paper="arXiv:2511.13720",
 )

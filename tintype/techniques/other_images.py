@@ -16,11 +16,11 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    data: Given = Field(default_factory=dict, description="Its settings; what is not said is as in the plan's own data")
+    data: Given = Field(default_factory=dict, description="Its settings; by default as in the plan's own data")
     store: PathText | None = Field(
         None,
         min_length=1,
-        description="Where the plan's data is a store: the folder of the other one, in place of data",
+        description="If the plan's data is a store: the folder of the other one, in place of data",
     )
 
     def problems(self) -> Iterator[str]:

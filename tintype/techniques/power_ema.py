@@ -8,7 +8,7 @@ from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="ema",
-    summary="average the weights so that any length of the average can be had after the run",
+    summary="average the weights so that any length of the average can be made after the run",
     options=PowerEmaSettings,
     paper="arXiv:2312.02696",
 )

@@ -21,7 +21,7 @@ class StoppedRepaOptions(RepaOptions):
     """Options of an alignment that stops before training ends."""
 
     stop: int | None = Field(None, ge=1, description="The first step without alignment")
-    share: float = Field(0.25, gt=0, lt=1, description="Or: how much of the training has it")
+    share: float = Field(0.25, gt=0, lt=1, description="Or: share of the training with this loss")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -54,7 +54,7 @@ def apply(plan: Plan, options: StoppedRepaOptions) -> Changes:
 
 TECHNIQUE = Technique(
     seam="losses",
-    summary="align a block's tokens with a frozen teacher's, then stop and let the teacher go",
+    summary="align a block's tokens with a frozen teacher's, then stop and free the teacher",
     apply=apply,
     options=StoppedRepaOptions,
     paper="arXiv:2410.06940",

@@ -22,7 +22,7 @@ class Options(Settings):
         None, min_length=1, description="Sizes in pixels of the stages before the last; by default half of data.size_px"
     )
     until: tuple[Moment, ...] | None = Field(
-        None, description="When each of them ends: a step, or a share of the training; by default all are as long"
+        None, description="When each of them ends: a step, or a share of the training; by default all have equal length"
     )
     batches: tuple[int, ...] | None = Field(
         None, description="Images per update in each of them; by default train.batch, which is that of the last stage"

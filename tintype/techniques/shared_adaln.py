@@ -16,7 +16,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    matched: bool = Field(True, description="Widen the MLPs by what the modulation layers leave")
+    matched: bool = Field(True, description="Widen the MLPs by the parameters saved in the modulation layers")
 
 
 def apply(plan: Plan, options: Options) -> Changes:

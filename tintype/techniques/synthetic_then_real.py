@@ -25,7 +25,7 @@ FIRST, SECOND = "synthetic", "real"
 class Options(Settings):
     first: Given = Field(
         default_factory=lambda: {"style": "render"},
-        description="Settings of the first source; what is not said is as in the plan's own data",
+        description="Settings of the first source; by default as in the plan's own data",
     )
     second: Given = Field(
         default_factory=dict,
@@ -34,13 +34,11 @@ class Options(Settings):
     store: PathText | None = Field(
         None,
         min_length=1,
-        description="Where the plan's data is a store: the folder of the second one; the first is the plan's own",
+        description="If the plan's data is a store: the folder of the second one; the first is the plan's own",
     )
-    at: float = Field(0.5, gt=0, lt=1, description="The share of the steps after which the change begins")
-    over: float = Field(
-        0.0, ge=0, lt=1, description="The share of the steps that it takes, in a line; 0 for a sudden one"
-    )
-    rest: float = Field(0.0, ge=0, lt=1, description="The share of the first source that stays to the end")
+    at: float = Field(0.5, gt=0, lt=1, description="Share of the steps after which the change begins")
+    over: float = Field(0.0, ge=0, lt=1, description="Share of the steps of the linear change; 0 for a sudden one")
+    rest: float = Field(0.0, ge=0, lt=1, description="Share of the first source that remains at the end")
 
     @model_validator(mode="after")
     def _ends_in_time(self) -> Options:
@@ -59,14 +57,14 @@ def apply(plan: Plan, options: Options) -> Changes:
     if options.store is not None and isinstance(own, StoreSettings):
         second = instead(own, {}, options.store, f"{where}: store")
     elif not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
-        raise UserError(f"{where}: nothing says what comes first", "set it, for example first.kind=scenes")
+        raise UserError(f"{where}: the first source is not set", "set it, for example first.kind=scenes")
     else:
         first = source_like(own, options.first, f"{where}: first")
         second = source_like(own, options.second, f"{where}: second")
     if first == second:
         raise UserError(
-            f"{where}: the first source is the plan's own data, and so is the second",
-            "give one of them other settings, for example first.style=render where the plan has data.style=photo",
+            f"{where}: the first source is the plan's own data, and the second is too",
+            "give one of them other settings, for example first.style=render if the plan has data.style=photo",
         )
     start = max(1, round(options.at * plan.train.steps))
     end = max(start + 1, round((options.at + options.over) * plan.train.steps))

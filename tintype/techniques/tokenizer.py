@@ -34,7 +34,7 @@ def _same_grid(plan: Plan, tokenizer: TokenizerPart) -> int:
     side = plan.token_grid[0]
     raise UserError(
         f"technique 'tokenizer': a token of the plan covers {token_px} × {token_px} px, and one latent of "
-        f"'{tokenizer.kind}' covers {stride_px} × {stride_px} px, so the grid of {side} × {side} tokens cannot stay",
+        f"'{tokenizer.kind}' covers {stride_px} × {stride_px} px, so the grid of {side} × {side} tokens is impossible",
         f"give the baseline a model.patch with which a token covers a multiple of {stride_px} px, or say "
         "tokenizer:patch=1 to change the number of tokens too",
     )

@@ -10,7 +10,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
+    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="Smallest t in the division")
 
 
 TECHNIQUE = Technique(

@@ -49,12 +49,14 @@ class FrozenTextPart(PretrainedPart, TextPart):
     """Attribute of the text tower, by model type, for models with several towers."""
 
     tokenizer_subfolder: str | None = Field(
-        None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
+        None, description="Place of the tokenizer; by default beside the weights. In pipelines: tokenizer"
     )
-    max_tokens: int = Field(256, ge=2, description="Captions are truncated to this many tokens, special ones included")
+    max_tokens: int = Field(
+        256, ge=2, description="Captions are truncated to this many tokens, including special tokens"
+    )
     clean: cleaning.Cleaning = Field(
         False,
-        description="true: leave HTML, web addresses and superfluous white space out of captions; prx and prx-pixel: "
+        description="true: leave HTML, web addresses and extra white space out of captions; prx and prx-pixel: "
         "clean them as diffusers' PRXPipeline and PRXPixelPipeline do",
     )
     skip_layers: int = Field(
@@ -179,8 +181,8 @@ class FrozenTextEncoder:
             return caption
         if not self.tokenizer.is_fast:
             raise UserError(
-                f"{self._words}: its tokenizer does not say which letters a token stands for, so captions cannot be "
-                "cut by tokens",
+                f"{self._words}: its tokenizer does not map tokens to letters, so captions cannot be "
+                "truncated by tokens",
                 "leave captions.max_tokens out, and use captions.max_words or text.max_tokens",
             )
         read = self.tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
@@ -235,8 +237,8 @@ class FrozenTextEncoder:
             )
         if isinstance(depth, int) and self.settings.skip_layers >= depth:
             raise UserError(
-                f"text.skip_layers is {self.settings.skip_layers}, but {self._words} has {depth} layers, of which one "
-                "must be left"
+                f"text.skip_layers is {self.settings.skip_layers}, but {self._words} has {depth} layers, and one "
+                "must remain"
             )
 
     def _stated(self, config: Untyped, key: str) -> int:

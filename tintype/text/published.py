@@ -28,7 +28,7 @@ class T5GemmaSettings(FrozenTextPart):
 
     kind: Literal["t5gemma"] = "t5gemma"
     weights: Source = "google/t5gemma-2b-2b-ul2"
-    compute: Compute = Field("bf16", description="What the network computes in")
+    compute: Compute = Field("bf16", description="The network's compute type")
 
     def network(self) -> Untyped:
         """Load the encoder.
@@ -58,7 +58,7 @@ class T5Settings(FrozenTextPart):
     kind: Literal["t5"] = "t5"
     weights: Source = "google/flan-t5-large"
     revision: Revision = "0613663d0d48ea86ba8cb3d7a44f0f65dc596a2a"
-    compute: Compute = Field("bf16", description="What the network computes in")
+    compute: Compute = Field("bf16", description="The network's compute type")
 
 
 class Qwen3VlSettings(FrozenTextPart):
@@ -70,7 +70,7 @@ class Qwen3VlSettings(FrozenTextPart):
     kind: Literal["qwen3-vl"] = "qwen3-vl"
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"
     revision: Revision = "89644892e4d85e24eaac8bacfd4f463576704203"
-    compute: Compute = Field("bf16", description="What the network computes in")
+    compute: Compute = Field("bf16", description="The network's compute type")
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
@@ -83,7 +83,7 @@ class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
     kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
     weights: Source = "Qwen/Qwen3-VL-Embedding-2B"
     revision: Revision = None
-    clean: Cleaning = Field("prx-pixel", description="prx-pixel is what PRX does with this encoder")
+    clean: Cleaning = Field("prx-pixel", description="prx-pixel is PRX's choice for this encoder")
 
 
 class ClipSettings(FrozenTextPart):

@@ -62,7 +62,7 @@ class ImageSettings(Settings):
     data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the crops")
     short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
-    limit: int | None = Field(None, ge=2, description="Only the first so many images")
+    limit: int | None = Field(None, ge=2, description="Use only this many images, the first ones")
     held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")
     scenes: SceneSettings = SceneSettings()
 
@@ -146,7 +146,7 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
         if total > _MOST_BYTES:
             raise UserError(
                 f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory as files",
-                f"use the first so many: {setting('limit', len(found) // 2)}",
+                f"use fewer of them: {setting('limit', len(found) // 2)}",
             )
     return found
 

@@ -60,12 +60,13 @@ class ReportSettings(Settings):
     size_px: int = Field(
         64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the images, which are never enlarged"
     )
-    count: int = Field(256, ge=2, description="At most so many images")
+    count: int = Field(256, ge=2, description="Use at most this many images")
     batch: int = Field(16, ge=1, description="Images at a time; speed depends on it")
     encoders: tuple[EncoderChoice, ...] | None = Field(
-        None, description="Of the Fréchet distances; by default scenes, and inception where its weights are at hand"
+        None,
+        description="Encoders of the Fréchet distances; by default scenes, and inception if its weights are available",
     )
-    shown: int = Field(8, ge=1, le=64, description="Images side by side")
+    shown: int = Field(8, ge=1, le=64, description="Number of images side by side")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(
-            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained tokenizer",
+            f"unknown tokenizer '{kind}': it is neither a kind nor the folder of a trained tokenizer",
             nearest(kind, kinds),
         )
     document = Document(f"tokenizer {spec}", {"kind": kind})

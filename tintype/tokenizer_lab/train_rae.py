@@ -41,7 +41,7 @@ class RaeTraining(TokenizerTraining):
 
     encoder: TeacherChoice = Field(DEFAULT_ENCODER, description="The frozen network; scenes needs no download")
     decoder: RaeShape = RaeShape()
-    noise: float = Field(0.8, ge=0, description="Largest deviation of the noise on the latents in training")
+    noise: float = Field(0.8, ge=0, description="Largest deviation of the training noise on the latents")
     lr: float = Field(2e-4, gt=0)
 
     @property

@@ -47,12 +47,12 @@ class Training(TokenizerTraining):
 
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
-    kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
+    kl_weight: float = Field(1e-4, ge=0, description="Weight of the nats per number of the latents")
     equivariance: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="EQ-VAE: share of the steps in which latents and images are scaled and turned alike",
+        description="EQ-VAE: share of the steps that scale and rotate latents and images alike",
     )
     vf: VfSettings = VfSettings()
 

@@ -51,7 +51,7 @@ class TokenizerTraining(ImageSettings):
     warmup_steps: int = Field(100, ge=0)
     clip_norm: float = Field(1.0, gt=0)
     compute: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Of the convolutions, whose weights stay in fp32; with bf16 LPIPS compares in TF32"
+        "fp32", description="Type of the convolutions, whose weights stay in fp32; with bf16 LPIPS computes in TF32"
     )
     save_every_steps: int = Field(500, ge=1)
     log_every_steps: int = Field(10, ge=1)

@@ -30,7 +30,7 @@ from tintype.wording import setting
 Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
 """One number for all channels, or one per channel. The field is not strict, so a plan file may use a list."""
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
-StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
+StridePx = Annotated[int, Field(ge=1, description="Pixels per latent, along each side")]
 Scale = Annotated[
     Numbers | None, Field(description="z = (latent - shift) · scale: one number, or one for each channel")
 ]

@@ -152,12 +152,12 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
             check_same(file, "origin of its latents", _read_header(file), made_of, _remedy(folder))
         elif ROWS_NAME in names:
             raise UserError(
-                f"{folder} has files but no {HEADER_NAME}, so it is not known what its latents were made of",
+                f"{folder} has files but no {HEADER_NAME}, so the source of its latents is unknown",
                 _remedy(folder),
             )
         elif names:
             raise UserError(
-                f"{folder} is no cache of latents: it has files but no {HEADER_NAME}",
+                f"{folder} is not a cache of latents: it has files but no {HEADER_NAME}",
                 "set run.latents_folder to a new folder, or leave it out",
             )
         else:

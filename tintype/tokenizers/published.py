@@ -55,8 +55,8 @@ class DiffusersPart(LatentPart):
         scale, shift = stated.get("scaling_factor"), stated.get("shift_factor")
         if not scale:
             raise UserError(
-                f"{self.checkpoint.words}: its config.json has no scaling_factor, so it is not known how its latents "
-                "are brought to mean 0 and deviation 1",
+                f"{self.checkpoint.words}: its config.json has no scaling_factor, so the normalisation of its latents "
+                "to mean 0 and deviation 1 is unknown",
                 "set tokenizer.shift and tokenizer.scale",
             )
         return Normalisation(filled(shift or 0.0, self.channels), filled(scale, self.channels))
@@ -66,7 +66,7 @@ class KlPart(DiffusersPart):
     """Settings of an autoencoder with a Gaussian for each latent."""
 
     posterior: Literal["mean", "sample"] = Field(
-        "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
+        "mean", description="The mean of the encoder's Gaussian, or a new draw from it at each step"
     )
 
     @property

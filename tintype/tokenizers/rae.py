@@ -46,7 +46,7 @@ _LONGEST = 10_000.0
 class RaeShape(Settings):
     """Settings of the decoder's shape, by default a ViT-B; the authors' largest is a ViT-XL."""
 
-    stride_px: int = Field(16, ge=2, description="Pixels to a latent along each side, and to a patch of the decoder")
+    stride_px: int = Field(16, ge=2, description="Pixels per latent along each side, and per patch of the decoder")
     width: int = Field(768, ge=4, multiple_of=4, description="Width of the decoder's tokens")
     depth: int = Field(12, ge=1, description="Blocks of the decoder")
     heads: int = Field(12, ge=1, description="Attention heads; they divide the width")

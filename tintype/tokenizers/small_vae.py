@@ -37,7 +37,7 @@ class SmallVaeShape(Settings):
     """Settings of the network's shape."""
 
     channels: int = Field(16, ge=1, le=512, description="Channels of the latents")
-    stride_px: Literal[4, 8] = Field(8, description="Pixels to a latent pixel, along each side")
+    stride_px: Literal[4, 8] = Field(8, description="Pixels per latent pixel, along each side")
     width: int = Field(48, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
     blocks: int = Field(2, ge=1, description="Residual blocks at each resolution, in the encoder and in the decoder")
 
@@ -157,7 +157,7 @@ class SmallVaeSettings(FolderPart):
 
     kind: Literal["small-vae"] = "small-vae"
     posterior: Annotated[Literal["mean", "sample"], Since("mean")] = Field(
-        "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
+        "mean", description="The mean of the encoder's Gaussian, or a new draw from it at each step"
     )
 
     def recorded(self, folder: Path) -> tuple[Compression, Plain]:

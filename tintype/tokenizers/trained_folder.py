@@ -51,7 +51,7 @@ class TrainedFiles:
         if not path.is_file():
             state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
             raise UserError(
-                f"{folder.absolute()} holds no trained {self.kind} ({self.record} is not there: {state})",
+                f"{folder.absolute()} has no trained {self.kind} ({self.record} is not there: {state})",
                 f"train one with `{self.command}`",
             )
         try:
@@ -60,14 +60,14 @@ class TrainedFiles:
             raise UserError(
                 f"{path} is damaged, or not the record of a {self.kind} in the format {self.format} that this version "
                 f"of tintype reads: {first_problem(error)}",
-                "put a good copy back, or train anew",
+                "restore a good copy, or train again",
             ) from None
 
     def fill(self, folder: Path, network: nn.Module, recorded: str, pinned: str | None) -> None:
         """Load the weights into a network; refuse weights that do not match the record."""
         path = folder / self.weights
         if not path.is_file():
-            raise UserError(f"{path} is not there, but {self.record} names it", "put it back, or train anew")
+            raise UserError(f"{path} is not there, but {self.record} names it", "restore it, or train again")
         content = path.read_bytes()
         found = hashlib.sha256(content).hexdigest()
         check_same(folder / self.record, f"SHA-256 of {path}", recorded, found, "put the file back, or train anew")
@@ -79,7 +79,7 @@ class TrainedFiles:
         except SafetensorError as error:
             wrong = str(error)
         if wrong:
-            raise UserError(f"{path} does not hold the network that {self.record} describes: {wrong}")
+            raise UserError(f"{path} does not contain the network that {self.record} describes: {wrong}")
         network.load_state_dict(tensors)
 
 
@@ -89,10 +89,14 @@ class FolderPart(TokenizerPart):
     files: ClassVar[TrainedFiles]
     why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
 
-    folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
-    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of its file of weights: refuse any other")
-    channels: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's record says")
-    stride_px: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's record says")
+    folder: PathText = Field(min_length=1, description="The folder written by `tintype tokenizer train --out`")
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="First digits of the SHA-256 of its weights; different weights are refused",
+    )
+    channels: int | None = Field(None, ge=1, description="Value of its latents; by default as in the folder's record")
+    stride_px: int | None = Field(None, ge=1, description="Value of its latents; by default as in the folder's record")
 
     def recorded(self, folder: Path) -> tuple[Compression, Plain]:
         """Return the size of latents and how the tokenizer was trained, from the record of a folder."""
@@ -105,7 +109,9 @@ class FolderPart(TokenizerPart):
     @property
     def compression(self) -> Compression:
         if self.channels is None or self.stride_px is None:
-            raise ValueError(f"tokenizer: give channels and stride_px of the {self.kind}, or let resolved() read them")
+            raise ValueError(
+                f"tokenizer: give channels and stride_px of the {self.kind}, or call resolved() to read them"
+            )
         return Compression(self.channels, self.stride_px)
 
     def resolved(self, known: Known = NONE_KNOWN) -> Self:

@@ -68,8 +68,8 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
     at = guide_step(parts.plan, guide)
     if at >= step:
         raise UserError(
-            f"autoguidance leads away from earlier weights, and those of step {at:,} are not earlier than the ones to "
-            f"sample from, of step {step:,}",
+            f"autoguidance leads away from earlier weights, but step {at:,} is not before the step "
+            f"of the sampled weights, {step:,}",
             f"choose an earlier step (guidance.step, {option('guide-step')})",
         )
     twin = build_twin(parts)

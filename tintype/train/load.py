@@ -76,7 +76,7 @@ def load_run(
     if found := weight_misfits(tensors, parts.modules, plan, own_average, stored_as):
         raise UserError(
             f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}",
-            "was the plan changed after the training? Put the first one back",
+            "was the plan changed after the training? Restore the original",
         )
     weights = weights_in(tensors, own_average)
     if average is not None:
@@ -126,8 +126,8 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
             note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the one before")
     command = f"`tintype train RECIPE --out {quote(str(path))}` trains it"
     if found:
-        raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}", f"{command} again")
-    raise UserError(f"{path} has no whole checkpoint yet", command)
+        raise UserError(f"{path} has no complete checkpoint: {'; '.join(found)}", f"{command} again")
+    raise UserError(f"{path} has no complete checkpoint yet", command)
 
 
 def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:

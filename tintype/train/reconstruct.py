@@ -144,7 +144,7 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
         tracked = ", ".join(f"{one:g}" for one in sorted({one for _, one, _ in found.terms}))
         raise UserError(
             f"the {count} snapshots of {run} (lengths {tracked}) cannot represent an average of length {length:g}: "
-            f"{found.residual:.0%} of its profile would be missed, and at most {MOST_RESIDUAL:.0%} may be",
+            f"{found.residual:.0%} of its profile would be missed, but at most {MOST_RESIDUAL:.0%} may be",
             "choose a length nearer to these, or train with more snapshots",
         )
     return found
@@ -153,7 +153,7 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
 def try_reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
     """Do as `reconstruction`, but accept any residual."""
     if not 0 < length < LONGEST:
-        raise UserError(f"a length of {length:g}: it lies between 0 and {LONGEST:.4f}, which is the plain mean")
+        raise UserError(f"a length of {length:g}: it must lie between 0 and {LONGEST:.4f}, which is the plain mean")
     snapshots = _snapshots(run)
     if step is not None:
         snapshots = [snapshot for snapshot in snapshots if snapshot.step <= step]
@@ -180,7 +180,7 @@ def _snapshots(run: Path) -> list[Snapshot]:
     if due:
         raise UserError(f"{run} has no snapshot of its weight averages yet; the first is written at step {due[0]}")
     raise UserError(
-        f"{run} has no snapshots of weight averages, so no other length can be had",
+        f"{run} has no snapshots of weight averages, so no other length is possible",
         f"train with {technique('power-ema')} for that",
     )
 

@@ -236,7 +236,7 @@ class RunRecord:
             reason = self.reason(f"{self._command} trains it again from its last checkpoint")
             raise DivergedError(
                 f"{self.path} is a diverged run ({reason})",
-                f"to use its last checkpoint all the same, remove {self.path / FAILURES['diverged']}",
+                f"to use its last checkpoint anyway, remove {self.path / FAILURES['diverged']}",
             )
 
     def check_identity(self, name: str, identity: str | None, remedy: str = "put the first one back") -> None:

@@ -43,7 +43,7 @@ def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
     about = {name: one for name, one in stored.items() if isinstance(one, metadata.TensorStorageMetadata)}
     for name, one in about.items():
         if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():  # the rest would stay as it was
-            raise OSError(f"{folder}: the shards of {name} do not make up a whole of {list(one.size)}")
+            raise OSError(f"{folder}: the shards of {name} do not add up to {list(one.size)}")
     tensors = {name: place(name, one.size, one.properties.dtype) for name, one in about.items()}
     try:
         with warnings.catch_warnings():  # torch warns that a single process is alone

@@ -117,7 +117,7 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
         raise UserError(
             f"start: the run in {path} is at step {parent.saved_step} of {found.train.steps} of the plan {found.hash}, "
             f"and its last weights with the plan {start.parent_plan} are needed",
-            "train it to its end first",
+            "finish its training first",
         )
     about = parent.about
     if about and about["weights"] != start.weights and {about["weights"], start.weights} <= {"raw", "average"}:

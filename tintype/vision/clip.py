@@ -47,7 +47,8 @@ class ClipSettings(HubEncoderPart):
     kind: Literal["clip"] = "clip"
     source: Source = "openai/clip-vit-large-patch14-336"
     form: Literal["processor", "cmmd"] = Field(
-        "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
+        "processor",
+        description="processor: the short side resized, then cropped; cmmd: the middle cropped, then resized",
     )
 
     @property

@@ -1,8 +1,8 @@
 """The Inception-v3 by which FID is defined: Google's graph of December 2015, up to its last pooling (2048 numbers).
 
-Differs from torchvision's Inception: average pools do not count the padding, the last block has a max pool in place of
-the paper's average pool, batch norms have no gain, and the weights are different. The layers are named as in the file
-of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
+Differs from torchvision's Inception: average pools do not count the padding, and the last block has a max pool in place
+of the paper's average pool. Batch norms have no gain, and the weights are different. The layers are named as in the
+files of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """

@@ -49,7 +49,7 @@ class EncoderPart(Part):
 
     reads_text: ClassVar[bool] = False
 
-    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands in the names of its metrics")
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Part of the names of its metrics")
 
     @property
     def title(self) -> str:

@@ -128,7 +128,7 @@ class TeacherCache:
         if not row_MLD.isfinite().all():
             raise UserError(
                 f"the teacher {self.teacher.words} gave tokens up to {float(token_MLD.abs().max()):g}, which fp16 "
-                "cannot hold, and so no cache",
+                "cannot represent, so they cannot be cached",
                 "set its cache to none",
             )
         return pad(row_MLD, (0, 0, 0, self.rows.shape[1] - row_MLD.shape[1]))

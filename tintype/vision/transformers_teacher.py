@@ -170,7 +170,7 @@ class TransformersTeacher(Teacher):
             raise UserError(f"{self.words} gives no attention maps ({reason})", _ADVICE) from error
         if found.shape[1] < layers:
             raise UserError(
-                f"{self.words} has {found.shape[1]} layers, and the attention of the last {layers} is asked for"
+                f"{self.words} has {found.shape[1]} layers, but the attention of the last {layers} is needed"
             )
 
     @cached_property
@@ -200,7 +200,7 @@ class TransformersTeacher(Teacher):
     def _misfit(self, what: str) -> UserError:
         rows, columns = self.grid
         return UserError(
-            f"{self.words} cannot be the teacher of a grid of {rows} × {columns} tokens: {what}, where "
+            f"{self.words} cannot be the teacher for a grid of {rows} × {columns} tokens: {what}, where "
             f"{rows * columns} tokens of the width {self.width} are needed, after a class token and registers if it "
             "has them",
             _ADVICE,

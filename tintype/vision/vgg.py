@@ -44,7 +44,7 @@ class VggSettings(EncoderPart):
     """The mean of VGG16's conv5_3, a feature that needs no hub."""
 
     kind: Literal["vgg16"] = "vgg16"
-    size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="The input; one token for every 16 px")
+    size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="Side of the input; one token per 16 px")
 
     def _make(self, device: torch.device) -> Encoder:
         network = _network(self.size_px, "mean of conv5_3 after its ReLU (512 numbers)")

@@ -53,7 +53,7 @@ def problems(folder: Path) -> list[str]:
             if urlsplit(target).scheme in ("http", "https") or target.startswith("//"):
                 found.append(f"{name}: loads {target}")
             elif own and urlsplit(target).path and not urlsplit(target).scheme and not _there(path, target).is_file():
-                found.append(f"{name}: loads {target}, which is not there")
+                found.append(f"{name}: loads {target}, which is missing")
         found += [f"{name}: {problem}" for target in page.links if own and (problem := _broken(path, target, pages))]
     for style in sorted(folder.rglob("*.css")):
         if _REMOTE.search(style.read_text(encoding="utf-8")):

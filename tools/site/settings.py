@@ -100,7 +100,7 @@ class _Book:
         words = [sentence(field.description or "")]
         words.append(f"See {', '.join(links)}." if links else f"*{sentence(type_words(field))}*")
         if is_housekeeping(one, name):
-            words.append("No part of the plan's hash.")
+            words.append("Not part of the plan's hash.")
         return code(_key(prefix, name, field)), default_words(field), " ".join(words)
 
 

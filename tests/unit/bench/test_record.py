@@ -83,8 +83,8 @@ def test_figures_of_another_device_or_other_work_are_refused(device: str, work: 
     [
         (None, "cannot be read: No such file"),
         ("{", "cannot be read as JSON"),
-        ("[]", "holds no JSON object"),
-        ('{"rows": []}', r"does not have the figures of a bench \(environment: "),
+        ("[]", "is not a JSON object"),
+        ('{"rows": []}', r"does not contain the figures of a bench \(environment: "),
         ('{"environment": {}, "work": {}, "figures": {"dense": 0}}', r"\(figures.dense: must be above 0"),
         ('{"environment": {}, "work": {}, "figures": {"dense": NaN}}', r"\(figures.dense: "),
     ],

@@ -63,7 +63,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             ("from pydantic import Field", "from pydantic import Field, field_serializer"),
         ],
         contract.check_round_trip,
-        "another one when it is read again: losses.0.power",
+        "changes when it is written and read again: losses.0.power",
     ),
     "it changes the process": (
         [
@@ -74,17 +74,17 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             )
         ],
         contract.check_off,
-        "other losses after a run of it",
+        "losses change after a run of it",
     ),
     "it hides a parameter": (
         [*MODULE, SCALE, USED],
         contract.check_parameters,
-        "it adds the parameters losses_my-idea.scale and does not name them",
+        "it adds the parameters losses_my-idea.scale but does not name them",
     ),
     "it declares a parameter that it lacks": (
         [DECLARED],
         contract.check_parameters,
-        "no parameter of these names is added",
+        "no such parameters are added",
     ),
     "its parameter gets no gradient": (
         [*MODULE, SCALE, DECLARED],
@@ -125,12 +125,12 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             ("from pydantic import Field", "from pydantic import Field\nfrom tintype.errors import UserError"),
         ],
         contract.check_pair,
-        "with 'ema' it is refused without naming both: no averages, please",
+        "with 'ema' the refusal does not name both: no averages, please",
     ),
     "it needs nothing and says that it does": (
         [(APPLY, f"{APPLY}\n        needs={{'train.batch': '4'}},")],
         contract.check_needs,
-        "a plan without them takes it all the same",
+        "a plan without them accepts it",
     ),
 }
 
@@ -251,9 +251,9 @@ RANDOM = ("return x", "import torch\n    return x + torch.randn(x.shape)")
     [
         (("return x", "return x + draws.normal('mine', tuple(x.shape[1:]))"), "3 images, 4 steps"),
         (("return x", "return x / 0"), "its images are not finite"),
-        (("        on_step()\n", ""), "it calls `on_step` 0 times in 4 steps"),
+        (("        on_step()\n", ""), "it calls `on_step` 0 times for 4 steps"),
         (RANDOM, "differs between two batches of one seed: draw random numbers from `draws`"),
-        (("return x", "return x - x.mean()"), "differs between two batches of one seed: .* mix no samples"),
+        (("return x", "return x - x.mean()"), "differs between two batches of one seed: .* do not mix samples"),
         (("return x", "return x + nothing"), r"NameError: .*\(my_ideas.py, line 7\)"),
     ],
     ids=["draws", "infinite", "no progress", "random", "mixed", "error"],
@@ -297,7 +297,7 @@ def test_a_part_of_each_seam_keeps_the_contract(name: str) -> None:
     ("name", "out", "error"),
     [
         ("My_Idea", None, "give lower-case words joined by -"),
-        ("repa", None, "there is one of this name"),
+        ("repa", None, "this name is taken"),
         ("my-idea", "ideas.txt", "give a Python file whose name is a word"),
         ("my-idea", "there.py", r"there\.py exists"),
     ],

@@ -321,7 +321,7 @@ def test_a_measured_speed_says_so() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="--gpu h300: unknown kind; known: a100, h100, h200"):
         estimated_speed("h300")
-    with pytest.raises(UserError, match=r"--gpus 3: a micro-batch has 32 images .* cannot share evenly"):
+    with pytest.raises(UserError, match=r"--gpus 3: a micro-batch has 32 images .* cannot be split evenly"):
         cost(read_plan("prx-256"), 3)
 
 

@@ -97,7 +97,7 @@ def test_a_tar_that_was_cut_between_members_is_not_a_smaller_set(tmp_path: Path)
         third = tar.getmembers()[3].offset
     for end in (third, third + 100, third + 512, len(whole) // 2):
         (tmp_path / "cut.tar").write_bytes(whole[:end])
-        with pytest.raises(UserError, match="cut short"):
+        with pytest.raises(UserError, match="truncated"):
             pixels(tmp_path / "cut.tar")
 
 
@@ -144,10 +144,10 @@ def test_what_is_no_set_of_images_is_named(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"picture": [b"x"]}), tmp_path / "other.parquet")
     cases = {
         "nowhere": "does not exist",
-        "empty": "holds no images",
+        "empty": "contains no images",
         "a.zip": "unknown kind of image set",
         "bad.tar": "cannot be read as a tar file",
-        "features.safetensors": "no shard of sampled images",
+        "features.safetensors": "not a shard of sampled images",
         "bad.parquet": "cannot be read as a Parquet file",
         "other.parquet": "no column 'image'; its columns are picture",
     }

@@ -312,7 +312,7 @@ def test_bad_lines_are_set_aside(tmp_path: Path) -> None:
     found = list(importer.items(["text"], 0))
     assert [item.values["text"] for item in found if not item.problem] == ["good", "last"]
     problems = [item.problem for item in found if item.problem]
-    expected = ("holds no JSON object", "names no file", "names no file", "cannot be read", "decode", "more than")
+    expected = ("is not a JSON object", "names no file", "names no file", "cannot be read", "decode", "more than")
     assert len(problems) == len(expected)
     assert all(part in text for part, text in zip(expected, problems, strict=True)), problems
 
@@ -349,7 +349,7 @@ def test_images_of_coco_that_are_missing_are_set_aside(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "set" / "val2017").iterdir()):
         file.unlink()
     (tmp_path / "set" / "val2017").rmdir()
-    with pytest.raises(UserError, match="val2017, which is not there"):
+    with pytest.raises(UserError, match="val2017, which is missing"):
         open_importer(tmp_path / "set", Reading(format="coco"))
 
 

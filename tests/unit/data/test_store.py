@@ -218,7 +218,7 @@ def test_an_import_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(StoppedError, match="14 records are kept"):
             tried(source, out, options, stop, interrupt)
     assert not out.exists()
-    with pytest.raises(UserError, match="begun from another source or with other options"):
+    with pytest.raises(UserError, match="from another source or with other options"):
         imported(source, out, ImportOptions(split_column="split", limit=20))
     seen: list[int] = []
     about = imported(source, out, options, lambda progress: seen.append(progress.done))
@@ -265,7 +265,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     source = captioned(tmp_path / "a.parquet", 4)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.md").write_text("mine")
-    with pytest.raises(UserError, match="holds other files and is no store"):
+    with pytest.raises(UserError, match="contains other files and is not a store"):
         imported(source, tmp_path / "mine")
     imported(source, tmp_path / "store")
     with pytest.raises(UserError, match="imported from another source or with other options"):
@@ -284,7 +284,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         (tmp_path / "twins" / f"a.{form}").write_bytes(image_file(0, form=form))
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "nowhere", {}, "does not exist"),
-        (tmp_path / "empty", {}, "nothing that can be imported"),
+        (tmp_path / "empty", {}, "nothing to import"),
         (both, {}, "files of several kinds"),
         (tmp_path / "twins", {}, "two images of one name, a.bmp and a.png"),
         (
@@ -313,7 +313,7 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
     content = bytearray(whole)
     content[whole.index(image_file(5)) + 60] ^= 1
     shard.write_bytes(bytes(content))
-    with pytest.raises(UserError, match=r"row 5 .* is damaged: its bytes are not those that were stored"):
+    with pytest.raises(UserError, match=r"row 5 .* is damaged: its bytes differ from the stored ones"):
         Store(store).encoded(5)
     content = bytearray(whole)
     content[whole.index(b"caption of number 3")] ^= 1
@@ -328,7 +328,7 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
         Store(store)
     shard.write_bytes(whole)
     for change, reason in (
-        ({"name": "../shard-00000.arrow"}, "does not lie in the folder"),
+        ({"name": "../shard-00000.arrow"}, "is not in the folder"),
         ({"rows": 3}, "does not hold the 3 rows"),
         ({"rows": "12"}, "is not what `tintype data import` of this version wrote"),
         ({"images_at": -5}, "its captions or other columns"),

@@ -113,7 +113,7 @@ def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: P
         folder.mkdir()
         for file in sorted((sets / "a").iterdir())[:10]:
             (folder / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UserError, match="hold different numbers of images"):
+    with pytest.raises(UserError, match="contain different numbers of images"):
         evaluate_images(few, sets / "a", protocol, CPU)
     Image.new("RGB", (40, 32)).save(few / "000.png")
     with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):
@@ -149,8 +149,8 @@ def test_exact_pairs_are_counted_and_left_out_of_the_psnr(sets: Path, tmp_path: 
     ("settings", "reference", "saved", "message"),
     [
         ({"encoders": ["scenes", "inception"]}, "b", "x.safetensors", "one encoder at a time"),
-        ({"paired": True}, "x.safetensors", None, "a reference file has their features only"),
-        ({"limit": 8}, "x.safetensors", None, "a reference file is used as it is"),
+        ({"paired": True}, "x.safetensors", None, "a reference file contains only features"),
+        ({"limit": 8}, "x.safetensors", None, "a reference file is always used whole"),
         ({}, "b", "x.bin", "with the ending .safetensors"),
         ({}, "b", "nowhere/x.safetensors", "the folder .*nowhere does not exist"),
     ],
@@ -282,7 +282,7 @@ def test_too_few_images_and_unequal_pairs_are_refused_before_anything_is_encoded
     assert not any(words == f"reading {sets / 'b'}" for words in doing), "the reference may be large"
     with pytest.raises(UserError, match="five has 5 images, too few: fd_inf needs 8"):
         score(sets / "b", five)
-    with pytest.raises(UserError, match="hold different numbers of images"):
+    with pytest.raises(UserError, match="contain different numbers of images"):
         score(sets / "b", five, metrics=("fd",), paired=True)
     assert not any("encoding" in words for words in doing)
 

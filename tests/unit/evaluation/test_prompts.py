@@ -44,7 +44,7 @@ def test_ways_to_write_a_file(tmp_path: Path) -> None:
         ("b.jsonl", "{oh\n", "b.jsonl, line 1: not JSON"),
         ("c.tsv", "Text\tCategory\nhello\tAbstract\n", "c.tsv, line 2: no prompt; name a column"),
         ("f.csv", "Prompt\n" + "x" * 200_000 + "\n", "f.csv, line [12]: field larger than field limit"),
-        ("d.txt", "\n", "holds no prompt"),
+        ("d.txt", "\n", "contains no prompt"),
         ("e.txt", b"\xff\xfe\x00", "not UTF-8"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged"):
         read_reference(file)
     file.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="no reference that tintype wrote"):
+    with pytest.raises(UserError, match="not a reference written by tintype"):
         read_reference(file)
 
 

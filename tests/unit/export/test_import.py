@@ -108,7 +108,7 @@ def test_a_pipeline_that_tintype_did_not_write_tells_its_plan(run: Path, own: Pa
 
 
 def test_the_transformer_alone_needs_its_other_parts_named(run: Path, pipeline: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="brings no text encoder"):
+    with pytest.raises(UserError, match="has no text encoder"):
         import_model(pipeline / "transformer", tmp_path / "run", [CPU])
     with pytest.raises(UserError, match="works on 4 channels"):
         import_model(pipeline / "transformer", tmp_path / "run", [*text_settings("t5"), CPU])

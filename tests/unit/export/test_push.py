@@ -171,14 +171,14 @@ def test_private_is_kept(hub: FakeHub, folder: Path) -> None:
 
     hub.private[REPO] = False
     (folder / "README.md").write_text("changed", encoding="utf-8")
-    with pytest.raises(UserError, match="public, and --private was asked for"):
+    with pytest.raises(UserError, match="public, but --private was given"):
         send(folder, private=True)
     assert hub.commits == 1
 
 
 def test_a_file_that_the_repository_ignores_is_told(hub: FakeHub, folder: Path) -> None:
     hub.ignored = {"samples/sample-1.png"}
-    with pytest.raises(UserError, match=r"does not have what was sent of samples/sample-1\.png"):
+    with pytest.raises(UserError, match=r"does not have the uploaded content of samples/sample-1\.png"):
         send(folder)
 
 

@@ -128,5 +128,5 @@ def test_what_cannot_be_is_refused(assignments: list[str], spec: str, message: s
 
 
 def test_a_teacher_with_fewer_layers_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UserError, match="has 2 layers, and the attention of the last 3 is asked for"):
+    with pytest.raises(UserError, match="has 2 layers, but the attention of the last 3 is needed"):
         AttentionSettings(block=3, layers=3, teacher=teacher()).build(place()).ready()

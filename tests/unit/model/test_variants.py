@@ -192,7 +192,7 @@ def test_no_form_of_export_takes_a_variant(tmp_path: Path) -> None:
 
 
 def test_values_of_a_first_block_that_tokens_skip_are_refused() -> None:
-    with pytest.raises(UserError, match=r"value_residual takes the first block's values"):
+    with pytest.raises(UserError, match=r"value_residual needs the first block's values"):
         tiny_plan("model.value_residual=true", techniques=["tread:first=1,last=2"])
     assert isinstance(tiny_plan("model.value_residual=true", techniques=["tread:first=2,last=2"]), Plan)
 

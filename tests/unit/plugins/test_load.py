@@ -74,7 +74,7 @@ def test_a_mistake_in_its_settings_is_named_like_any_other(setting: str, error: 
         ("\n1 / 0", r"line 2: ZeroDivisionError: division by zero"),
         ("import nowhere_at_all", "ModuleNotFoundError"),
         ("x = 1", "it adds nothing; it needs one of TECHNIQUES, LOSSES"),
-        ("LOSSES = 3", "LOSSES is no list, tuple or mapping"),
+        ("LOSSES = 3", "LOSSES is not a list, tuple or mapping"),
         ("LOSSES = (int,)", r"its loss 'int' is no tintype\.losses\.part\.LossPart"),
         ("TECHNIQUES = {'a': 1}", r"its technique 'a' is no tintype\.techniques\.technique\.Technique"),
         ("LAUNCHERS = {'a': 1}", "its launcher 'a' is no function"),

@@ -50,7 +50,7 @@ def test_a_run_is_resumed_sampled_and_exported_with_the_same_plugin_only(plugin:
     wanted = rf"run was made with the plugin my_ideas\.py .*{plugin.sha256}"
     other = changed(plugin)
     for act in (lambda: train(plan, run, Interrupt()), lambda: load_run(run)):
-        with pytest.raises(UserError, match=rf"{wanted}, and .*my_ideas\.py has {other.sha256}; give it as it was"):
+        with pytest.raises(UserError, match=rf"{wanted}, and .*my_ideas\.py has {other.sha256}; use the earlier file"):
             act()
     assert plan_from_folder(run).hash == plan.hash, "a plan can be read and compared all the same"
     forget(other)

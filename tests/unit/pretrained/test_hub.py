@@ -352,7 +352,7 @@ def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
     write(tmp_path, dinov2_model(False))
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no \.safetensors file, and other formats are not read"):
+    with pytest.raises(UserError, match=r"has no \.safetensors file, and tintype reads no other format"):
         Dinov2Settings(source=str(tmp_path), size_px=28).build(CPU)
 
 
@@ -364,7 +364,7 @@ def test_weights_that_are_damaged_or_not_whole_are_refused(tmp_path: Path) -> No
     tensors = load_file(file)
     tensors.pop("layernorm.weight")
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(UserError, match="lacks weights of its network, which would be left random: layernorm"):
+    with pytest.raises(UserError, match="lacks weights of its network, which would stay random: layernorm"):
         Dinov2Settings(source=str(tmp_path), size_px=28).build(CPU)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match="cannot load"):
@@ -378,7 +378,7 @@ def test_a_checkpoint_without_preprocessor_is_refused(clip: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["config", "preprocessor_config", "tokenizer", "tokenizer_config"])
-@pytest.mark.parametrize(("content", "message"), [("{no", "cannot be read as JSON"), ("[1]", "no JSON object")])
+@pytest.mark.parametrize(("content", "message"), [("{no", "cannot be read as JSON"), ("[1]", "not a JSON object")])
 def test_a_file_that_is_no_json_object_is_named(
     clip: Path, tmp_path: Path, name: str, content: str, message: str
 ) -> None:

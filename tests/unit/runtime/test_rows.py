@@ -41,7 +41,7 @@ def test_rows_of_nothing_but_zeros_are_known_to_be_there(tmp_path: Path) -> None
 
 def test_a_file_with_another_stamp_is_refused(tmp_path: Path) -> None:
     DiskRows(tmp_path / "x.rows", content())
-    with pytest.raises(UserError, match=r"x\.rows holds the numbers of something else; delete it"):
+    with pytest.raises(UserError, match=r"x\.rows contains other numbers; delete it"):
         DiskRows(tmp_path / "x.rows", content(stamp=bytes(32)))
 
 

@@ -99,7 +99,7 @@ def test_without_locks_each_process_makes_all_and_says_so(
     rows = DiskRows(tmp_path / "x.rows", CONTENT)
     assert rows.fill(IDS, made) == COUNT and torch.equal(all_of(rows), made(IDS))
     (note,) = caplog.messages
-    assert "processes do not share the work on numbers" in note and "No locks available" in note
+    assert "processes cannot share the work on numbers" in note and "No locks available" in note
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

@@ -95,7 +95,7 @@ def test_a_teacher_that_does_not_fit_is_found_before_any_run_begins(tmp_path: Pa
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 28, "width": 28}}
     fixed = write(tmp_path / "fixed", transformers.Aimv2VisionModel(config), processor)
     study = load_study(aligned(tmp_path, fixed, "transformers"))
-    with pytest.raises(UserError, match="cannot be the teacher of a grid of 4 × 4 tokens"):
+    with pytest.raises(UserError, match="cannot be the teacher for a grid of 4 × 4 tokens"):
         run_study(study, tmp_path / "out", 1)
     assert not (tmp_path / "out" / "runs").exists()
 

@@ -88,15 +88,15 @@ def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path) -> None
     assert not run_study(load_study(str(tmp_path / "study.yaml")), out, 1).failed
     results = (out / "results.json").read_text(encoding="utf-8")
     shutil.rmtree(vae)
-    with pytest.raises(UserError, match="holds no trained small-vae"):
+    with pytest.raises(UserError, match="has no trained small-vae"):
         load_study(str(tmp_path / "study.yaml"))  # which would train
     report_study(out)
     assert (out / "results.json").read_text(encoding="utf-8") == results
     (run,) = read_results_file(out / "results.json").arms[1].runs
-    with pytest.raises(UserError, match="holds no trained small-vae"):
+    with pytest.raises(UserError, match="has no trained small-vae"):
         plan_from_folder(out / run.folder).tokenizer.build(torch.device("cpu"))
     (out / "results.json").write_text(results.replace('"channels"', '"canals"'))
-    with pytest.raises(UserError, match="holds no trained small-vae"):
+    with pytest.raises(UserError, match="has no trained small-vae"):
         report_study(out)
 
 

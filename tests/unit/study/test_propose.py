@@ -147,7 +147,7 @@ def test_the_same_plan_under_another_name_gets_the_recorded_answer(out: Path) ->
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ("lucky=seed=7", "another seed is no change"),
+        ("lucky=seed=7", "another seed is not a change"),
         ("lucky=run.threads=2", "are the same for all arms of a study"),
         ("same=optimizer.lr=1e-3", "changes nothing"),
         ("mine=optimizer.lr=0.01", "the arms 'old' and 'mine' have the same plan"),
@@ -165,7 +165,7 @@ def test_what_is_no_arm_is_refused_and_spends_nothing(out: Path, arm: str, messa
 
 def test_a_name_that_is_taken_by_another_plan_is_refused(out: Path) -> None:
     ask(out, "one=optimizer.lr=0.02")
-    with pytest.raises(UserError, match="proposal 1 with another plan has this name"):
+    with pytest.raises(UserError, match="proposal 1 has this name and another plan"):
         ask(out, "one=optimizer.lr=0.03")
 
 
@@ -349,6 +349,6 @@ def test_an_arm_that_starts_from_an_arm_of_the_study_has_its_runs(out: Path) -> 
 
 
 def test_a_misspelt_folder_is_refused_and_not_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="neverwas holds no study"):
+    with pytest.raises(UserError, match="neverwas is not a study"):
         propose(tmp_path / "neverwas", parse_arm("a=ema"))
     assert not (tmp_path / "neverwas").exists()

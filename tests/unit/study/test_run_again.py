@@ -133,14 +133,14 @@ def test_overrides_change_the_stored_baseline_further(stored: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("given", ["recipe=pocket", "resolutions=[{name: a}, {name: b}]"])
 def test_another_baseline_for_a_stored_study_is_refused(given: str, stored: Path) -> None:
-    with pytest.raises(UserError, match=rf"{given[:6]}.*is stored with it .*set=\[key.path=value\]"):
+    with pytest.raises(UserError, match=rf"{given[:6]}.*has its own baseline .*set=\[key.path=value\]"):
         load_study(stored, given)
 
 
 def test_a_stored_study_file_without_its_folder_says_where_its_baseline_is(stored: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone.yaml"
     shutil.copy(stored / "study.yaml", alone)
-    with pytest.raises(UserError, match=r"alone\.yaml, line 2: .*baseline\.yaml.*take the line `name` out"):
+    with pytest.raises(UserError, match=r"alone\.yaml, line 2: .*baseline\.yaml.*remove the line `name`"):
         load_study(alone)
 
 
@@ -164,7 +164,7 @@ def test_a_missing_tokenizer_of_a_stored_study_has_the_command_that_makes_it(tmp
     ("words", "message"),
     [
         (["train", "FOLDER"], r"is the folder of a study; its baseline's plan is .*baseline\.yaml.*`tintype ablate"),
-        (["ablate", "FOLDER/.."], r"is a folder and not that of a study \(no study\.yaml\)"),
+        (["ablate", "FOLDER/.."], r"is a folder, but not the folder of a study \(no study\.yaml\)"),
         (["sample", "FOLDER/study.yaml", "a ball"], r"is a file; give the folder of a run, or of a study with --arm"),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_sudden_change_is_at_one_step() -> None:
     assert (
         isinstance(first, ScenesSettings) and first.style == "render" and second == tiny_plan("data.style=photo").data
     )
-    assert first.model_copy(update={"style": "photo"}) == second, "what was not said is as in the plan's own data"
+    assert first.model_copy(update={"style": "photo"}) == second, "by default as in the plan's own data"
 
 
 def test_a_slow_change_is_a_line_and_leaves_the_rest() -> None:
@@ -80,12 +80,12 @@ def test_a_mixture_adds_sources_to_the_plans_own() -> None:
     ("technique", "message"),
     [
         ("mixture", "add: this key is required"),
-        ("mixture:add.own.share=1", r"add\.own: the data has a source of this name"),
+        ("mixture:add.own.share=1", r"add\.own: the data has a source with this name"),
         ("mixture:add.b.share=0", r"sources\.b: its share is 0, so it is never read"),
         ("mixture:share=0,add.b.share=0", "the shares of all sources are 0"),
         ("mixture:add.b.data.kind=store", "path: this key is required"),
         ("mixture:add.b.schedule.kind=until,add.b.schedule.start=8,add.b.schedule.end=9", r"sources\.b is never read"),
-        ("mixture:add.b.data.kind=mixture,add.b.data.sources.c.share=1", r"add\.b\.data: a source of a mixture is no"),
+        ("mixture:add.b.data.kind=mixture,add.b.data.sources.c.share=1", r"add\.b\.data: a source of a mixture cannot"),
         ("sft:from=base,data.style=[photo]", "data: style: must be 'render', .* .found .'photo'"),
         ("sft", "from: this key is required"),
         ("sft:form=x", "unknown key; did you mean 'from'"),

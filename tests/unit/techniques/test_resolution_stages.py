@@ -185,7 +185,7 @@ def test_a_batch_of_a_stage_is_refused_where_it_cannot_be_had(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"stages: batch \(9\) must be a multiple of accumulate \(2\)"):
         staged([], "train.accumulate=2", techniques=["resolution-stages:batches=[9]"])
     mixture = data_of("mixture", tmp_path)
-    with pytest.raises(UserError, match="a mixture is dealt out in batches of one size"):
+    with pytest.raises(UserError, match="a mixture needs batches of one size"):
         staged(mixture, techniques=["resolution-stages:batches=[8]"])
     staged(mixture, techniques=["resolution-stages:batches=[4]"])
 
@@ -230,7 +230,7 @@ def test_stages_are_a_value_of_the_plan_and_plans_without_keep_their_hash() -> N
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("sizes=[18]", "18 px is no multiple of 4"),
+        ("sizes=[18]", "18 px is not a multiple of 4"),
         ("sizes=[12]", "size_px: must be at least 16"),
         ("sizes=[32]", r"the sizes \(32\) must ascend and stay below data.size_px \(32\)"),
         ("sizes=[24,16]", r"the sizes \(24, 16\) must ascend"),

@@ -358,7 +358,7 @@ def test_a_folder_without_tokenizer_is_refused(copied: Path) -> None:
 
 def test_pickled_weights_are_refused(copied: Path) -> None:
     torch.save(tiny_text.model("minilm").state_dict(), without(copied, "*.safetensors") / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"no \.safetensors file, and other formats are not read"):
+    with pytest.raises(UserError, match=r"no \.safetensors file, and tintype reads no other format"):
         encoder_of("minilm", copied)
 
 

@@ -160,7 +160,7 @@ def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
         read_tokenizer("pixel")
     with pytest.raises(UserError, match="unknown key"):
         read_tokenizer("pixels:folder=x")
-    with pytest.raises(UserError, match="holds no trained small-vae"):
+    with pytest.raises(UserError, match="has no trained small-vae"):
         read_tokenizer(str(tmp_path)).build(CPU)
 
 

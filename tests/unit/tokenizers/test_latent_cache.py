@@ -359,7 +359,7 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
     first, second = plan_of("small-vae", vae), plan_of("small-vae", vae, "data.seed=1")
     one, two = filled(first).folder, filled(second).folder
     (two / ROWS_NAME).replace(one / ROWS_NAME)
-    with pytest.raises(UserError, match=r"latents\.rows holds the latents of something else; delete it"):
+    with pytest.raises(UserError, match=r"latents\.rows contains other latents; delete it"):
         build_session(first)
     shutil.rmtree(one)
     two.replace(one)
@@ -373,14 +373,14 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
         build_session(first)
     (one / HEADER_NAME).unlink()
     (one / ROWS_NAME).touch()
-    with pytest.raises(UserError, match=r"has files but no latents\.json, so it is not known"):
+    with pytest.raises(UserError, match=r"has files but no latents\.json, so the source of its latents is unknown"):
         build_session(first)
 
 
 def test_nobody_is_told_to_remove_a_folder_of_something_else(vae: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dog.jpg").touch()
-    with pytest.raises(UserError, match=r"photos is no cache of latents.*to a new folder") as caught:
+    with pytest.raises(UserError, match=r"photos is not a cache of latents.*to a new folder") as caught:
         build_session(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'photos'}"))
     assert "delete" not in str(caught.value)
 

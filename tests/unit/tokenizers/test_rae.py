@@ -175,7 +175,7 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({**record, "encoder_digest": "0" * 64}))
     with pytest.raises(UserError, match="another weights of the encoder"):
         RaeSettings(folder=str(tmp_path / "rae")).build()
-    with pytest.raises(UserError, match=r"holds no trained rae .*--kind rae"):
+    with pytest.raises(UserError, match=r"has no trained rae .*--kind rae"):
         RaeSettings(folder=str(tmp_path)).build()
 
 

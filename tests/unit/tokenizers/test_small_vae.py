@@ -197,10 +197,10 @@ def _rounded_weights(folder: Path) -> None:
     ("damage", "words"),
     [
         (_flip_a_byte, "another SHA-256 of .*put the file back"),
-        (_other_weights, "does not hold the network .* 1 missing: latent_std"),
-        (_rounded_weights, r"does not hold the network .* latent_mean is fp16 \[\S+ \S+ \S+ \S+ and not fp32 \["),
+        (_other_weights, "does not contain the network .* 1 missing: latent_std"),
+        (_rounded_weights, r"does not contain the network .* latent_mean is fp16 \[\S+ \S+ \S+ \S+ and not fp32 \["),
         (lambda folder: (folder / "vae.safetensors").unlink(), "is not there"),
-        (lambda folder: (folder / "vae.json").unlink(), "holds no trained small-vae"),
+        (lambda folder: (folder / "vae.json").unlink(), "has no trained small-vae"),
         (lambda folder: (folder / "vae.json").write_text("{"), "invalid JSON"),
         (lambda folder: (folder / "vae.json").write_text("[]"), "not the record of a small-vae"),
         (_set("format", 2), "reads: format: must be 1"),
@@ -216,7 +216,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Callable[[Path], No
 
 
 def test_a_folder_that_is_not_there_is_said() -> None:
-    with pytest.raises(UserError, match="/nowhere holds no trained small-vae"):
+    with pytest.raises(UserError, match="/nowhere has no trained small-vae"):
         SmallVaeSettings(folder="/nowhere").build()
 
 

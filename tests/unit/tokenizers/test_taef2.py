@@ -83,7 +83,7 @@ def test_weights_that_are_missing_or_of_another_layout_are_named(folder: Path) -
     with pytest.raises(UserError, match=r"does not fit Sequential: \d+ missing: "):
         Taef2Settings(weights=str(folder)).build(CPU)
     (folder / "taef2_encoder.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(UserError, match="is not a file of safetensors"):
+    with pytest.raises(UserError, match="is not a safetensors file"):
         Taef2Settings(weights=str(folder)).build(CPU)
 
 

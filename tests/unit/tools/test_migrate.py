@@ -216,7 +216,7 @@ def test_a_study_loses_the_keys_of_the_paired_method(tmp_path: Path) -> None:
     edit_json(study / "results.json", older)
     with pytest.raises(UserError, match=r"analysis\.method: unknown key"):
         stored_study(study)
-    with pytest.raises(UserError, match=r"is no study's results\.json"):
+    with pytest.raises(UserError, match=r"is not the results\.json of a study"):
         read_results_file(study / "results.json")
     assert {path.name for path in migrate(study)} == {"study.yaml", "results.json"}
     assert contents(study) == contents(source)

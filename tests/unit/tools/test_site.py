@@ -136,7 +136,7 @@ def test_the_check_finds_dead_links_and_what_is_loaded_from_elsewhere(tmp_path: 
     assert links.problems(tmp_path) == [
         "a.html: the link b.html#x leads to no heading of its page",
         "b.html: loads https://cdn.org/x.js",
-        "b.html: loads no.png, which is not there",
+        "b.html: loads no.png, which is missing",
         "b.html: the link a.html#none leads to no heading of its page",
         "b.html: the link c.html leads nowhere",
         "c.css: loads from elsewhere",

@@ -347,7 +347,7 @@ def test_what_the_manifest_does_not_name_is_not_read(launch: Launch, tmp_path: P
         gone = "shard-00002-model-00001-of-00001.safetensors"
         edit_json(tmp_path / "fewer" / "manifest.json", lambda manifest: manifest["sha256"].pop(gone))
         (tmp_path / "fewer" / gone).unlink()
-        with pytest.raises(OSError, match="do not make up a whole"):
+        with pytest.raises(OSError, match="do not add up"):
             checkpoint.read(tmp_path / "fewer")
 
 
@@ -590,7 +590,9 @@ def test_rows_are_shared_as_fsdp_shares_them() -> None:
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
     plan = tiny_plan("train.batch=8", "train.accumulate=2")
     assert share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 2)) == 2
-    with pytest.raises(UserError, match=r"4 samples at a time, which 3 ranks cannot share evenly.*a multiple of 6"):
+    with pytest.raises(
+        UserError, match=r"4 samples at a time, which cannot be split evenly over 3 ranks.*a multiple of 6"
+    ):
         share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 3))
 
 

@@ -184,7 +184,7 @@ def test_snapshots_that_lack_a_parameter_are_refused(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("length", [0.0, -0.05, 0.3, float("nan")])
 def test_a_length_that_is_none_is_refused(length: float, recorded: Recorded) -> None:
-    with pytest.raises(UserError, match=r"a length of .*: it lies between 0 and 0.2887"):
+    with pytest.raises(UserError, match=r"a length of .*: it must lie between 0 and 0.2887"):
         reconstruction(recorded.run, length)
 
 

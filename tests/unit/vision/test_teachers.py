@@ -378,7 +378,7 @@ def test_other_missing_weights_are_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("layernorm.weight")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="which would be left random: layernorm"):
+    with pytest.raises(UserError, match="which would stay random: layernorm"):
         TransformersTeacherSettings(source=str(folder)).build(GRID, CPU)
 
 

@@ -100,7 +100,7 @@ class Decoders:
                 return
         raise UserError(
             f"{one.name}: the process that decoded it ended {_TRIES} times, with exit code {code} (-9: killed, mostly "
-            "for want of memory); what it said stands above",
+            "for lack of memory); its output is above",
             f"{again()} again to resume",
         )
 

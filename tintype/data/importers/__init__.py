@@ -59,9 +59,9 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     openers: tuple[Open, ...] = (*_IMPORTERS, *(one.part for one in added("importers").values()))
     opened = [found for open_ in openers if (found := open_(path, reading or Reading())) is not None]
     if not opened:
-        raise UserError(f"{path} holds nothing that can be imported", f"give {_KNOWN}")
+        raise UserError(f"{path} contains nothing to import", f"give {_KNOWN}")
     if len(opened) > 1:
-        raise UserError(f"{path} holds files of several kinds", f"give {_KNOWN}, with one kind in it")
+        raise UserError(f"{path} contains files of several kinds", f"give {_KNOWN}, with one kind in it")
     return opened[0]
 
 
@@ -70,5 +70,5 @@ def _open_as(path: Path, form: str, reading: Reading) -> Importer:
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if (opened := FORMATS[form](path, reading)) is None:
-        raise UserError(f"{path} holds no files of the format {form}")
+        raise UserError(f"{path} contains no files of the format {form}")
     return opened

@@ -35,7 +35,7 @@ class CocoImporter(Importer):
             name = file.stem.removeprefix(_PREFIX)
             folder = next((one for one in (path / name, path / "images" / name) if one.is_dir()), None)
             if folder is None:
-                raise UserError(f"{file} describes the images of the folder {path / name}, which is not there")
+                raise UserError(f"{file} describes the images of the folder {path / name}, which is missing")
             self._images += [(name, folder / image, texts) for image, texts in _captioned(file)]
         kinds = {column: {"text"} for column in _COLUMNS}
         folders = sorted({image.parent for _, image, _ in self._images})
@@ -77,8 +77,8 @@ def _captioned(file: Path) -> list[tuple[str, list[str]]]:
 def _objects(content: Mapping[str, Json], key: str, file: Path) -> Iterator[dict[str, Json]]:
     listed = content.get(key)
     if not isinstance(listed, list):
-        raise UserError(f"{file} has no list `{key}`: it is no file of COCO captions")
+        raise UserError(f"{file} has no list `{key}`: it is not a file of COCO captions")
     for one in listed:
         if not isinstance(one, dict):
-            raise UserError(f"{file}: an entry of `{key}` is no object")
+            raise UserError(f"{file}: an entry of `{key}` is not an object")
         yield one

@@ -66,9 +66,9 @@ class _Shard(BaseModel):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.version != 2 or self.format != "mds":
-            raise ValueError(f"it is {self.format} of version {self.version}; MDS version 2 is known")
+            raise ValueError(f"it is {self.format} of version {self.version}; tintype reads MDS version 2")
         if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
-            raise ValueError("names, encodings and sizes of its columns do not fit together")
+            raise ValueError("the names, encodings and sizes of its columns do not match")
         return self
 
     def encodings(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _place(source: Path, index: Path, shard: _Shard) -> _Place:
     """Return the uncompressed file of a shard if it exists, else the compressed file."""
     plain, packed = shard.raw_data, shard.zip_data
     if bad := next((one.basename for one in (plain, packed) if one and leads_out(one.basename)), None):
-        raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
+        raise UserError(f"{index} names the shard {bad}, which is not in the folder")
     said = packed if packed and not (index.parent / plain.basename).is_file() else plain
     path = index.parent / said.basename
     if not path.is_file():
@@ -230,10 +230,10 @@ def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
     head = file.read(4 * min(count + 2, size // 4))
     numbers = np.frombuffer(head, _UINT32)
     if len(numbers) != count + 2 or numbers[0] != count:
-        raise UserError(f"{place.path} is damaged: it does not hold the {count:,} samples that {_INDEX} says")
+        raise UserError(f"{place.path} is damaged: it does not contain the {count:,} samples that {_INDEX} says")
     offsets = numbers[1:]
     if offsets[0] < len(head) or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > size:
-        raise UserError(f"{place.path} is damaged: its samples do not lie one after the other within the file")
+        raise UserError(f"{place.path} is damaged: its samples do not follow each other within the file")
     return offsets
 
 
@@ -241,11 +241,11 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
     """Split a sample into the bytes of each column."""
     varying = sum(not size for size in shard.column_sizes)
     if len(sample) < 4 * varying:
-        raise UnreadableError("it is damaged: it ends within the sizes of its columns")
+        raise UnreadableError("it is damaged: it ends inside the sizes of its columns")
     stated = iter(np.frombuffer(sample, _UINT32, varying).tolist())
     sizes = [size or next(stated) for size in shard.column_sizes]
     if 4 * varying + sum(sizes) != len(sample):
-        raise UnreadableError(f"it is damaged: it has {len(sample):,} bytes, and its columns do not fit that")
+        raise UnreadableError(f"it is damaged: it has {len(sample):,} bytes, which do not fit its columns")
     ends = np.cumsum([4 * varying, *sizes]).tolist()
     return {name: sample[ends[at] : ends[at + 1]] for at, name in enumerate(shard.column_names)}
 
@@ -265,7 +265,7 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
         return {name: str(int.from_bytes(content, "little", signed=True))}  # also a column of text
     if encoding in _SCALARS:
         if len(content) != _SCALARS[encoding].itemsize:
-            raise UnreadableError(f"its column {name} has {len(content)} bytes; {encoding} has another number of them")
+            raise UnreadableError(f"its column {name} has {len(content)} bytes, which is not the size of {encoding}")
         return {name: np.frombuffer(content, _SCALARS[encoding])[0].item()}
     if encoding != "json":
         return {name: text_of(content, f"its column {name}")}
@@ -301,4 +301,6 @@ def _image_column(encodings: Mapping[str, str], path: Path) -> str:
     if len(some) == 1:
         return some[0]
     columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
-    raise UserError(f"{path} has no column 'image', nor only one of jpeg, png, pil or bytes; it has {columns}")
+    raise UserError(
+        f"{path} has no column 'image', and not exactly one column of jpeg, png, pil or bytes; it has {columns}"
+    )

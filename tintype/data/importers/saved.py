@@ -58,7 +58,7 @@ def _table(source: Path, path: Path, split: str | None) -> Table:
     with _reading(path) as (mapped, stream):
         count = sum(batch.num_rows for batch in stream)
         if mapped.tell() != mapped.size():
-            raise UserError(f"{path} cannot be read as an Arrow stream: something follows its end")
+            raise UserError(f"{path} cannot be read as an Arrow stream: there is data after its end")
         return Table(path, str(path.relative_to(source)), count, stream.schema, split)
 
 
@@ -70,7 +70,7 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
         with path.open("rb") as file:
             file.seek(-min(len(_END), path.stat().st_size), 2)
             if file.read() != _END:
-                raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short, or of another format")
+                raise UserError(f"{path} cannot be read as an Arrow stream: it is truncated, or has another format")
         refuse_compressed(path)
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
             yield mapped, stream
@@ -79,7 +79,7 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
 def _data_files(folder: Path) -> list[Path]:
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise UserError(f"{folder} has a choice of its rows in a file of its own", "save it after flatten_indices()")
+        raise UserError(f"{folder} selects its rows by a separate file", "save it after flatten_indices()")
     listed = state.get("_data_files")
     names = (
         [one.get("filename") if isinstance(one, dict) else None for one in listed] if isinstance(listed, list) else []

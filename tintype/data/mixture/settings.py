@@ -51,8 +51,8 @@ _UNIT = 1 << 30
 class Share(Settings):
     """A source's share, relative to the other sources: rest + (share - rest) × the schedule's factor at a step."""
 
-    share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
-    rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
+    share: float = Field(1.0, ge=0, description="Its share, relative to the other sources")
+    rest: float = Field(0.0, ge=0, description="Its remaining share while the schedule's factor is 0")
     schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
 
 
@@ -66,7 +66,7 @@ class MixedSource(Share):
 
     data: Annotated[
         DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes"), PlainSerializer(_without_size)
-    ] = Field(ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's")
+    ] = Field(ScenesSettings(), description="Any data except another mixture; its size_px is the mixture's")
 
     def problems(self) -> Iterator[str]:
         if self.rest and self.schedule.kind == "constant":
@@ -112,7 +112,7 @@ class MixtureSettings(DataPart):
 
     kind: Literal["mixture"] = "mixture"
     sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(
-        min_length=1, description="The sources by a name of your choice, each with its data and share"
+        min_length=1, description="The sources by names of your choice, each with its data and share"
     )
     evaluate: str = Field("", description="The source whose held-out images are the reference; by default the last")
 
@@ -223,15 +223,13 @@ class MixtureSettings(DataPart):
     def check(self, plan: PlanView) -> None:
         steps, batch = plan.train.steps, plan.train.batch
         if set(plan.train.batches) != {batch}:
-            raise ValueError(
-                "train.stages: a mixture is dealt out in batches of one size; leave `batch` out of the stages"
-            )
+            raise ValueError("train.stages: a mixture needs batches of one size; leave `batch` out of the stages")
         for name, count in self._images(steps, batch).items():
             if not count:
                 source = self.sources[name]
                 raise ValueError(
                     f"data.sources.{name} is never read in {steps} steps of {batch} images: its share is "
-                    f"{source.share:g}, its schedule '{source.schedule.kind}'; take it out, or change them"
+                    f"{source.share:g}, its schedule '{source.schedule.kind}'; remove it, or change them"
                 )
 
     def describe(self) -> str:
@@ -263,7 +261,9 @@ def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Te
     share_SN = torch.stack([share.shares(steps) for share in shares], dim=1)
     nothing = (share_SN.sum(1) <= 0).nonzero()
     if len(nothing):
-        raise ValueError(f"data: at step {int(nothing[0])} no source has a share; shares may change, not all be 0")
+        raise ValueError(
+            f"data: at step {int(nothing[0])} no source has a share; at each step at least one share must be above 0"
+        )
     left_S = torch.full((steps,), batch)
     counts: list[Tensor] = []
     for index in range(len(shares) - 1):

@@ -44,8 +44,8 @@ class Local(Captioner):
     def check(self) -> None:
         if self._processor.chat_template is None:
             raise UserError(
-                f"{self.checkpoint.words} has no chat template, so it cannot be asked",
-                "take a model that is made to follow instructions",
+                f"{self.checkpoint.words} has no chat template, so it cannot answer questions",
+                "use a model trained to follow instructions",
             )
         assert self._model is not None
 

@@ -19,7 +19,7 @@ def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
     """Return the name and the text of a built-in prompt, or of a prompt in a file."""
     if file is not None:
         if name is not None:
-            raise UserError(f"{option('prompt')} and {option('prompt-file')} both say what to ask", "give one of them")
+            raise UserError(f"{option('prompt')} and {option('prompt-file')} both set the question", "give one of them")
         return str(file), _read(file)
     name = name or "long"
     if name not in PROMPTS:
@@ -32,7 +32,7 @@ def _read(file: Path) -> str:
     with as_user_error(OSError, f"cannot read {option('prompt-file', file)}"), not_text:
         text = file.read_text(encoding="utf-8").strip()
     if not text:
-        raise UserError(f"{option('prompt-file', file)} is empty", "write into it what the model is to be asked")
+        raise UserError(f"{option('prompt-file', file)} is empty", "write the question for the model into it")
     if len(text) > _LONGEST:
         raise UserError(f"{option('prompt-file', file)} has {len(text):,} characters; the most is {_LONGEST:,}")
     return text

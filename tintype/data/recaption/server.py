@@ -91,8 +91,8 @@ def read_place(url: str) -> Place:
         port = parts.port
     if parts.username is not None or parts.password is not None:
         raise UserError(
-            f"{option('server')} has a name or a password in its URL",
-            f"leave them out, and put a key into ${KEY_VARIABLE}",
+            f"{option('server')} contains a logins URL",
+            f"remove it, and put a key into ${KEY_VARIABLE}",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise UserError(
@@ -109,10 +109,10 @@ def read_key(variable: str | None) -> str | None:
     found = os.environ.get(variable or KEY_VARIABLE, "").strip()
     if not found:
         if variable is not None:
-            raise UserError(f"{option('key-variable', variable)}: the environment has no such variable, or it is empty")
+            raise UserError(f"{option('key-variable', variable)}: the environment variable is missing or empty")
         return None
     if not found.isascii() or not found.isprintable() or " " in found:
-        raise UserError(f"${variable or KEY_VARIABLE} is no key: it has spaces or characters that cannot be sent")
+        raise UserError(f"${variable or KEY_VARIABLE} is not a key: it has spaces or characters that cannot be sent")
     return found
 
 
@@ -253,8 +253,8 @@ class Server(Captioner):
         if 300 <= status < 400:
             to = _printable(response.getheader("Location", "nowhere"))
             raise UserError(
-                f"{self.place.url} redirects to {to}, which is not followed: the images and the key are for the "
-                "server that you named",
+                f"{self.place.url} redirects to {to}, which is not followed: images and key are sent only "
+                "to the server that you named",
                 f"if that is right, give its URL as {option('server')}",
             )
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
@@ -301,7 +301,7 @@ class Server(Captioner):
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = over.is_set() or isinstance(error, TimeoutError)
-            raise _PassingError(f"no whole answer in {timeout_s:g} s" if late else _reason(error)) from None
+            raise _PassingError(f"no complete answer within {timeout_s:g} s" if late else _reason(error)) from None
         finally:
             timer.cancel()
             connection.close()
@@ -329,9 +329,9 @@ def read_answer(question: Question, content: bytes) -> Reply:
         usage = said.get("usage") or {}
         tokens = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise _PassingError("its answer is no chat completion in JSON") from None
+        raise _PassingError("its answer is not a chat completion in JSON") from None
     if not (text is None or isinstance(text, str)) or not all(type(count) is int and count >= 0 for count in tokens):
-        raise _PassingError("its answer is no chat completion in JSON")
+        raise _PassingError("its answer is not a chat completion in JSON")
     if max(tokens) > MOST_TOKENS:
         raise _PassingError(f"its answer counts more than {MOST_TOKENS:,} tokens")
     refused = bool(refusal) or reason == "content_filter"

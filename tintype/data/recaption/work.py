@@ -154,7 +154,7 @@ def recaption(
     if about is not None:
         shutil.rmtree(work)
     elif task.limit is None and interrupt.signal is None:
-        raise AssertionError("images were left without an answer and without a reason")
+        raise AssertionError("images have neither an answer nor a reason")
     examples = {entry.source: entry.caption or f"({entry.aside})" for entry in list(journal.entries.values())[:3]}
     return Recaptioned(
         task.column,
@@ -173,12 +173,11 @@ def _check_task(store: Store, task: Task) -> None:
     empty = task.only_empty
     if empty is not None and empty not in store.captions:
         raise UserError(
-            f"{option('only-empty', empty)}: {store.path} has no such captions", nearest(empty, store.captions)
+            f"{option('only-empty', empty)}: {store.path} has no captions with this name",
+            nearest(empty, store.captions),
         )
     if not _asked_rows(store, task):
-        raise UserError(
-            f"{store.path} has no image that is to be asked about", f"see {option('split')} and {option('only-empty')}"
-        )
+        raise UserError(f"{store.path} has no image to ask about", f"see {option('split')} and {option('only-empty')}")
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:

@@ -90,9 +90,9 @@ class ScenesSettings(DataPart):
     )
     min_objects: int = Field(1, ge=1, le=4, description="Fewest objects of a scene")
     max_objects: int = Field(4, ge=1, le=4, description="Most objects of a scene")
-    seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
+    seed: int = Field(0, ge=0, description="Seed of the scenes, independent of the training seed")
     objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = Field(
-        ObjectWords(), description="The words that objects are drawn from"
+        ObjectWords(), description="The words from which objects are drawn"
     )
     backdrop: Annotated[BackdropWords, Since(plain(BackdropWords()))] = Field(
         BackdropWords(), description="The words that backdrops are drawn from"

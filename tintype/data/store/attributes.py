@@ -70,10 +70,10 @@ def check_names(names: Iterable[str], captions: Collection[str]) -> None:
                 "give up to 64 letters and signs other than '[', ']' and ':', with no space at the begin or end",
             )
         if name in RESERVED:
-            raise UserError(f"{option('attribute', name)}: every store has a column of this name", "take another")
+            raise UserError(f"{option('attribute', name)}: every store has a column with this name", "take another")
         if name in captions:
             raise UserError(
-                f"{option('attribute', name)}: a kind of caption has this name", "take another for one of them"
+                f"{option('attribute', name)}: a kind of caption has this name", "choose another for one of them"
             )
 
 
@@ -86,7 +86,7 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
     holds = f"holds {' and '.join(sorted(kinds))}" if kinds else "holds no value that would say what it is"
     raise UserError(
         f"{option('attribute', f'{name}={asked.column}')}: this column {holds}",
-        "say what is meant: "
+        "declare its kind: "
         f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with another value are set aside",
     )
 

@@ -145,7 +145,7 @@ def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
 def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     found = shard_of(path / Path(earlier["name"]).name).model_dump()
     if any(found[key] != value for key, value in earlier.items()):
-        raise UserError(f"{path / found['name']} is not the file that {ABOUT} says", "import the store again")
+        raise UserError(f"{path / found['name']} does not match its SHA-256 in {ABOUT}", "import the store again")
     return found
 
 
@@ -156,6 +156,6 @@ def _check_sizes(store: Store, on_records: Callable[[int], None]) -> None:
         with open_image(one.content, one.name) as image:
             if image.size != (widths[row], heights[row]):
                 raise UserError(
-                    f"{one.name} is damaged: its size is not the one that was stored", "import the store again"
+                    f"{one.name} is damaged: its size differs from the stored one", "import the store again"
                 )
         on_records(row + 1)

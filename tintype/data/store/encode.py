@@ -56,7 +56,7 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
     try:
         with open_image(item.content, item.source, limits) as image:
             if _is_animated(image):
-                return Refused("it is animated, or has several pages; take one image out of it first")
+                return Refused("it is animated, or has several pages; extract one image first")
             image_CHW, turned = pixels_of(image, item.source), _orientation(image)
     except BadImageError as error:
         return Refused(str(error))

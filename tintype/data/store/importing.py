@@ -107,7 +107,7 @@ def import_images(
         return _already(out, request)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
-            f"{out} holds other files and is no store", f"choose an empty or new folder for {option('out')}"
+            f"{out} contains other files and is not a store", f"choose an empty or new folder for {option('out')}"
         )
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
@@ -163,7 +163,7 @@ def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
     raise UserError(
         f"{bad:,} of the first {done:,} records are bad: more than {option('most-bad', f'{100 * most_bad:.3g}%')} of "
         f"all {total:,}. The first: {reasons}. {writer.quarantine} has all so far. No store was made",
-        f"if they may be left out, {again()} with a larger share, such as {option('most-bad', f'{share}%')}: it "
+        f"to leave them out, {again()} with a larger share, such as {option('most-bad', f'{share}%')}: it "
         f"resumes. If the source is wrong, fix it, remove {writer.quarantine.parent}, and import again",
     )
 
@@ -229,7 +229,7 @@ class _Sorter:
             raise UserError(
                 f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
                 f"({', '.join(_SPLIT_NAMES)} are known)",
-                f"say what it is: {option('split', f'{value}=train')} or {option('split', f'{value}=eval')}",
+                f"declare it: {option('split', f'{value}=train')} or {option('split', f'{value}=eval')}",
             )
         return names[value.lower()]
 
@@ -256,7 +256,7 @@ def _attributes(
     check_names(asked, captions)
     hint = ". After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
     for name, one in asked.items():
-        problem = f"{source} has no column of texts, numbers or truths"
+        problem = f"{source} has no column of texts, numbers or booleans"
         _check_column(option("attribute", f"{name}={one.column}"), one.column, importer.kinds, problem, hint)
     return {name: settle(name, one, importer.kinds[one.column]) for name, one in asked.items()}
 
@@ -301,7 +301,7 @@ def _already(out: Path, request: Mapping[str, Any]) -> Imported:
     about = open_store(out).about
     if about.made_from != request:
         raise UserError(
-            f"{out} holds a store that was imported from another source or with other options ({ABOUT} says how)",
+            f"{out} is a store imported from another source or with other options ({ABOUT} says how)",
             f"choose another {option('out')}",
         )
     return Imported(sum(about.counts.values()) + about.quarantined, about, already_done=True)

@@ -70,7 +70,7 @@ def inspect_store(
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
-            f"no record of {store.path} is left to look at: of {len(store):,} {option('where')} leaves out "
+            f"no record of {store.path} is left: of {len(store):,} {option('where')} leaves out "
             f"{selection.by_where:,} and {option('skip')} {selection.by_skip:,}"
         )
     looks = look_at(store, rows, stopped, on_progress)

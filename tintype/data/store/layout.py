@@ -240,7 +240,7 @@ class Store:
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
-            raise UserError(f"{name} is damaged: its bytes are not those that were stored", _AGAIN)
+            raise UserError(f"{name} is damaged: its bytes differ from the stored ones", _AGAIN)
         return Encoded(name, content, Path(self._value("source", row)).stem)
 
     def all_encoded(self, split: Split | None = None) -> Iterator[Encoded]:
@@ -342,7 +342,7 @@ def read_content(path: Path) -> dict[str, Json]:
     file = path / ABOUT
     if not file.is_file():
         raise UserError(
-            f"{path} is no store (it has no {ABOUT})",
+            f"{path} is not a store (it has no {ABOUT})",
             f"`tintype data import SOURCE --out {quote(str(path))}` makes one",
         )
     with as_user_error(ValueError, f"{file} is damaged", _AGAIN):
@@ -379,7 +379,7 @@ def _open_part(
 
 def _inside(folder: Path, name: str) -> Path:
     if Path(name).name != name:
-        raise UserError(f"{folder / ABOUT} names the file {name}, which does not lie in the folder")
+        raise UserError(f"{folder / ABOUT} names the file {name}, which is not in the folder")
     return folder / name
 
 
@@ -390,7 +390,7 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
         raise UserError(f"{path} {found}", again)
     skipped = (part.images_at, part.images_bytes) if isinstance(part, Shard) else (0, 0)
     if sum_of(path, *skipped) != part.sha256:
-        raise UserError(f"{path} is damaged: its captions or other columns are not those that were stored", again)
+        raise UserError(f"{path} is damaged: its captions or other columns differ from the stored ones", again)
 
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:

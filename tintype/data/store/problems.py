@@ -59,7 +59,7 @@ def _of_splits(result: Result) -> Iterator[Problem]:
     )
     if same["leaking"]:
         title = f"{_s(same['leaking'], 'training image')} also in the evaluation split"
-        why = "Scores of such images show what was learned by heart, and make the model look better than it is."
+        why = "Scores on such images reward memorisation, and make the model look better than it is."
         yield _problem("alarm", 10, title, why, f"Leave them out of training: {remedy}.", same["leaking"])
     for split, what in (("train", "train on"), ("eval", "score with")):
         if not splits[split]:
@@ -71,15 +71,15 @@ def _of_splits(result: Result) -> Iterator[Problem]:
     if copies:
         title = f"{_s(copies, 'copy', 'copies')} of other images ({_percent(copies, total)})"
         why = (
-            f"{same['exact']:,} with the same pixels, {same['near']:,} nearly so. What is there several times is "
-            "learned as often, and by heart sooner."
+            f"{same['exact']:,} with the same pixels, {same['near']:,} nearly so. Repeated images are "
+            "trained on more often, and memorised sooner."
         )
         severity: Severity = "alarm" if copies > total / 10 else "notice"
         yield _problem(severity, 6, title, why, f"{remedy}.", copies)
     aside = result["set_aside"]["records"]
     if aside > (aside + result["of"]) / 20:
         title = f"{_s(aside, 'record')} set aside by the import ({_percent(aside, aside + result['of'])})"
-        why = "So many are seldom broken by chance: a column or an option may be the wrong one."
+        why = "So many are rarely bad by chance: a column or an option may be wrong."
         do = f"Look at the reasons below and in {store}/quarantine.jsonl, fix the source, and import it again."
         yield _problem("notice", 4, title, why, do, aside)
 
@@ -90,12 +90,12 @@ def _of_captions(result: Result) -> Iterator[Problem]:
         of, column = f"the caption {name}", written(name)
         if about["empty"]:
             title = f"{_s(about['empty'], 'record')} without {of} ({_percent(about['empty'], total)})"
-            why = "The model reads nothing with these images, as it does for guidance, and learns no words from them."
+            why = "With these images the model reads the null caption, as in guidance, and learns no words."
             do = f'Leave them out: `data.where="words({column}) > 0"`. Or caption them and import again.'
             yield _problem("alarm", 8, title, why, do, about["empty"])
         if about["long"]:
             title = f"{_s(about['long'], 'caption')} {name} of more than {LONG_WORDS} words"
-            why = f"Text encoders do not read so far; the longest has {about['words']['max']:,.0f} words."
+            why = f"Text encoders do not read that far; the longest has {about['words']['max']:,.0f} words."
             do = f'Shorten them, or leave them out: `data.where="words({column}) <= {LONG_WORDS}"`.'
             yield _problem("notice", 3, title, why, do, about["long"])
         often = [one for one in about["most_common"] if one["records"] >= _OFTEN]
@@ -108,9 +108,7 @@ def _of_captions(result: Result) -> Iterator[Problem]:
         elif often:
             records = sum(one["records"] for one in often)
             title = f"The same caption {name} on many images, {often[0]['records']:,} times the most common"
-            why = (
-                f"“{shortened(often[0]['text'], _SHOWN)}” says nothing of its image that it does not say of the others."
-            )
+            why = f"“{shortened(often[0]['text'], _SHOWN)}” describes its image no better than the others."
             begin = re.split("[\"'`\n]", often[0]["text"])[0][:60]
             do = f"If it is a placeholder, leave it out: `data.where=\"not starts({column}, '{begin}')\"`."
             yield _problem("notice", 4.5, title, why, do, records)
@@ -130,14 +128,14 @@ def _of_images(result: Result) -> Iterator[Problem]:
     tiny = result["sizes"]["tiny"]
     if tiny:
         title = f"{_s(tiny, 'image')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
-        why = "Images are never enlarged: a plan with a larger data.size_px is refused as long as they are there."
+        why = "Images are never enlarged: a plan with a larger data.size_px is refused while they are in the store."
         do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.' if tiny < total else _ALL_TINY
         yield _problem("notice", 5.5, title, why, do, tiny)
     extreme = result["aspects"]["above_3"]
     if extreme:
         title = f"{_s(extreme, 'image')} more than three times as long as wide, or as wide as long"
         example = result["aspects"]["example"]
-        why = f"Of these the square that is cut out of the middle shows little, for example of {example}."
+        why = f"A square cut from the middle of these shows little, for example of {example}."
         do = 'Leave them out: `data.where="max(width, height) <= 3 * min(width, height)"`.'
         yield _problem("notice", 4, title, why, do, extreme)
     kinds = {name: count for name, count in result["pixels"].items() if name != "RGB"}

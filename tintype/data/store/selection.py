@@ -116,8 +116,8 @@ def read_skip_list(path: Path) -> SkipList:
         parts = _ENTRY.fullmatch(entry)
         if parts is None:
             raise UserError(
-                f"{place}: {entry[:80]!r} names no record; an entry is the SHA-256 of an image file in 64 digits, as "
-                f"the column sha256 of a store has it, alone or followed by '{REPEATS}'"
+                f"{place}: {entry[:80]!r} is not a record; an entry is the SHA-256 of an image file in 64 digits, as "
+                f"in the column sha256 of a store, alone or followed by '{REPEATS}'"
             )
         found[parts[2]].add(parts[1])
     return SkipList(frozenset(found[None]), frozenset(found[REPEATS]))
@@ -126,7 +126,7 @@ def read_skip_list(path: Path) -> SkipList:
 def _text_lines(path: Path) -> Iterable[tuple[str, str]]:
     with (
         as_user_error(OSError, f"cannot read the skip list {path}"),
-        as_user_error(UnicodeDecodeError, f"the skip list {path} is not text in UTF-8", "one hash stands on each line"),
+        as_user_error(UnicodeDecodeError, f"the skip list {path} is not text in UTF-8", "write one hash per line"),
     ):
         text = path.read_text(encoding="utf-8")
     return ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))

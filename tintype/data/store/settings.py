@@ -40,16 +40,16 @@ class StoreSettings(DataPart):
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Width and height of the images")
     path: PathText = Field(min_length=1, description="The folder of the store")
-    limit: int | None = Field(None, ge=1, description="Only the first so many training images")
-    sha256: Pin = Field(None, description="The first digits of the store's identity: refuse any other")
+    limit: int | None = Field(None, ge=1, description="Use only this many training images, the first ones")
+    sha256: Pin = Field(None, description="First digits of the store's identity; a different store is refused")
     where: Annotated[str | None, Since(None)] = Field(
-        None, min_length=1, description="Take only records of which this holds, of both splits: width >= 256"
+        None, min_length=1, description="Use only records for which this is true, in both splits: width >= 256"
     )
     skip: Annotated[PathText | None, Since(None)] = Field(
-        None, min_length=1, description="A file with the hashes of records that are left out, of both splits"
+        None, min_length=1, description="A file with the hashes of records to leave out, in both splits"
     )
     skip_sha256: Annotated[Pin, Since(None)] = Field(
-        None, description="The first digits of the skip list's identity: refuse any other"
+        None, description="First digits of the skip list's identity; a different list is refused"
     )
 
     buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples), Since([])] = Field(
@@ -68,7 +68,7 @@ class StoreSettings(DataPart):
         description="The folder of another store, whose held-out images a run is scored against; null: this one's",
     )
     evaluate_sha256: Annotated[Pin, Since(None)] = Field(
-        None, description="The first digits of that store's identity: refuse any other"
+        None, description="First digits of that store's identity; a different store is refused"
     )
 
     @property

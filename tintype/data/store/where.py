@@ -179,7 +179,7 @@ class _Builder:
             case "space":
                 return " "
         if token in "'\"[":
-            raise self._error(found.start(), "this is not closed")
+            raise self._error(found.start(), "this is never closed")
         raise self._error(found.start(), "to compare, write ==" if token == "=" else f"'{token}' is not known here")
 
     def _explained(self, error: SyntaxError) -> UserError:
@@ -220,7 +220,7 @@ class _Builder:
                 return Node("number", node.col_offset, float(self._source(node)), literal=True)
         shown = self._source(node)[:40]
         raise self._error(
-            node.col_offset, f"'{shown}' is not expected here; a column, a number, a 'text' or a function is"
+            node.col_offset, f"'{shown}' is not expected here; write a column, a number, a 'text' or a function"
         )
 
     def _compared(self, node: ast.Compare, depth: int) -> Node:
@@ -250,10 +250,10 @@ class _Builder:
         elements = choices.elts if isinstance(choices, ast.Tuple) else [choices]
         in_parentheses = self._masked[: elements[0].col_offset].rstrip().endswith("(") if elements else False
         if len(node.ops) > 1 or not in_parentheses:
-            raise self._error(choices.col_offset, "'in' is followed by a list in ( ), and by no other comparison")
+            raise self._error(choices.col_offset, "after 'in' write a list in ( ), and no further comparison")
         left, parts = self._node(node.left, depth + 1), [self._node(one, depth + 1) for one in elements]
         if odd := next((part for part in parts if not part.literal), None):
-            raise self._error(odd.at, "a list after 'in' holds numbers or texts in quotes")
+            raise self._error(odd.at, "a list after 'in' contains numbers or texts in quotes")
         found = [self._comparison(left, ast.Eq(), part.at, part) for part in parts]
         taken = _joined(compute.or_kleene, found, node.col_offset)
         return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, compute.invert(taken.value))
@@ -303,7 +303,7 @@ class _Builder:
         try:
             found = function.compute(*(one.value for one in given))
         except ValueError as error:  # Arrow rejects the pattern
-            raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
+            raise self._error(given[-1].at, f"this is not a regular expression: {error}") from None
         value = compute.cast(found, "float64") if function.gives == "number" else found
         return Node(function.gives, node.col_offset, value)
 

@@ -175,7 +175,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
             kept = found
         elif found.shards:
             raise UserError(
-                f"{work} holds an import that was begun from another source or with other options",
+                f"{work} contains an unfinished import from another source or with other options",
                 "run that command again to resume it, or remove the folder",
             )
     _cut_quarantine(work / layout.QUARANTINE, kept)
@@ -188,7 +188,7 @@ def _cut_quarantine(path: Path, kept: Written) -> None:
         file.seek(0)
         content = file.read(kept.quarantine_bytes)
         if hashlib.sha256(content).hexdigest() != kept.quarantine_sha256:
-            raise UserError(f"{path} is damaged: it is not what was written", _again(path.parent))
+            raise UserError(f"{path} is damaged: it differs from what was written", _again(path.parent))
         file.truncate(kept.quarantine_bytes)
 
 

@@ -65,12 +65,12 @@ class TuningOptions(RepaOptions):
     )
     lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
     clip_norm: float = Field(
-        1.0, gt=0, description="Clips the norm of the autoencoder's gradient, and of the discriminator's, apart"
+        1.0, gt=0, description="Clips the norm of the autoencoder's gradient and, separately, of the discriminator's"
     )
     momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
     eps: float = Field(1e-4, gt=0, description="Of the norm, added to the variance")
     compute: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Of the autoencoder, whose weights stay in fp32; with bf16 LPIPS compares in TF32"
+        "fp32", description="Type of the autoencoder, whose weights stay in fp32; with bf16 LPIPS computes in TF32"
     )
 
 
@@ -86,8 +86,8 @@ class TuningSettings(TuningOptions, Part):
         check_block(self.kind, self.block, plan)
         if plan.run.distribution.kind == "fsdp":
             raise ValueError(
-                "repa-e: run.distribution.kind is fsdp, whose pieces of the denoiser cannot hold still for the "
-                "autoencoder's step; take ddp"
+                "repa-e: run.distribution.kind is fsdp, whose shards of the denoiser cannot be frozen for the "
+                "autoencoder's step; use ddp"
             )
         shortest_px = min(map(min, plan.image_shapes))
         several = len(plan.image_shapes) > 1
@@ -103,7 +103,7 @@ class TuningSettings(TuningOptions, Part):
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
-                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer reads: a tuned one draws "
+                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer uses: a tuned one draws "
                     f"from its posterior in training, and a batch norm is its scale; set tokenizer.{name} to "
                     f"{'null' if usual is None else usual}"
                 )
@@ -118,7 +118,7 @@ class TuningSettings(TuningOptions, Part):
                 )
         if loss.schedule.kind != "constant":
             raise ValueError(
-                f"repa-e needs the projector of '{loss.kind}' at every step, but that has a schedule "
+                f"repa-e needs the projector of '{loss.kind}' at every step, but it has a schedule "
                 f"({loss.schedule.kind}); leave it constant"
             )
 

@@ -59,7 +59,7 @@ class Ray:
             yield "the workers were told to stop, and have saved; the same command resumes"
             raise SystemExit(128 + told[0])
         if failed:
-            raise UserError(f"{failed} of {crew.workers} workers failed; {crew.log('ray-N')} has their words")
+            raise UserError(f"{failed} of {crew.workers} workers failed; {crew.log('ray-N')} has their output")
 
 
 def _import_ray() -> Any:

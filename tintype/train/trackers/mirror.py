@@ -121,7 +121,7 @@ class Mirror:
         failed = [feed for feed in self._feeds if feed.failure]
         self._feeds = [feed for feed in self._feeds if not feed.failure]
         for feed in failed:
-            note(f"the tracker {feed.name} failed ({feed.failure}) and gets nothing more; the run is not affected")
+            note(f"the tracker {feed.name} failed ({feed.failure}) and is switched off; the run is not affected")
             self._on_failure(feed.name, feed.failure)
 
 

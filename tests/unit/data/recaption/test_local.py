@@ -123,7 +123,7 @@ def test_a_model_that_does_not_write_is_refused(tmp_path: Path) -> None:
     from tests.tiny_clip import write_clip
 
     clip = write_clip(tmp_path / "clip")
-    with pytest.raises(UserError, match="does not write about"):
+    with pytest.raises(UserError, match="cannot describe"):
         Checkpoint(str(clip)).image_text_model(torch.float32)
 
 

@@ -84,11 +84,11 @@ def test_what_may_pass_is_asked_again(server: CaptionServer, deed: Deed) -> None
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
-        (SLOW, "no whole answer in 0.3 s"),
-        (drip, "no whole answer in 0.3 s"),
+        (SLOW, "no complete answer within 0.3 s"),
+        (drip, "no complete answer within 0.3 s"),
         (status(500, "out of memory"), "status 500: out of memory"),
         (hang_up, "the connection was cut before an answer"),
-        (bad_json, "no chat completion in JSON"),
+        (bad_json, "not a chat completion in JSON"),
         (endless, "more than 4 MiB"),
     ],
 )
@@ -178,11 +178,11 @@ def test_the_key_is_sent_and_shown_nowhere(
 def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("sk-a b", "sk-a\r\nHost: b", "sk-ä"):
         monkeypatch.setenv("MY_KEY", value)
-        with pytest.raises(UserError, match="is no key") as raised:
+        with pytest.raises(UserError, match="is not a key") as raised:
             read_key("MY_KEY")
         assert "sk-" not in str(raised.value)
     monkeypatch.delenv("MY_KEY")
-    with pytest.raises(UserError, match="no such variable"):
+    with pytest.raises(UserError, match="the environment variable is missing"):
         read_key("MY_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.delenv("TINTYPE_API_KEY", raising=False)

@@ -366,9 +366,9 @@ def test_only_what_is_empty_is_asked_about(store: Path, server: CaptionServer) -
     assert len(server.images) == 2
     assert [text.startswith("A picture") for text in captions(store)] == [row in (1, 5) for row in range(COUNT)]
     assert captions(store)[0] == "kept 0"
-    with pytest.raises(UserError, match="no such captions"):
+    with pytest.raises(UserError, match="no captions with this name"):
         recaption(store, Task("b", ASKING, only_empty="none"), to(server), Interrupt())
-    with pytest.raises(UserError, match="no image that is to be asked"):
+    with pytest.raises(UserError, match="no image to ask"):
         recaption(store, Task("b", ASKING, only_empty="long"), to(server), Interrupt())
 
 

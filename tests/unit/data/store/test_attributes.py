@@ -83,7 +83,7 @@ def test_saved_data_sets_and_mds_shards_have_attributes(tmp_path: Path) -> None:
     found = open_store(tmp_path / "b")
     assert found.attributes_of(0) == {"n": -7, "small": 0.5, "said": 2.5, "score": 5.0, "nsfw": True}
     assert found.attributes["score"] == "float" and len(found) == 1
-    assert "has 3 bytes; float32 has another number" in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
+    assert "has 3 bytes, which is not the size of float32" in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
 
 
 def test_scenes_have_attributes(tmp_path: Path) -> None:
@@ -188,12 +188,12 @@ def test_a_record_with_another_value_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "problem"),
     [
-        ("width", "style", "every store has a column of this name"),
+        ("width", "style", "every store has a column with this name"),
         ("long", "style", "a kind of caption has this name"),
         ("a:b", "style", "is not a valid name of an attribute; give up to 64 letters"),
-        ("x", "styl", "has no column of texts, numbers or truths 'styl'"),
+        ("x", "styl", "has no column of texts, numbers or booleans 'styl'"),
         ("x", "score:flaot", r"has no column .* 'score:flaot'.* NAME=COLUMN:float"),
-        ("x", "mixed", r"this column holds int and text; say what is meant: x=mixed:text, x=mixed:int"),
+        ("x", "mixed", r"this column holds int and text; declare its kind: x=mixed:text, x=mixed:int"),
         ("x", "empty", "holds no value that would say what it is"),
         ("x", "tags", "this column holds list"),
     ],

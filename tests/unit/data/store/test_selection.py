@@ -191,10 +191,10 @@ def test_bad_skip_lists_are_named(tmp_path: Path) -> None:
         "binary": "is not text in UTF-8",
         "other.parquet": "has no column 'sha256'; its columns are hash",
         "bad.parquet": "as a Parquet file",
-        "short": r"short, line 4: 'abc' names no record",
+        "short": r"short, line 4: 'abc' is not a record",
         "upper": "line 3: 'AAA",
-        "word": "names no record; .*'repeats'",
-        "row.parquet": "row.parquet, row 1: 'abc' names no record",
+        "word": "is not a record; .*'repeats'",
+        "row.parquet": "row.parquet, row 1: 'abc' is not a record",
     }.items():
         with pytest.raises(UserError, match=message):
             read_skip_list(tmp_path / name)

@@ -146,7 +146,7 @@ def test_it_is_a_command(tmp_path: Path) -> None:
     assert result.exit_code == 0
     for words in ("autoencoder of step 1", "shift of its latents: [", "scale of its latents: [", "kind: small-vae"):
         assert words in result.output
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         CliRunner().invoke(cli.app, ask, catch_exceptions=False)
 
 

@@ -531,7 +531,7 @@ def test_what_repa_says_is_the_default_beside_it() -> None:
         (lambda: tuned_plan(techniques=["repa:teacher=vgg16", REPA_E]), "teacher is .*scenes.* in tuning and .*vgg16"),
         (lambda: tuned_plan(techniques=[REPA + ",schedule.kind=until,schedule.end=3", REPA_E]), "at every step"),
         (lambda: tuned_plan(techniques=[REPA_E + ",block=4"]), "no block 4 to align; model.depth is 3"),
-        (lambda: tuned_plan("run.distribution.kind=fsdp"), "distribution.kind is fsdp.*take ddp"),
+        (lambda: tuned_plan("run.distribution.kind=fsdp"), "distribution.kind is fsdp.*use ddp"),
         (
             lambda: tuned_plan(techniques=[REPA_E.replace("kind=scenes", "kind=lpips,perceptual.net=alexnet")]),
             "lpips with alexnet needs data.size_px of at least 31",
