@@ -19,7 +19,7 @@ MOST_WORDS = 30
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "studies/**/README.md")
 _NO_PROSE = re.compile(
     r"^(`{3,})(?s:.*?)^\1`*$|^\$\$(?s:.*?)\$\$$|^<!-- made by (?s:.*?)(?=^$|\Z)|<!--(?s:.*?)-->|^\|.*$|^#.*$|^:::.*$"
-    r"|(?<=:\n)\n(?: {4}.*\n|\n)+|^.*\S {3,}\S.*$|^ {8,}.*$",
+    r"|(?<=:\n)\n(?: {4}.*(?:\n|\Z)|\n)+|^.*\S {3,}\S.*$|^ {8,}.*$",
     re.MULTILINE,
 )
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")

@@ -287,21 +287,21 @@ def _calibration() -> Iterator[Claim]:
     stored = data("docs/calibration.json")
     usual = [row for shape in get_args(Shape) if "unequal" not in shape for row in false_verdicts(shape=shape)]
     yield Quote(
-        f"Of studies of two arms, {stored['studies']:,} for each shape, number of seeds and correlation over shared "
-        f"seeds (0, 0.4 and 0.8), {shares(usual, 'either')}% have a false verdict where no arm has "
+        f"Studies of two arms, {stored['studies']:,} for each shape, number of seeds and correlation over shared "
+        f"seeds (0, 0.4 and 0.8): - {shares(usual, 'either')}% have a false verdict where no arm has "
         "three times the spread",
         holds=max(row["either"] for row in usual) <= 0.05 + stored["tolerance"]["0.05"],
     )
     for shape, words in (
-        ("unequal", "One with three times the spread gets one in"),
-        ("slightly skewed and unequal", "a slightly skewed one in"),
-        ("skewed and unequal", "a skewed one in"),
+        ("unequal", "An arm with three times the spread gets one with 3, 5 and 8 seeds in"),
+        ("slightly skewed and unequal", "A slightly skewed one gets it in"),
+        ("skewed and unequal", "and a skewed one in"),
     ):
         wide = [shares(false_verdicts(shape=shape, seeds=seeds), "either") for seeds in SEEDS]
         yield Quote(f"{words} {wide[0]}, {wide[1]} and {wide[2]}%")
     unstable = max(row["unstable"] for row in stored["falls"])
     yield Quote(
-        f"At most {100 * unstable:.1f}% of studies call an arm unstable though all collapse alike",
+        f"At most {100 * unstable:.1f}% of studies call an arm unstable although all collapse alike",
         holds=unstable <= 0.02 + 3 * math.sqrt(0.02 * 0.98 / stored["studies"]),
     )
     yield Quote(f"are found in {shares(calibration()['power'], 'found')}% of studies")
