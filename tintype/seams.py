@@ -203,7 +203,7 @@ class ImageSource(Protocol):
         """Make the images now, if the source caches them."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch without waiting, if the source makes images anew each time.
+        """Prefetch a batch without waiting, if the source makes images again each time.
 
         Batches must be prefetched in the order in which they are read. A second call for a batch does nothing.
         """
@@ -569,7 +569,7 @@ class Tracker(Protocol):
         """Log the verdicts of a study, at least one row."""
 
     def close(self, status: TrackerStatus) -> None:
-        """Send what is left. The same run may be opened again later."""
+        """Send the rest. The same run may be opened again later."""
 
 
 VelocityFn = Callable[[Tensor, float], Tensor]

@@ -515,7 +515,7 @@ class SamplingSettings(Settings):
     )
 
     def shift_at(self, tokens: int, token_numbers: int) -> float:
-        """Return the shift of the sampling grid for images of this many tokens with so many numbers each."""
+        """Return the shift of the sampling grid for images of this many tokens with `token_numbers` numbers each."""
         return self.shift * shift_factor(self.shift_by, tokens, token_numbers)
 
 

@@ -75,7 +75,7 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
     """Measure the loader alone, with one thread and with all; then training on it."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
-            f"{option('data')} measures decoding, but data of the kind '{plan.data.kind}' is no store",
+            f"{option('data')} measures decoding, but data of the kind '{plan.data.kind}' is not a store",
             f"take one: {setting('data.kind', 'store')} {setting('data.path', 'DIR')}",
         )
     refuse_stages(plan)

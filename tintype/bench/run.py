@@ -114,7 +114,9 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Take a step as training does. If `run.deterministic` is set and an operation has no such form, record it."""
+    """Take a step as training does. If `run.deterministic` is set and an operation has no deterministic form, record
+    it.
+    """
 
     def note_inexact(operation: str) -> None:
         note_once(f"not exact: {operation}", f"run.deterministic: the steps are not exact ({operation})")

@@ -177,7 +177,7 @@ _FULL_WIDTH = re.compile(r"(?:^|[{,])[\s-]*([A-Za-z_][\w.-]*)\s*：")
 
 
 def _full_width_colons(text: str, name: str) -> Iterator[str]:
-    """Yield a message for each key with a full-width colon. Alone it is no error, since text may contain it."""
+    """Yield a message for each key with a full-width colon. Alone it is not an error, since text may contain it."""
     for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
         if found := _FULL_WIDTH.search(line):
             key = f"{found[1]:.40}"

@@ -323,7 +323,7 @@ def text_tokens(plan: Plan) -> int:
     if not isinstance(count, int):
         raise UserError(
             f"text: the settings of the encoder '{plan.text.kind}' have no max_tokens, so the cost cannot be counted",
-            "give its class such a field",
+            "add this field to its class",
         )
     return count
 
@@ -334,7 +334,7 @@ def grid_at(plan: Plan, step: int) -> tuple[int, int]:
 
 
 class SizedTeacher(TeacherPart):
-    """A teacher of which only the token width is used."""
+    """A teacher in which only the token width is used."""
 
     kind: str = "sized"
     tokens_width: int

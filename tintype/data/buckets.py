@@ -3,9 +3,9 @@
 An image goes to the bucket with the nearest aspect ratio. The image is shrunk until it covers the bucket's shape, and
 is center-cropped.
 
-The order is a pure function of (seed, position). Each bucket has an endless stream of its images, shuffled anew in each
-epoch. The stream is split into units of one micro-batch over all ranks, so a step has the same images for any number of
-ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
+The order is a pure function of (seed, position). Each bucket has an endless stream of its images, shuffled again in
+each epoch. The stream is split into units of one micro-batch over all ranks, so a step has the same images for any
+number of ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
 
 Epoch e has the units that end within the e-th pass over each bucket, shuffled together. Images that do not fill a unit
 join the first unit of the next epoch. So no image is left out, and each bucket's stream repeats an image only after all

@@ -39,7 +39,7 @@ class Preset(Settings):
         min_length=1, description="steps that bring the set to the disk in the form that is imported"
     )
     license: str = Field(description="licence, in a few words")
-    terms: str = Field("", description="what the licence covers, and what else is to be known before the set is used")
+    terms: str = Field("", description="what the licence covers, and other facts to know before using the set")
     format: str = Field(description="format of the files")
     listed: ListedSettings | None = Field(None, description="names of the files, for the format `listed`")
     captions: dict[str, str] = Field(min_length=1, description="kinds of captions, and their columns")

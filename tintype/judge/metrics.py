@@ -36,7 +36,7 @@ _BOOKKEEPING = (
     "step steps global_step epoch iteration iterations lr learning_rate index timestamp date created params parameters "
     "num_params batch batch_size rank world_size"
 )
-"""Columns that count or configure, and are no metrics."""
+"""Columns that count or configure, and are not metrics."""
 
 
 @dataclass(frozen=True)

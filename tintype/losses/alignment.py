@@ -63,7 +63,7 @@ def check_block(kind: str, block: int, plan: PlanView) -> None:
 
 
 class AlignmentTerm(nn.Module, LossTerm):
-    """Loss term with a projector that is trained and saved with the model. The teacher is no module, so it is not.
+    """Loss term with a projector that is trained and saved with the model. The teacher is not a module, so it is not.
 
     Projector and cosine are computed in fp32 from fp32 parameters, regardless of the training's precision. On a GPU
     that trains in bf16, the projector's products use TF32: in fp32 they took longer than a DINOv2-B teacher.

@@ -44,7 +44,7 @@ class PerceptualPart(LossPart):
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
     compute: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
-        "fp32", description="Of the network; PRX has bf16. Computations on its features are always fp32"
+        "fp32", description="Compute type of the network; PRX uses bf16. Computations on its features are always fp32"
     )
     compile: Annotated[bool, Since(False)] = Field(
         False, description="torch.compile of the network, a graph for each shape"

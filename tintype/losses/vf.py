@@ -56,7 +56,7 @@ class VfSettings(Settings):
 
 
 class VfLoss(nn.Module):
-    """The loss with its trained linear layer. The teacher is no module, so it is neither trained nor saved."""
+    """The loss with its trained linear layer. The teacher is not a module, so it is neither trained nor saved."""
 
     def __init__(self, settings: VfSettings, channels: int, teacher: Teacher) -> None:
         super().__init__()

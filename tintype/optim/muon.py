@@ -166,7 +166,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step with all parameters. If `found_inf` is 1, nothing changes, like in torch's fused optimizers."""
         if closure is not None:
-            raise NotImplementedError("a step without a closure only")
+            raise NotImplementedError("closures are not supported")
         matrices, *others = self.param_groups
         for group in others:
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)

@@ -1,4 +1,4 @@
-"""Symmetric matrix products of which only half is computed: X Xᵀ, and its polynomial in the Newton-Schulz iteration.
+"""Symmetric matrix products that compute only one half: X Xᵀ, and its polynomial in the Newton-Schulz iteration.
 
 Large bf16 matrices on GPUs with bulk copies (Hopper and later) use a Triton kernel. All other cases use torch and
 compute the full product.

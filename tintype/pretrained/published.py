@@ -64,7 +64,7 @@ class Outline:
 
     @property
     def numbers(self) -> int:
-        """Return the number of weights; networks of our own store them as buffers."""
+        """Return the number of weights; tintype's own networks store them as buffers."""
         return sum(one.numel() for one in [*self.network.parameters()] or [*self.network.buffers()])
 
     @property

@@ -4,7 +4,7 @@ The holder of a lease (`tintype.runtime.leases`) can lose the lease without noti
 network failed. The new holder must not see a late write of the old holder. A check alone cannot ensure that, since a
 process can be paused between the check and the write. So every commit has three steps, and every takeover two:
 
-- Commit: write to a name of one's own, or open the file to append to; check the lease; rename, or append.
+- Commit: write to a separate name, or open the file to append to; check the lease; rename, or append.
 - Takeover: remove all such names, and replace growing files by copies; then read the folder.
 
 Suppose the old holder checked its lease before the takeover. Then its write is finished before the new holder reads, or

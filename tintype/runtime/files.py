@@ -7,7 +7,7 @@ Files that a training or a verdict depends on carry a checksum, which is checked
   the other lines stay usable.
 - Text that people may copy and edit (`write_sealed`): the checksum is in a comment on the first line.
 
-A checksum finds damage and careless edits. A checksum is no signature: whoever changes a number can write a new one.
+A checksum finds damage and careless edits. A checksum is not a signature: whoever changes a number can write a new one.
 
 Files of a run also carry a seal: the hash of the run's plan, and the file's path in the run's folder, which includes
 the step. Every read compares the seal with the file's location (`seal_of`), so a file of another run or another step is
@@ -62,7 +62,7 @@ _KEPT_DAMAGED = 2
 
 
 def finite(value: object) -> float | None:
-    """Return `value` as a float; None if it is no number, not finite, or too large."""
+    """Return `value` as a float; None if it is not a number, not finite, or too large."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

@@ -3,8 +3,8 @@
 The memory is an anonymous file (`memfd_create`). The process that makes it publishes a record: an empty file in the
 cache whose name has the identity of the rows, the process and the descriptor. Another process opens that descriptor
 (`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory with the last
-process, even after SIGKILL. So nothing stays in /dev/shm, and its size, 64 MB in many containers, is no limit. Records
-of ended processes are removed.
+process, even after SIGKILL. So nothing stays in /dev/shm, and its size, 64 MB in many containers, is not a limit.
+Records of ended processes are removed.
 
 M: rows whose checksums are needed. K: bytes of a row. W: 64-bit words of a row.
 """

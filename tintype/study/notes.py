@@ -542,7 +542,7 @@ def _collapse_words(run: Run, healthy: list[Run]) -> str:
 
 
 def _remarks(results: StudyResults) -> Iterator[Note]:
-    """Gather the remarks of single comparisons, for example that an arm's spread stands out."""
+    """Gather the remarks of single comparisons, for example that an arm's spread is large."""
     labels: dict[str, list[str]] = {}
     for metric in results.metrics:
         for note in dict.fromkeys(arm.comparisons[metric.name].note for arm in _compared_in(results, metric)):

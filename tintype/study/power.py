@@ -271,7 +271,7 @@ def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
 
 
 def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
-    """Return why a study is a copy of another one, or None. The same runs scored by another protocol are no copy."""
+    """Return why a study is a copy of another one, or None. The same runs scored by another protocol are not a copy."""
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
         if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):

@@ -264,7 +264,7 @@ def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> 
     """Return the inverse-variance mean of two differences with its 95% interval; None if one has no interval.
 
     A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
-    Student's, so the errors, and the pooled interval, come out a little too wide. Both are in the metric's unit.
+    Student's, so the errors, and the pooled interval, are a little too wide. Both are in the metric's unit.
     """
     errors = [_error(first, level), _error(fresh, fresh_level)]
     if not all(error and math.isfinite(error) for error in errors):

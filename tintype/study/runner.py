@@ -150,7 +150,7 @@ _kept: list[Exception] = []
 
 
 class _StoppedError(Exception):
-    """Raised when scoring was asked to stop."""
+    """Raised when scoring must stop."""
 
 
 def run_task(

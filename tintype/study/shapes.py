@@ -243,7 +243,7 @@ class StepTimer:
 
     The window has 8 to 200 steps in at least 0.6 s, and ends after 3 s with as few as 3 steps. It begins and ends with
     a synchronized device. Its mean is the time of a step. Ordinary logging is part of a step. No checkpoint, probe or
-    snapshot is in a window: with 8 steps or more it ends before such a step, otherwise it begins anew after it. So a
+    snapshot is in a window: with 8 steps or more it ends before such a step, otherwise it begins again after it. So a
     run that saves every few steps is not timed.
     """
 
@@ -275,7 +275,7 @@ class StepTimer:
         return cls(saves)
 
     def request(self) -> None:
-        """Ask for a measurement; one in progress begins anew. A signal handler may call this."""
+        """Request a measurement; one in progress begins again. A signal handler may call this."""
         self._asked = True
 
     def tick(self, step: int) -> float | None:

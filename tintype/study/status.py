@@ -217,7 +217,7 @@ def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
 
 
 def every_task(study: Study, out: Path) -> list[Task]:
-    """Return each run once, those of the tuning first; none of the comparison before tuning has chosen."""
+    """Return each run once, tuning runs first, and comparison runs only after tuning has chosen."""
     tuning = tuning_tasks(study, out)
     tasks = tuning if untuned_words(tuning_of(study, out)) else [*tuning, *tasks_of(study, out)]
     return list({task.plan.hash: task for task in reversed(tasks)}.values())[::-1]

@@ -1,7 +1,7 @@
 """sft: a training stage that starts from the weights of another run, with its own data, learning rate and steps.
 
 The other run is a folder (`from=runs/base`) or another arm of the same study (`from=arm:NAME`, with the same seed). The
-optimizer and the weight average start anew.
+optimizer and the weight average start fresh.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class EncodedCaptions:
 
 
 class FrozenTextEncoder:
-    """A frozen network with its tokenizer. It is no `nn.Module`, so it is not trained, averaged, sharded or saved."""
+    """A frozen network and its tokenizer. Not an `nn.Module`, so it is not trained, averaged, sharded or saved."""
 
     def __init__(self, settings: FrozenTextPart, network: Untyped, device: torch.device) -> None:
         self.settings, self.device = settings, device

@@ -115,7 +115,7 @@ class Saver:
         self._running.append(self._thread.submit(write))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors of which this rank writes at least a shard."""
+        """Return the tensors with at least one shard that this rank writes."""
         return tensors if self.world.leads or any(map(is_sharded, tensors.values())) else {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:

@@ -1,9 +1,9 @@
 """Resume a run from its newest intact checkpoint, or start it from the weights of another run.
 
 The weights of the denoiser, the text encoder and the router are taken over. The optimizer, the weight average and
-parameters of losses start anew. The run records its origin in `lineage.json`, together with the lineage of the other
-run, and after its first checkpoint no longer needs the other run. If the other run was imported, its `imported.json` is
-copied too.
+parameters of losses start fresh. The run records its origin in `lineage.json`, together with the lineage of the
+other run, and after its first checkpoint no longer needs the other run. If the other run was imported, its
+`imported.json` is copied too.
 """
 
 from __future__ import annotations

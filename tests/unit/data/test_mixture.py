@@ -216,7 +216,7 @@ def test_stores_and_scenes_mix_and_are_known_by_their_content(tmp_path: Path) ->
             "sources.mine.data.where=width > 300",
             r"^data\.sources\.mine: .* data\.sources\.mine\.data\.where leaves out",
         ),
-        ("sources.mine.data.path=/no/data.where", r"^data\.sources\.mine: /no/data\.where is no store"),
+        ("sources.mine.data.path=/no/data.where", r"^data\.sources\.mine: /no/data\.where is not a store"),
         ("sources.mine.data.sha256=0000000a", r"^data\.sources\.mine\.data\.sha256 records another identity"),
         ("size_px=32", r"^data\.sources\.mine: .* than data\.size_px=32 .*: data\.sources\.mine\.data\.where='min"),
     ],

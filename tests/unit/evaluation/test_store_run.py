@@ -199,7 +199,7 @@ def test_a_run_is_sampled_where_its_store_is_not(trained: Trained, tmp_path: Pat
     edit_text(plan, str(trained.store), str(tmp_path / "nowhere"))
     parts, step = load_run(tmp_path / "run")
     assert step == 6
-    with pytest.raises(UserError, match="nowhere is no store"):
+    with pytest.raises(UserError, match="nowhere is not a store"):
         len(parts.source)
 
 

@@ -43,7 +43,7 @@ class Reply:
     cut_off: bool = False
     refused: bool = False
     failure: str | None = None
-    """Why there is no answer, if the server failed on this image repeatedly."""
+    """Reason for a missing answer, if the server failed on this image repeatedly."""
     input_tokens: int = 0
     output_tokens: int = 0
 

@@ -48,7 +48,7 @@ def metrics_along(results: StudyResults) -> list[MetricInfo]:
 
 
 def lead(results: StudyResults) -> str:
-    """Explain what the scores are, and that they are no verdicts."""
+    """Explain what the scores are, and that they are not verdicts."""
     full, images = results.protocol.get("count"), results.along_images
     fewer = "" if full == images else f", and the full evaluation on {full:,}" if isinstance(full, int) else ""
     return (

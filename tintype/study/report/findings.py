@@ -476,7 +476,7 @@ def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, flo
 
 
 def curve_label(name: str, beside: Collection[str]) -> str:
-    """Name a logged number for readers, beside others: the whole loss is told from the objective's."""
+    """Name a logged number for readers, beside others: the whole loss is distinguished from the objective's."""
     if name == "loss" and "flow" not in beside:
         return name
     return _CURVE_LABELS.get(name, name.replace("_", " "))

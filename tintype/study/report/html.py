@@ -89,7 +89,7 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
 
 class _Image(NamedTuple):
     uri: str | None
-    """None if the file is missing or is no image."""
+    """None if the file is missing or is not an image."""
     small: bool = True
     at: Mapping[int, str] = MappingProxyType({})
     """The same sample at earlier steps, as data URIs by step."""
@@ -351,7 +351,7 @@ def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[M
 
 
 def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _Image:
-    """Return an image as a data URI. It is decoded and encoded anew, so only an image gets into the page."""
+    """Return an image as a data URI. It is decoded and encoded again, so only an image gets into the page."""
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:

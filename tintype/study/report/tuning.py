@@ -76,7 +76,7 @@ class Line:
 
 
 def lines(results: StudyResults, tuning: Tuning, key: str) -> list[Line]:
-    """Return the lines of a figure; none if the key has values that are no numbers."""
+    """Return the lines of a figure; none if the key has values that are not numbers."""
     metric = tuned_metric(results, tuning)
     found = []
     for sweep in tuning.sweeps:

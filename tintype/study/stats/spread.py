@@ -35,7 +35,7 @@ STORED_FULL = 30
 With fewer, the three are interpolated.
 """
 STANDS_OUT = 0.16
-"""Below this weight reports say that a plan's spread stands out: 2.5 times the deviation of the centre."""
+"""Below this weight reports call a plan's spread large: 2.5 times the deviation of the centre."""
 
 
 @dataclass(frozen=True)

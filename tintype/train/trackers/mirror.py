@@ -1,7 +1,7 @@
 """Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes its numbers.
 
 Each tracker has its own thread, so training does not wait for a network. The first error stops the tracker for this
-process, with an event and a note. The next process that works on the run sends what is missing.
+process, with an event and a note. The next process that works on the run sends the rest.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     StoreSource(StoreSettings(path=str(store), size_px=16, sha256=identity[:8]), "train", CPU)
     with pytest.raises(UserError, match=r"data\.sha256 records .* the store in .*0123456789abcdef there"):
         StoreSource(StoreSettings(path=str(store), size_px=16, sha256="0123456789abcdef"), "train", CPU)
-    with pytest.raises(UserError, match="is no store"):
+    with pytest.raises(UserError, match="is not a store"):
         StoreSource(StoreSettings(path=str(tmp_path), size_px=16), "train", CPU)
     imported(captioned(tmp_path / "a.parquet", 3), tmp_path / "all", ImportOptions(eval_share=1))
     with pytest.raises(UserError, match="has no training images"):
