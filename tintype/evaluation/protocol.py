@@ -56,7 +56,7 @@ class Condition(Settings):
     per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
     method: Method | None = Field(None, description="Integrator; by default that of the main sampling")
     steps: int | None = Field(None, ge=1, description="Sampling steps; by default those of the main sampling")
-    guidance: Guidance | None = Field(None, description="By default that of the main sampling")
+    guidance: Guidance | None = Field(None, description="Guidance; by default that of the main sampling")
     distances: bool = Field(True, description="Compare these images with the reference too; never for a prompt file")
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ class Protocol(Settings):
     metrics: tuple[MetricKind, ...] = Field(
         DEFAULT_METRICS, description="Metrics computed from each encoder's features"
     )
-    sampler: SamplerSettings = Field(SamplerSettings(), description="How images are sampled")
+    sampler: SamplerSettings = Field(SamplerSettings(), description="Settings of the main sampling")
 
     @model_validator(mode="after")
     def _known(self) -> Protocol:

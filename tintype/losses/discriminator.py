@@ -33,9 +33,9 @@ _WEIGHT_STD = 0.02
 class DiscriminatorSettings(Settings):
     """Settings of LDM's and REPA-E's discriminator, off by default. REPA-E's weight is `weight: 0.1`."""
 
-    weight: float = Field(0.0, ge=0, description="Of the generator's loss; 0: none. REPA-E's is 0.1")
+    weight: float = Field(0.0, ge=0, description="Weight of the generator's loss; 0: none. REPA-E uses 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
-    lr: float = Field(1e-4, gt=0, description="Of the discriminator, the same at each step")
+    lr: float = Field(1e-4, gt=0, description="Learning rate of the discriminator, constant")
     width: int = Field(64, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
 
     def on_at(self, step: int) -> bool:

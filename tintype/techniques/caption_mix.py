@@ -10,7 +10,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    weights: Weights = Field({"long": 0.5, "short": 0.5}, description="Of each caption column, relative to the others")
+    weights: Weights = Field({"long": 0.5, "short": 0.5}, description="Weight of each caption column")
 
 
 TECHNIQUE = Technique(

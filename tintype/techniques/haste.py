@@ -19,7 +19,7 @@ _LAYERS = 4
 
 
 class Options(StoppedRepaOptions):
-    attention: float = Field(0.5, gt=0, description="Weight of the attention maps; `weight` is that of the tokens")
+    attention: float = Field(0.5, gt=0, description="Weight of the attention maps; `weight` is for the tokens")
     layers: int | None = Field(
         None, ge=1, description="Blocks up to `block`, and last layers of the teacher; 4 by default, or fewer"
     )

@@ -17,7 +17,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    lr: float | None = Field(None, gt=0, description="By default the plan's own")
+    lr: float | None = Field(None, gt=0, description="Learning rate; by default the plan's own")
     momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of the gradients")
     nesterov: bool = Field(True, description="Nesterov's momentum: the gradient is added once more")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")

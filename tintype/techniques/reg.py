@@ -17,7 +17,7 @@ from tintype.techniques.technique import Changes, Technique
 class Options(RepaOptions):
     """REPA's options, without a schedule: the class token is needed at every step."""
 
-    class_weight: float = Field(0.03, gt=0, description="Weight of the class token; `weight` is that of the alignment")
+    class_weight: float = Field(0.03, gt=0, description="Weight of the class token; `weight` is for the alignment")
     class_width: int | None = Field(None, ge=1, description="Width of the class token; by default the teacher's")
 
 

@@ -25,9 +25,9 @@ class Options(Settings):
     from_: PathText = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
     weights: Literal["raw", "average"] = Field("raw", description="The weights of the last step, or their average")
     sha256: str | None = Field(None, description="First digits of the weights' hash; different weights are refused")
-    lr: float | None = Field(None, gt=0, description="By default a tenth of the plan's own")
+    lr: float | None = Field(None, gt=0, description="Learning rate; by default a tenth of the plan's own")
     steps: int | None = Field(None, ge=1, description="Value for this stage; by default the plan's own")
-    warmup_steps: int | None = Field(None, ge=0, description="By default the plan's own")
+    warmup_steps: int | None = Field(None, ge=0, description="Warm-up; by default the plan's own")
     data: Given = Field(default_factory=dict, description="Its settings; by default as in the plan's own data")
     store: PathText | None = Field(
         None, min_length=1, description="If the plan's data is a store: the folder of another one, in place of data"

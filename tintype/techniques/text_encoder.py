@@ -13,7 +13,9 @@ from tintype.text import TextChoice
 
 
 class Options(Settings):
-    to: TextChoice = Field(description="A kind alone (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)")
+    to: TextChoice = Field(
+        description="A kind without settings (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)"
+    )
 
 
 TECHNIQUE = Technique(

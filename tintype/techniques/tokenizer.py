@@ -18,7 +18,9 @@ from tintype.tokenizers.part import TokenizerPart
 
 
 class Options(Settings):
-    to: TokenizerChoice = Field(description="A kind alone (to=flux2), or with settings (to.kind=taef2,to.weights=DIR)")
+    to: TokenizerChoice = Field(
+        description="A kind without settings (to=flux2), or with settings (to.kind=taef2,to.weights=DIR)"
+    )
     patch: int | None = Field(None, ge=1, description="model.patch; by default the one that keeps the grid of tokens")
 
 

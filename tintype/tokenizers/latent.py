@@ -97,7 +97,9 @@ class LatentPart(PretrainedPart, TokenizerPart):
     channels: Channels
     stride_px: StridePx
     scale: Scale = None
-    shift: Numbers | None = Field(None, description="By default both are the checkpoint's own")
+    shift: Numbers | None = Field(
+        None, description="Shift of the latents; by default shift and scale are the checkpoint's own"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.scale == 0 or (isinstance(self.scale, tuple) and 0 in self.scale):

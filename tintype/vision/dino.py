@@ -65,9 +65,9 @@ class Dinov2Settings(HubEncoderPart):
     """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` the definition of PRX's DINO-MMD."""
 
     kind: Literal["dinov2"] = "dinov2"
-    form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or that of PRX's DINO-MMD")
+    form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or PRX's DINO-MMD")
     source: Source | None = Field(None, description="Repository or local folder; by default the form's")
-    size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
+    size_px: int | None = Field(None, ge=14, description="Side of the input; by default 224 for fd and 518 for prx")
 
     @property
     def published(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Dinov3Settings(HubEncoderPart):
 
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE
-    size_px: int = Field(224, ge=16, description="The input")
+    size_px: int = Field(224, ge=16, description="Side of the input")
 
     def _make(self, device: torch.device) -> Encoder:
         checkpoint = self._checkpoint(self.source)

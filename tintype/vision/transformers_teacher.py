@@ -53,7 +53,7 @@ class HubTeacherPart(TeacherPart):
     source: Source
     revision: Revision = None
     arithmetic: Literal["auto", "fp32", "tf32", "bf16"] = Field(
-        "auto", description="Of the network; auto: bf16 on a GPU, as PRX has it, and fp32 on the CPU"
+        "auto", description="Compute type of the network; auto: bf16 on a GPU, as in PRX, and fp32 on the CPU"
     )
     compile: HubCompile = False
 

@@ -58,8 +58,8 @@ class StoreSettings(DataPart):
 
     fit: Annotated[Literal["crop", "resize"], Since("crop")] = Field(
         "crop",
-        description="How an image gets the shape of its bucket: it is shrunk until it covers it and the middle is cut "
-        "out, or it is resized to it, as in PRX, which changes its proportions a little",
+        description="How an image gets the shape of its bucket. crop: shrink it to cover the shape, and cut out the "
+        "middle. resize: resize it to the shape, as in PRX, which changes its proportions a little",
     )
 
     evaluate_path: Annotated[PathText | None, Since(None)] = Field(

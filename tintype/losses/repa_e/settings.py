@@ -45,7 +45,9 @@ class TuningPerceptual(PerceptualSettings):
 class TuningDiscriminator(DiscriminatorSettings):
     """A discriminator of the reconstructions, trained together with the autoencoder. Off by default."""
 
-    lr: float = Field(1e-4, gt=0, description="Of the discriminator; the plan's warm-up and schedule hold for it too")
+    lr: float = Field(
+        1e-4, gt=0, description="Learning rate of the discriminator, with the plan's warm-up and schedule"
+    )
 
 
 class TuningOptions(RepaOptions):
@@ -54,21 +56,21 @@ class TuningOptions(RepaOptions):
     The weights are the paper's, except the discriminator's: 0 here, `adversarial.weight: 0.1` there.
     """
 
-    weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
+    weight: float = Field(1.5, gt=0, description="Weight of the alignment in the autoencoder's loss")
     reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of images")
     kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over an image's latents")
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
-        TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
+        TuningPerceptual(), description="A kind without settings (perceptual=none), or with settings"
     )
     adversarial: Annotated[TuningDiscriminator, Since(TuningDiscriminator().model_dump())] = Field(
         TuningDiscriminator(), description="A discriminator of the reconstructions"
     )
-    lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
+    lr: float = Field(1e-4, gt=0, description="Learning rate of the autoencoder, with the plan's warm-up and schedule")
     clip_norm: float = Field(
         1.0, gt=0, description="Clips the norm of the autoencoder's gradient and, separately, of the discriminator's"
     )
     momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
-    eps: float = Field(1e-4, gt=0, description="Of the norm, added to the variance")
+    eps: float = Field(1e-4, gt=0, description="Number added to the variance in the norm")
     compute: Literal["fp32", "bf16"] = Field(
         "fp32", description="Type of the autoencoder, whose weights stay in fp32; with bf16 LPIPS computes in TF32"
     )

@@ -512,7 +512,7 @@ def phases_page() -> Iterator[Claim]:
     yield Block("phases", table(header, rows))
     arms = [arm for arm in names if arm != BASELINE]
     yield Quote(
-        "**No arm is shown to be better than real images alone**, of which 8,192 are seen eight times",
+        "**No arm is shown to be better than real images alone**, although the 8,192 real images are seen eight times",
         holds="better" not in one.verdicts(arms, one.primary)
         and one.plan["data"]["count"] == 8192
         and round(one.plan["train"]["steps"] * one.plan["train"]["batch"] / 8192) == 8,
