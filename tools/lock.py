@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 PROJECT = ROOT / "pyproject.toml"
 MAIN, TRACKERS = ROOT / "constraints.txt", ROOT / "constraints-trackers.txt"
 NEED_OLDER = ("trackio", "mlflow")
-"""Extras that fit no other file: trackio 0.43 asks for pillow < 13, and mlflow 3.17 for pyarrow < 26."""
+"""Extras that fit into no other file: trackio 0.43 needs pillow < 13, and mlflow 3.17 needs pyarrow < 26."""
 
 
 def extras() -> dict[Path, list[str]]:
-    """Return the extras that each lock file is for; together these are all extras of the package."""
+    """Return the extras in each lock file; together they are all extras of the package."""
     named = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     return {MAIN: [name for name in named if name not in NEED_OLDER], TRACKERS: list(NEED_OLDER)}
 
@@ -35,7 +35,7 @@ def pins(file: Path) -> dict[str, str]:
 
 
 def normalised(name: str) -> str:
-    """Return the name of a package as indices spell it (PEP 503)."""
+    """Return the name of a package as package indices spell it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,15 +1,16 @@
 """Bring the files of runs and studies that an earlier version of tintype wrote to this version.
 
 `python -m tools.migrate FOLDER…` takes runs, exported models, studies, and folders that hold them. It seals every file
-as it is now (`tintype/runtime/files.py`): nothing but the files themselves shows that they belong together. Of a run
-with a file that is damaged or says that it is another run's, nothing is written.
+unchanged (`tintype/runtime/files.py`): only the files themselves show that they belong together. If one file of a run
+is damaged or names another run, nothing is written for that run.
 
-Studies lose what only the paired method of older versions had: `analysis.method`, `test` and `interval` of study.yaml,
-and the tests and earlier verdicts of results.json. A study that asks for that method is refused. A results.json of
-format 1 gets the list of resolutions of format 2, and in format 3 intervals are values of their own. Numbers stay as
-they are. A replication gets the first and the
-fresh difference as intervals, and the outcome that today's rule gives for the stored fresh interval. That interval is
-wider than today's, which has a confidence of 90%, so an outcome may be open that would hold or be contradicted today.
+Studies lose the parts of the older paired method: `analysis.method`, `test` and `interval` of study.yaml, and the tests
+and earlier verdicts of results.json. A study that uses that method is refused. A results.json of format 1 gets the list
+of resolutions of format 2. In format 3 intervals are values of their own. Numbers do not change.
+
+A replication gets the first and the fresh difference as intervals, and the outcome that today's rule gives for the
+stored fresh interval. That interval is wider than today's, which has a confidence of 90%. So an outcome may be open
+that would hold or be contradicted today.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ _IN_STUDY = (
 _OURS = ("checksum", "format", "line", SEAL)
 _FORMATS = {"result.json": FORMAT, "results.json": results.FORMAT}
 _USUAL_ANALYSIS = {"method": "shared", "test": "student", "interval": "student"}
-"""Settings that older versions had, with the values that give the comparison of this version."""
+"""Settings of older versions, with the values that give the comparison of this version."""
 _COMPARED = ("better", "worse", "same", "undecided")
-"""Verdicts on fresh runs of which none diverged, failed or collapsed."""
+"""Verdicts on fresh runs without diverged, failed or collapsed ones."""
 
 
 def migrate(folder: Path) -> list[Path]:
@@ -103,7 +104,7 @@ def _sealed_study(study: Path) -> dict[Path, bytes]:
 
 
 def _sealed_run(run: Path) -> dict[Path, bytes]:
-    """Return the sealed content of each file of a run; refuse files that are damaged or of another run."""
+    """Return the sealed content of each file of a run; raise if a file is damaged or of another run."""
     text = _whole_text(run / PLAN)
     own_hash = plan_in(text, run / PLAN).hash
     about: dict[str, Any] = parse_object((run / ABOUT).read_bytes()) if (run / ABOUT).is_file() else {}
@@ -139,7 +140,7 @@ def _sealed(path: Path, seal: Seal | None) -> bytes:
 
 
 def _without_paired(text: str, path: Path) -> str:
-    """Return a study file without the settings of the paired method; refuse one that asks for it."""
+    """Return a study file without the settings of the paired method; raise if it uses this method."""
     study = read_yaml(text, str(path)).data
     if not isinstance(study, dict) or not isinstance(analysis := study.get("analysis"), dict):
         return text
@@ -168,7 +169,7 @@ def _without_tests(results: dict[str, Any]) -> None:
 def _with_intervals(replication: dict[str, Any], found: Mapping[str, Any]) -> None:
     """Bring the rows of a replication to this version. `found` are the results of the study, which have the margins.
 
-    The stored interval has the confidence of a family, at least 95%. Where a verdict of same has no margin, it is open.
+    The stored interval has the confidence of a family, at least 95%. If a verdict of same has no margin, it is open.
     """
     margins = {
         (results.arm_label(arm["name"], arm.get("resolution", "")), metric): row.get("margin")
@@ -321,7 +322,7 @@ def _check_files(manifest: Path, wanted: Mapping[str, str]) -> None:
 
 
 def _check_own(path: Path, found: object, seal: Seal | None) -> None:
-    """Refuse to seal a file again that has the seal of another run or place."""
+    """Raise if a file already has the seal of another run or place."""
     if found is not None and seal is not None and found != seal.content:
         raise _refused(path, f"its seal says {found}, and it lies where {seal} belongs")
 

@@ -1,6 +1,6 @@
 """Run the notebook in examples/ and store its outputs: `python -m tools.notebook`.
 
-The cells run in a temporary folder, without Jupyter. A hash of their code is stored too, so that a test can tell
+The cells run in a temporary folder, without Jupyter. A hash of their code is stored too, so that a test can detect
 outputs of other code.
 """
 
@@ -43,7 +43,7 @@ def code_hash(cells: Sequence[Cell]) -> str:
 
 
 def run(cells: Sequence[Cell], pip: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
-    """Yield what each cell prints, and the value of its last line where that is an expression.
+    """Yield the output of each cell, and the value of its last line if that is an expression.
 
     `pip` gets the arguments of `%pip`, in which names between braces are replaced as in Jupyter.
     """
@@ -60,7 +60,7 @@ def run(cells: Sequence[Cell], pip: Callable[[str], None]) -> Iterator[tuple[str
 
 
 def outputs_of(printed: str, value: Any, number: int) -> list[Cell]:
-    """Return the outputs of a cell as the format of notebooks has them."""
+    """Return the outputs of a cell in the notebook format."""
     found: list[Cell] = []
     if printed:
         found.append({"name": "stdout", "output_type": "stream", "text": printed.splitlines(keepends=True)})

@@ -16,12 +16,12 @@ _NODE = {"num_cpus": 1, "num_gpus": 1}
 
 
 def why_not() -> str:
-    """Return why there can be no cluster here; empty where there can."""
+    """Return why a cluster cannot run here; empty if it can."""
     return "" if importlib.util.find_spec("ray") else "ray is not installed: pip install 'tintype[ray]'"
 
 
 class Cluster:
-    """A Ray that runs."""
+    """A running Ray."""
 
     def __init__(self) -> None:
         head = {"num_cpus": 0, "include_dashboard": False}

@@ -1,4 +1,4 @@
-"""Draw the rooms as a house, and above it the way of the data with the seams that it crosses."""
+"""Draw the rooms as a house, and above it the way of the data through the seams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("settings and seams", ("seams", "settings", "schedule", "config", "recipes")),
     ("the ground", ("wording", "errors", "rng", "runtime", "plugins")),
 )
-"""Every room, the top floor first. A room uses those below it, and those to its left on the same floor."""
+"""Every room, the top floor first. A room uses rooms below it, and rooms to its left on the same floor."""
 WAY: tuple[tuple[str, str, str], ...] = (
     ("ids", "Order", "position"),
     ("images", "ImageSource", "decoded"),

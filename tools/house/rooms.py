@@ -53,7 +53,7 @@ ORDER = (
     "__main__",
 )
 LOOSE = frozenset({"wording", "errors", "rng", "seams", "settings", "schedule", "plan", "__init__", "__main__"})
-"""The only files beside the folders: what everything rests on, and the program."""
+"""The only files beside the folders: those that every room uses, and the program."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Import:
 
 
 def imports_of(file: Path) -> Iterator[Import]:
-    """Yield what a file imports of the package, wherever the import stands."""
+    """Yield the imports of the package in a file, at any place in it."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     late = {id(node) for function in functions for node in ast.walk(function)}
@@ -111,9 +111,9 @@ def all_imports() -> list[Import]:
 
 
 def against_the_order(imports: list[Import]) -> list[Import]:
-    """Return the imports of rooms that do not lie below, those of one room left out.
+    """Return the imports of rooms that are not below, without those of one given room.
 
-    The package itself imports no room: it names those that its names are loaded from at their first use.
+    The package itself imports no room: it only names the rooms from which its names are loaded on first use.
     """
     place = {room: index for index, room in enumerate(ORDER)}
     return [

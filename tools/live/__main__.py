@@ -1,7 +1,8 @@
 """`python -m tools.live FOLDER [--lines N]`: write a study of 500 runs with long logs, and time its live page.
 
-Prints the time until the page is answered, the time until all curves were sent, the CPU time of an update in which
-eight runs log new lines, and that of one in which a run ends: the look that shows it, and the verdicts beside it.
+Prints the time until the page is answered, and until all curves were sent. Also prints the CPU time of an update in
+which eight runs log new lines, and of an update in which a run ends. The latter is split into the look that shows it
+and the verdicts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RUNNING = 8
 
 
 def line(step: int, number: int) -> bytes:
-    """Return a line as training writes it, about as long."""
+    """Return a line like a line of training, of about equal length."""
     parts = dict.fromkeys(
         ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer"), 0.0123
     )
@@ -109,7 +110,7 @@ def live_study(folder: Path) -> LiveStudy:
 
 
 def score(task: Task, protocol: Protocol) -> Path:
-    """Write the scores of a run: as many metrics as a study has, and numbers of single images."""
+    """Write the scores of a run: as many metrics as in a study, and numbers of single images."""
     file = result_file(task.folder, protocol, task.plan.train.steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(task.folder / "plan.yaml", task.plan.to_yaml(), run=task.plan.hash)
