@@ -164,7 +164,7 @@ def test_a_run_trains_on_every_shape_and_resumes_where_it_stopped(store: Path, t
 def test_what_needs_one_shape_is_refused_by_name(store: Path) -> None:
     for more, words in (
         ("run.latents=disk", "run.latents needs images of one shape"),
-        ("model.patch=8", "12 × 20 is no multiple of 8"),
+        ("model.patch=8", "12 × 20 is not a multiple of 8"),
         ("data.buckets=[[12,20]]", "the square 16 × 16 must be one of them"),
         ("data.buckets=[[16,16],[16,20]]", "16 × 20 is empty or has more than size_px² pixels"),
     ):

@@ -109,6 +109,6 @@ def test_nothing_is_written_over(tmp_path: Path, what: str) -> None:
     else:
         out.mkdir()
         (out / "half").write_text("mine")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists already"):
         export_pipeline(tmp_path / "run", out)
     assert (out if what == "file" else out / "half").read_text() == "mine"

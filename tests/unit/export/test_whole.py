@@ -29,7 +29,7 @@ def test_leftovers_of_a_dead_process_go_and_an_empty_folder_is_used(tmp_path: Pa
 
 
 def test_a_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there already"), written_whole(tmp_path / "out") as temporary:
+    with pytest.raises(UserError, match="exists already"), written_whole(tmp_path / "out") as temporary:
         temporary.write_text("mine")
         (tmp_path / "out").write_text("theirs")
     assert (tmp_path / "out").read_text() == "theirs"

@@ -67,7 +67,7 @@ def export_store(
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already", f"choose an empty or new folder for {option('out')}")
+        raise UserError(f"{out} exists already", f"choose an empty or new folder for {option('out')}")
     work = out.with_name(f".{out.name}.exporting")
 
     def watched() -> Iterator[Row]:

@@ -128,7 +128,7 @@ def test_an_export_is_whole_or_is_not_there(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / ".out.exporting" / "00007.tar").write_bytes(b"of an export that was killed")
     exported(store, to, tmp_path / "out")
     assert len(list((tmp_path / "out").iterdir())) == 1 and not (tmp_path / ".out.exporting").exists()
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         exported(store, to, tmp_path / "out")
 
 
