@@ -317,7 +317,7 @@ def test_without_checksums_changed_scores_are_silent(
 ) -> None:
     """Flip bits in the digits of scores and metrics, and set an accuracy by hand, with checksums not looked at."""
     expected = report(study)
-    monkeypatch.setattr(files, "checksum_of", lambda content: _AnyChecksum())
+    monkeypatch.setattr(files, "checksum_of_json", lambda content: _AnyChecksum())
     scored = sorted(path.relative_to(study) for path in study.glob("runs/*/evaluation/*/result.json"))[0]
     for file in (scored, scored.parents[2] / "metrics.jsonl"):
         before = (study / file).read_bytes()

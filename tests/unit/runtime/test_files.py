@@ -175,6 +175,22 @@ def test_a_changed_line_is_lost_and_the_others_are_kept(log: Path) -> None:
     assert steps_of(found.whole) == [1, 3, 4, 5] and "the first is line 2" in found.damage
 
 
+def test_a_line_is_checked_as_it_stands_and_in_any_other_layout(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write its content again takes three times as long, and a study has hundreds of thousands of lines."""
+    files.append_line(log, {"step": 6, "words": "one, two: three"})
+    first, *others = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(f"{json.dumps(one, indent=None)}\n" for one in (dict(sorted(first.items())), *others)))
+    written, usual = list[int](), files.checksum_of_json
+
+    def noted(parsed: dict[str, Any]) -> str:
+        written.append(parsed["step"])
+        return usual(parsed)
+
+    monkeypatch.setattr(files, "checksum_of_json", noted)
+    assert steps_of(files.read_lines(log)) == [1, 2, 3, 4, 5, 6]
+    assert written == [1, 6], "keys in another order, spaces in words"
+
+
 @pytest.mark.parametrize("torn", ['{"step": 6, "lo', "x" * 9000])
 def test_a_line_cut_short_by_a_kill_is_no_damage(log: Path, torn: str) -> None:
     with log.open("a") as file:
