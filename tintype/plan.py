@@ -38,6 +38,7 @@ from tintype.seams import TimeDensity
 from tintype.settings import (
     DataPart,
     ModelSettings,
+    Named,
     OneOf,
     Part,
     Plain,
@@ -69,7 +70,7 @@ def _older_sampling(plan: Plain) -> Plain:
     return {"shift": shift, "shift_by": "none", "guidance": "classifier-free"}
 
 
-class Plan(Settings):
+class Plan(Named):
     """Everything that decides what a run learns, one field per seam. Defaults are PRX's if PRX has the setting."""
 
     seed: int = Field(0, ge=0, description="Seed of the weights, the data order, noise, time and dropout")
@@ -219,8 +220,7 @@ class Plan(Settings):
         if stuck:
             raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or {setting} out")
 
-    @property
-    def hash(self) -> str:
+    def compute_hash(self) -> str:
         """Return the digest of the resolved plan without housekeeping, which names the run."""
         content = _without_later(Plan, plain(self))
         del content[UNHASHED]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -55,6 +56,23 @@ class Settings(BaseModel):
         for problem in self.problems():
             raise ValueError(problem)
         return self
+
+
+class Named(Settings):
+    """Settings that are named by a hash of their content, which is computed once: a study asks for thousands."""
+
+    __slots__ = ("_hash",)
+    """Not a field, so that no copy with other settings has it."""
+
+    @property
+    def hash(self) -> str:
+        known: str = getattr(self, "_hash", "") or self.compute_hash()
+        object.__setattr__(self, "_hash", known)
+        return known
+
+    @abstractmethod
+    def compute_hash(self) -> str:
+        """Return the hash."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,14 @@ from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.wording import option, rendered
 
 
+def test_a_copy_with_other_settings_has_a_hash_of_its_own() -> None:
+    """The hash is computed once for each plan."""
+    plan = tiny_plan()
+    known = plan.hash
+    assert plan.model_copy(update={"seed": 5}).hash != known == plan.model_copy().hash
+    assert plan == plan.model_copy() and "hash" not in str(dict(plan))
+
+
 @pytest.mark.parametrize("name", packaged.names("plans"))
 def test_every_recipe_resolves_and_round_trips(name: str) -> None:
     plan = plan_from_document(packaged.find("plans", name))

@@ -30,7 +30,7 @@ from tintype.plugins.load import added
 from tintype.plugins.registry import is_built_in
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
-from tintype.settings import NamesFile, Settings, plain
+from tintype.settings import Named, NamesFile, Settings, plain
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
@@ -97,7 +97,7 @@ class MemorisationSettings(Settings):
         return None if self.prompts is None or is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
 
-class Protocol(Settings):
+class Protocol(Named):
     """Settings by which every arm is scored, with the same prompts, noises and reference for all arms.
 
     The defaults fit scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
@@ -240,8 +240,7 @@ class Protocol(Settings):
         memorisation = self.memorisation.model_copy(update=files.get(self.memorisation.prompts or ""))
         return self.model_copy(update={"also": also, "memorisation": memorisation})
 
-    @property
-    def hash(self) -> str:
+    def compute_hash(self) -> str:
         """Return a hash of all that decides the numbers, including the packaged encoder and the prompts' content."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tintype.errors import UserError
 from tintype.runtime.fence import Fence
-from tintype.runtime.files import Json, checksum_of, parse_object, remove_unfinished, write_bytes
+from tintype.runtime.files import Json, checksum_of, checksum_of_json, parse_object, remove_unfinished, write_bytes
 from tintype.runtime.host import Process, process_name
 from tintype.runtime.notes import note_once
 from tintype.runtime.room import is_full
@@ -218,7 +218,7 @@ class Claim:
             return cls(number, damage="it is empty")
         try:
             known = parse_object(content)
-            if known.pop("checksum", None) != checksum_of(known):
+            if known.pop("checksum", None) != checksum_of_json(known):
                 return cls(number, damage="it does not match its checksum")
             found = _Content.model_validate(known)
             if found.number != number:

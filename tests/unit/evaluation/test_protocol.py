@@ -108,7 +108,7 @@ def test_a_metric_that_was_defined_anew_gives_the_protocol_another_hash(monkeypa
     }
     now = {name: protocol.hash for name, protocol in protocols.items()}
     monkeypatch.setattr("tintype.evaluation.protocol.revisions", lambda *protocol: {})
-    before = {name: protocol.hash for name, protocol in protocols.items()}
+    before = {name: protocol.model_copy().hash for name, protocol in protocols.items()}
     assert {name for name in protocols if now[name] != before[name]} == set(protocols), (
         "the validation loss is in every protocol"
     )
