@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
-from torch._dynamo.utils import counters
 
 from tintype.bench.clock import Step, StepClock
 from tintype.config.strict import Document
@@ -413,6 +412,8 @@ def _first_step(parts: Session, state: TrainState, clock: Clock) -> None:
 
 def _compiled() -> tuple[int, int]:
     """Return the number of graphs that this process has compiled, and of graph breaks."""
+    from torch._dynamo.utils import counters  # a second of every command that measures nothing
+
     return counters["stats"]["unique_graphs"], sum((counters["graph_break"] + counters["unimplemented"]).values())
 
 

@@ -16,3 +16,15 @@ def without_pauses() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage while much is read that stays: each collection would scan all of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+_NUMBERS = frozenset({int, float})
 LOCAL = "(a local file or folder)"
 HIDDEN = "(hidden)"
 _INSIDE = r"[^\s/?#\"<>\\{}|"
@@ -93,5 +94,7 @@ def _mapped(value: object, change: Callable[[str], str], rename: Callable[[str],
             rename(key) if isinstance(key, str) else key: _mapped(inner, change, rename) for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
+        if _NUMBERS.issuperset(map(type, value)):  # most lists of results are curves
+            return list(value)
         return [_mapped(inner, change, rename) for inner in value]
     return change(value) if isinstance(value, str) else value

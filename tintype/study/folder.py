@@ -8,10 +8,11 @@ no new arms then.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,7 +53,7 @@ from tintype.study.stored import name_of
 from tintype.study.study import Study, load_study, override_study, read_settings, remake_study, resolve, set_labels
 from tintype.study.tune import tuned, tuning_of, tuning_tasks
 from tintype.study.version import VERSION, check_version, read_version, this_version
-from tintype.tokenizers.part import Compression, Known
+from tintype.tokenizers.part import Compression
 from tintype.wording import option, setting
 
 STUDY, RESULTS = "study.yaml", "results.json"
@@ -324,7 +325,7 @@ def _read_settings(out: Path, assignments: Sequence[str] = ()) -> tuple[str, Stu
 def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[str] = ()) -> Study:
     name, settings, document = _read_settings(out, assignments)
     settings = settings.model_copy(update=dict(changes))
-    known = known_tokenizers(out / RESULTS)
+    known = KnownTokenizers(out / RESULTS)
     names = [one.name for one in settings.resolutions] or [""]
     baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
     if "set" in map(section, assignments):  # the stored baselines have the study's own already
@@ -336,19 +337,37 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
     return resolve(name, settings, baselines, document.place, known)
 
 
-def known_tokenizers(stored: Path) -> Known:
-    """Return the small-vae facts of the last report. The small-vae folders may be missing if the study was moved."""
-    found: dict[str, Compression] = {}
-    try:
-        runs = _runs_of(stored)
-    except UserError:  # the report reads the runs, and writes it again
+class KnownTokenizers(Mapping[str, Compression]):
+    """Small-vae facts of the last report, by folder. The folders may be missing if the study was moved.
+
+    The report is read when a folder is missing, and not before: that of 2,000 runs takes a second.
+    """
+
+    def __init__(self, stored: Path) -> None:
+        self._stored = stored
+
+    @cached_property
+    def _found(self) -> dict[str, Compression]:
+        found: dict[str, Compression] = {}
+        try:
+            runs = _runs_of(self._stored)
+        except UserError:  # the report reads the runs, and writes it again
+            return found
+        for run in runs:
+            with suppress(ValidationError):  # of a run that was not done, or of an older version
+                known = TokenizerInfo.model_validate(run.get("tokenizer"))
+                if folder := known.settings.get("folder"):
+                    found[str(folder)] = Compression(known.channels, known.stride_px)
         return found
-    for run in runs:
-        with suppress(ValidationError):  # of a run that was not done, or of an older version
-            known = TokenizerInfo.model_validate(run.get("tokenizer"))
-            if folder := known.settings.get("folder"):
-                found[str(folder)] = Compression(known.channels, known.stride_px)
-    return found
+
+    def __getitem__(self, folder: str) -> Compression:
+        return self._found[folder]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def finished_runs(stored: Path) -> int:

@@ -18,6 +18,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.plan import Plan
 from tintype.runtime.files import write_checked
+from tintype.runtime.garbage import without_collections
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.leases import EXPIRY_S, MOST_EXPIRY_S
 from tintype.runtime.locks import locked
@@ -36,10 +37,10 @@ from tintype.study.costs import Budget, run_seconds
 from tintype.study.folder import (
     RESULTS,
     STUDY,
+    KnownTokenizers,
     check_own_plugins,
     claim_folder,
     finished_runs,
-    known_tokenizers,
     note_command,
     stored_study,
     untuned_study,
@@ -459,7 +460,8 @@ def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool
     study = stored_study(out)
     if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
         raise UserError(loss)
-    report = _report(study, out, progress, without_data)
+    with without_collections():
+        report = _report(study, out, progress, without_data)
     track_verdicts(study, out, report.results)
     return report
 
@@ -677,7 +679,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
         }
     )
     found = resolve(
-        study.name, settings, baselines, lambda path: option("arm", arm.label), known_tokenizers(out / RESULTS)
+        study.name, settings, baselines, lambda path: option("arm", arm.label), KnownTokenizers(out / RESULTS)
     )
     own = next(one for one in found.arms if one.name == arm.label)
     return replace(found, arms=(*(one for one in found.arms if one is not own), own))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from tintype.config.strict import first_problem, read_yaml, write_yaml
 from tintype.errors import UserError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tintype.study.notes import Note
     from tintype.study.rows import Row
 
+T = TypeVar("T")
 Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave a value that is not finite, its process failed, or it is not done.
 """
@@ -714,9 +715,18 @@ class Bank(_Data):
 
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json; raise if it is damaged or another version wrote it."""
+    return _read(path, TypeAdapter(StudyResults), lambda content: content)
+
+
+def read_commands_of(path: Path) -> list[Command]:
+    """Read only the command lines of a results.json: a tenth of the work for thousands of runs."""
+    return _read(path, TypeAdapter(list[Command]), lambda content: content.get("commands", []))
+
+
+def _read(path: Path, kind: TypeAdapter[T], part: Callable[[dict[str, Any]], object]) -> T:
     try:
         found = read_checked(path, remake_results(path), FORMAT)
-        return StudyResults.model_validate_json(json.dumps(found))
+        return kind.validate_json(json.dumps(part(found)))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:

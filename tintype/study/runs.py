@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
@@ -39,6 +39,7 @@ from tintype.study.version import version_events
 from tintype.train.record import RunRecord
 from tintype.train.speed import seconds_until
 
+T = TypeVar("T")
 _CURVE_POINTS = 200
 Runs: TypeAlias = Mapping[str, list[results.Run]]
 """The runs of each arm, by its label."""
@@ -106,14 +107,18 @@ def read_commands(out: Path) -> list[results.Command]:
 
 def reported_commands(out: Path) -> list[results.Command]:
     """Return the command lines of the last report: a copy of those in the study's folder."""
-    return last.commands if (last := last_results(out)) else []
+    return _last_report(out, results.read_commands_of) or []
 
 
 def last_results(out: Path) -> results.StudyResults | None:
     """Return the results of the last report; None if there are none, or they are damaged or of another version."""
+    return _last_report(out, results.read_results_file)
+
+
+def _last_report(out: Path, read: Callable[[Path], T]) -> T | None:
     file = out / "results.json"
     try:
-        return results.read_results_file(file)
+        return read(file)
     except DamagedFileError as error:
         note_once(str(file), f"{file} is damaged ({error.reason}); it is written again from the runs")
     except UserError:
@@ -292,7 +297,9 @@ def warnings_of(runs: Runs) -> list[str]:
 def _curve(logged: Mapping[int, float]) -> results.Curve:
     """Return a logged quantity, averaged into at most 200 points."""
     points = list(logged.items())
-    size = max(1, -(-len(points) // _CURVE_POINTS))
+    if len(points) <= _CURVE_POINTS:
+        return results.Curve(step=list(logged), value=[float(value) for value in logged.values()])
+    size = -(-len(points) // _CURVE_POINTS)
     bins = [points[start : start + size] for start in range(0, len(points), size)]
     return results.Curve(step=[b[-1][0] for b in bins], value=[fmean(value for _, value in b) for b in bins])
 

@@ -117,7 +117,7 @@ class FolderPart(TokenizerPart):
     def resolved(self, known: Known = NONE_KNOWN) -> Self:
         if self.channels is not None and self.stride_px is not None:
             return self
-        if self.folder not in known or self.files.is_trained(self.place):
+        if self.files.is_trained(self.place) or self.folder not in known:
             known = {self.folder: self.recorded(self.place)[0]}
         return self.model_copy(update=asdict(known[self.folder]))
 

@@ -20,7 +20,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from tintype.data.sources import only_added
-from tintype.errors import DivergedError, as_user_error
+from tintype.errors import DamagedFileError, DivergedError, as_user_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.plugins.record import FILE as PLUGINS
 from tintype.plugins.record import check_plugins
@@ -208,8 +208,10 @@ class RunRecord:
         Raise if the file is damaged or lost.
         """
         file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
-        if not file.exists() and name in checkpoint.whole_records(self.checkpoints).get(COPIES, {}):
-            raise files.damaged(file, "it is missing", remake)
+        if not file.exists():
+            if name in self._whole_records.get(COPIES, {}):
+                raise files.damaged(file, "it is missing", remake)
+            return {}
         return files.read_checked(file, remake)
 
     @cached_property
@@ -222,9 +224,21 @@ class RunRecord:
 
     def _log(self, name: str) -> list[dict[str, Any]]:
         """Return the lines of a log; raise if lines are lost that a checkpoint has counted."""
-        kept = checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
         remake = f"{self._command} keeps the lines that are whole and logs the loss"
-        return files.read_lines(self.path / name, remake, kept.get(LENGTHS, {}).get(name, 0))
+        return files.read_lines(self.path / name, remake, self._records.get(LENGTHS, {}).get(name, 0))
+
+    @cached_property
+    def _records(self) -> dict[str, Any]:
+        """Return the newest checkpoint's copies of the small files, and the lengths of its logs; raise if damaged."""
+        return checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
+
+    @cached_property
+    def _whole_records(self) -> dict[str, Any]:
+        """Return the records of the newest checkpoint whose records are intact."""
+        try:
+            return self._records
+        except DamagedFileError:
+            return checkpoint.whole_records(self.checkpoints)
 
     @property
     def _command(self) -> str:

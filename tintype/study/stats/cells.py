@@ -213,13 +213,13 @@ def with_alike(sheets: Mapping[str, Cells]) -> dict[str, Cells]:
 
 def effective_count(sheets: Sequence[Cells]) -> float:
     """Return M² over the sum of squared correlations between the residuals of M metrics."""
-    shared = set.intersection(*({(arm, seed) for arm, of in cells.values.items() for seed in of} for cells in sheets))
-    if not shared:
-        return 1.0
     seeds: dict[str, list[int]] = {}
-    for arm, seed in sorted(shared):
-        seeds.setdefault(arm, []).append(seed)
-    rows = np.zeros((len(sheets), len(shared)))
+    for arm in sorted(set.intersection(*(set(cells.values) for cells in sheets))):
+        if shared := set.intersection(*(set(cells.values[arm]) for cells in sheets)):
+            seeds[arm] = sorted(shared)
+    if not seeds:
+        return 1.0
+    rows = np.zeros((len(sheets), sum(map(len, seeds.values()))))
     for row, cells in zip(rows, sheets, strict=True):
         parts = [cells.residuals(arm, of) for arm, of in seeds.items()]
         row[:] = np.concatenate([part / (part.std() or 1.0) for part in parts])

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from tintype.study.stats.cells import Cells, Scale, rounding_of
 from tintype.study.stats.spread import Variance, pool, skewness, variance
@@ -87,12 +87,12 @@ def _least(place: float, scale: Scale) -> float:
 
 def _is_apart(worse: Sequence[float], better: Sequence[float], usual: _Usual, level: float, least: float) -> bool:
     """Return whether two sets of an arm's runs, both ascending, lie farther apart than their spread explains."""
-    own = Variance(variance(better), len(better) - 1)
-    others = replace(usual.spread, freedom=min(usual.spread.freedom, OTHERS_FREEDOM))
-    both = pool([own, others])
     gap = better[0] - worse[-1]
     if gap <= max(least, rounding_of([*worse, *better])):
         return False
+    own = Variance(variance(better), len(better) - 1)
+    others = replace(usual.spread, freedom=min(usual.spread.freedom, OTHERS_FREEDOM))
+    both = pool([own, others])
     if gap > max(math.sqrt(2) * _limit(both, level, usual.skewness), better[-1] - better[0]):
         return True
     apart = max(_limit(both, level), _limit(own, level))
@@ -148,6 +148,8 @@ def collapse_p(collapsed: int, runs: int, baseline_collapsed: int, baseline_runs
     """
     if not collapsed:
         return 1.0
+    from scipy import stats  # a third of a second, for studies in which runs collapsed
+
     of_arm, of_baseline = np.arange(runs + 1), np.arange(baseline_runs + 1)
     both = of_arm[:, None] + of_baseline[None, :]
     fisher = stats.hypergeom.sf(of_arm[:, None] - 1, runs + baseline_runs, both, runs)
