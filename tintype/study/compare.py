@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from tintype.metrics.resample import mean_error
@@ -115,7 +116,7 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
         encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
         warnings=warnings_of(runs),
         resolutions=[describe_resolution(arms, protocol, out, write=known is None) for arms in study.by_resolution()],
-        commands=read_commands(out),
+        commands=read_commands(out) if known is None else [],
         along_images=along.protocol.count if along else 0,
         replication=read_replication(out),
         picked=read_picked(out),
@@ -635,7 +636,7 @@ def _sampling_error(
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)
     ]
     if all(values) and len({len(one) for of_arm in values for one in of_arm}) == 1 and values[0][0]:
-        mean_new_N, mean_old_N = (torch.tensor(of_arm, dtype=torch.float64).mean(0) for of_arm in values)
+        mean_new_N, mean_old_N = (torch.from_numpy(np.array(of_arm, float)).mean(0) for of_arm in values)
         return mean_error(mean_new_N - mean_old_N)
     pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=False)]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]

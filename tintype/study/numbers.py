@@ -198,6 +198,6 @@ def trend_words(trend: Trend, metric: MetricInfo) -> str:
 
 def time_shares(arm: Arm) -> dict[str, float]:
     """Return the shares of an arm's training time by part, averaged over its runs; empty if no run was timed."""
-    runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
-    parts = dict.fromkeys(part for split in runs for part in split)
-    return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in parts}
+    runs = [(run.time_split, total) for run in arm.runs if (total := sum(run.time_split.values())) > 0]
+    parts = dict.fromkeys(part for split, _ in runs for part in split)
+    return {part: fmean(split.get(part, 0.0) / total for split, total in runs) for part in parts}

@@ -34,6 +34,7 @@ from tintype.serve.server import follow
 from tintype.study.compare import collect
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study, run_study
+from tintype.study.looks import record_looks
 from tintype.study.report import write_report
 from tintype.study.results import Curve, Run, StudyResults
 from tintype.study.runner import tasks_of
@@ -111,8 +112,11 @@ def test_an_update_reads_only_the_files_that_changed(tmp_path: Path, monkeypatch
     live.step()
     assert sorted(opened) == sorted(map(str, grown))
     Writer()._write(tasks[6], study.settings.evaluation)
+    (tmp_path / "study" / "results.json").write_text("{}")
+    record_looks([], tmp_path / "study")
     opened.clear()
     read(live)
+    assert not any(file.endswith("results.json") for file in opened), "that of thousands of runs takes a second"
     assert "<b>7</b> done" in live.fragments["queue"]
     of_runs = [Path(file).relative_to(tmp_path / "study" / "runs") for file in opened if "/runs/" in file]
     names = {place.parts[0] for place in of_runs}

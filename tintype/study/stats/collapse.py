@@ -72,12 +72,12 @@ def collapsed_runs(cells: Cells, arm: str, direction: Literal["lower", "higher"]
         return []
     level = LEVEL / sum(map(len, cells.values.values()))
     values = [value for value, _ in runs]
-    collapsed = [
-        count
-        for count in range(1, len(runs) // 2 + 1)
-        if _is_apart(values[:count], values[count:], usual, level, _least(sign * fmean(values[count:]), cells.scale))
-    ]
-    return [seed for _, seed in runs[: max(collapsed, default=0)]]
+    rounding, counts = rounding_of(values), range(len(runs) // 2, 0, -1)
+    for worse, better in ((values[:count], values[count:]) for count in counts):
+        least = max(rounding, _least(sign * fmean(better), cells.scale))
+        if better[0] - worse[-1] > least and _is_apart(worse, better, usual, level):
+            return [seed for _, seed in runs[: len(worse)]]
+    return []
 
 
 def _least(place: float, scale: Scale) -> float:
@@ -85,15 +85,12 @@ def _least(place: float, scale: Scale) -> float:
     return abs(scale.change(place, -LEAST * abs(scale.value(place))))
 
 
-def _is_apart(worse: Sequence[float], better: Sequence[float], usual: _Usual, level: float, least: float) -> bool:
+def _is_apart(worse: Sequence[float], better: Sequence[float], usual: _Usual, level: float) -> bool:
     """Return whether two sets of an arm's runs, both ascending, lie farther apart than their spread explains."""
-    gap = better[0] - worse[-1]
-    if gap <= max(least, rounding_of([*worse, *better])):
-        return False
     own = Variance(variance(better), len(better) - 1)
     others = replace(usual.spread, freedom=min(usual.spread.freedom, OTHERS_FREEDOM))
     both = pool([own, others])
-    if gap > max(math.sqrt(2) * _limit(both, level, usual.skewness), better[-1] - better[0]):
+    if better[0] - worse[-1] > max(math.sqrt(2) * _limit(both, level, usual.skewness), better[-1] - better[0]):
         return True
     apart = max(_limit(both, level), _limit(own, level))
     far = math.sqrt(1 + 1 / len(better)) * apart if len(better) >= MANY else math.inf

@@ -139,7 +139,9 @@ class Estimate:
             wide = 1 + abs(self.skewness) / math.sqrt(grown) * t / 6  # one side is wider by twice that
             return same_power(margin * math.sqrt(grown) / (wide * error), freedom * grown, self.level, quantiles)
 
-        tried = range(self.seeds, MOST_SEEDS + 1)
+        if chance(self.seeds) >= POWER:
+            return self.seeds
+        tried = range(self.seeds + 1, MOST_SEEDS + 1)
         place = bisect_left(tried, POWER, key=partial(chance, quantiles=_FEW_QUANTILES))  # near, in a tenth of the time
         while place < len(tried) and chance(tried[place]) < POWER:
             place += 1
