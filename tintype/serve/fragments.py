@@ -144,7 +144,7 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
     return {
         "differences": _rendered("differences", **values),
         "runs": _rendered("runs", facts=facts, **values),
-        "scores": _rendered("scores", **values),
+        "scores": _rendered("scores", scored=list(dict.fromkeys(row.scored for row in compared.scores)), **values),
         "images": _rendered(
             "shared", grids=grids, several=False, findings=findings, numbers=numbers, link="", **values
         ),

@@ -15,7 +15,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.metrics import validation
-from tintype.page.numerals import UNKNOWN, significant
+from tintype.page.numerals import UNKNOWN, decimals_showing, significant
 from tintype.plan import Change, Plan, plan_from_folder, short_diff, unhashed_diff
 from tintype.runtime.files import STUDY, finite
 from tintype.settings import Plain, plain
@@ -61,6 +61,11 @@ class Score:
     step: int
     weights: str
 
+    @property
+    def decimals(self) -> int:
+        """Return the decimals that show two digits of the error, for the value too."""
+        return decimals_showing(self.error or 0.0)
+
 
 @dataclass(frozen=True)
 class ScoreRow:
@@ -73,6 +78,10 @@ class ScoreRow:
     """Its hash, and the size of the images if it is a stage's. One row never mixes two."""
     images: int
     scores: list[Score | None]
+
+    @property
+    def scored(self) -> str:
+        return f"{self.images:,} images, protocol {self.protocol[:6]}"
 
 
 @dataclass(frozen=True)

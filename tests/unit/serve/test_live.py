@@ -302,7 +302,8 @@ def test_runs_of_any_studies_show_images_of_the_same_prompts_and_noise(tmp_path:
     paths = [folder.relative_to(tmp_path).as_posix() for folder in runs.values()]
     live = LiveCompare([(path, path, tmp_path / path) for path in [*paths, "loose"]])
     live.step()
-    images = live.fragments["images"]
+    images, scores = live.fragments["images"], live.fragments["scores"]
+    assert scores.count("images, protocol") == scores.count('<span class="minor">') == 2
     assert not live.problem and images.count('class="grid-of-images"') == 1 and 'data-steps="300,600"' in images
     assert images.count('class="image"') == 2 * 3 and "A render of" in images and "drawn red, asked blue" in images
     assert f"/image/{paths[1]}/evaluation/" in images and "/image/loose/evaluation/" in images
@@ -312,6 +313,8 @@ def test_runs_of_any_studies_show_images_of_the_same_prompts_and_noise(tmp_path:
     shutil.rmtree(tmp_path / "loose" / "evaluation")
     alone = LiveCompare([(path, path, tmp_path / path) for path in (paths[0], "loose")])
     alone.step()
+    scores = alone.fragments["scores"]
+    assert scores.count("Scored on 256 images, protocol") == 1 and "minor" not in scores, "said once"
     assert "tintype evaluate" in alone.fragments["images"] and "beside=loose" in alone.fragments["images"]
 
 
