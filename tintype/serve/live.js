@@ -58,9 +58,19 @@ listeners.fragments = (parts) => {
     place.querySelectorAll(".grid-of-images").forEach(showStep);
     if (focus >= 0) [...place.querySelectorAll(FOCUSED)][focus]?.focus();
   }
+  if (document.querySelector("#queue [data-over]")) queueLast();
   const unread = document.querySelector("#charts > .quiet"); // curves come after the parts, if there are any
   if (unread && !chart.names.length) unread.textContent = "No curve was logged yet.";
 };
+
+// A finished study begins with its verdicts, also where the page was answered before its files were read.
+function queueLast() {
+  const section = byId("s-queue"), verdicts = byId("s-verdicts");
+  if (!verdicts || verdicts.nextElementSibling === section) return;
+  verdicts.after(section);
+  document.querySelector('a[href="#s-verdicts"]').after(document.querySelector('a[href="#s-queue"]'));
+  for (const place of [byId("h-queue"), document.querySelector('a[href="#s-queue"]')]) place.textContent = "Runs";
+}
 
 listeners.problem = (words) => {
   const place = byId("problem");

@@ -20,6 +20,7 @@ from tests.unit.study.frozen_page import frozen
 from tests.written_runs import Drawer, written_runs
 from tintype.runtime.files import append_line
 from tintype.runtime.interrupt import Interrupt
+from tintype.serve import server as server_module
 from tintype.study.folder import stored_study
 from tintype.study.lab import prepare_study, run_study
 from tintype.study.report import write_report
@@ -259,6 +260,18 @@ def test_one_slider_moves_all_images_through_training(page: Any) -> None:
         "000300" in one for one in page.locator("#images tbody tr").first.locator("img").evaluate_all(sources)[:3]
     )
     assert page.locator("#verdicts .chip").count() > 0
+
+
+def test_a_finished_study_begins_with_its_verdicts_however_late_it_is_read(
+    page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a study of hundreds of runs is answered before the files are read."""
+    monkeypatch.setattr(server_module, "_FIRST_PAINT_S", 0.0)
+    page.goto("/study/drawn")
+    page.wait_for_selector("#queue [data-over]", state="attached")
+    headings = page.locator("#main h2").all_inner_texts()
+    assert headings[:3] == ["Verdicts", "Runs", "Curves"]
+    assert [one.strip() for one in page.locator("nav a").all_inner_texts()[:3]] == ["tintype", "Verdicts", "Runs"]
 
 
 def test_the_words_that_an_image_got_wrong_are_marked(page: Any) -> None:

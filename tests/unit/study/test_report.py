@@ -145,6 +145,13 @@ def test_page_names_every_arm_metric_prompt_and_change(results: StudyResults, fo
     assert results.method in text and "loss_spike" in text and "A CPU × 2" in text
 
 
+def test_numbers_of_many_seeds_stand_below_their_metric(tmp_path: Path) -> None:
+    """A column of them fits on no printed page."""
+    pages = {count: write_report(example(tuple(range(count))), tmp_path).read_text() for count in (10, 11)}
+    assert ">Seeds 0, 1" in pages[10] and 'colspan="2">seeds' not in pages[10]
+    assert ">Seeds 0, 1" not in pages[11] and 'colspan="2">seeds 0, 1' in pages[11]
+
+
 def test_page_loads_nothing_from_elsewhere(results: StudyResults, folder: Path) -> None:
     page = _page(results, folder)
     assert page.tags.count("script") == 1 and "link" not in page.tags
