@@ -459,7 +459,9 @@ def launch(
     out, time_s = study_folder(folder).resolve(), None if time is None else parse_duration(time)
     launcher = choose_launcher(on, address)
     if not (out / _STUDY).is_file():
-        raise UserError(f"{out} holds no study", "`tintype ablate STUDY --out DIR --prepare` makes one to work on")
+        raise UserError(
+            f"{out} is not a study (no {_STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
+        )
     if jobs:
         parse_jobs(jobs)
     lines: list[str] = []
