@@ -1,8 +1,8 @@
 """Checks of each request before it is answered: address, token, origin, and paths that stay inside the served folder.
 
-A browser sends requests to this machine for any page that it has open. So the `Host` header must name this server (a
-foreign name that resolves to this machine is refused), requests that another site started are refused, and changes
-need the origin of this server. Another address than this machine's own needs a token as well.
+A browser sends requests to this machine for any page that it has open. So the `Host` header must name this server: a
+foreign name that resolves to this machine is refused. Requests that another site started are refused too, and changes
+need the origin of this server. An address other than this machine's own also needs a token.
 """
 
 from __future__ import annotations
