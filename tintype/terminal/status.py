@@ -76,10 +76,11 @@ def shown(status: StudyStatus) -> Group:
 
 
 def _cost(status: StudyStatus) -> str:
-    spent = f"{status.spent_s / 3600:.2f} {status.hours} spent"
+    device = "GPU" if status.hours == "GPU-hours" else "worker"
+    spent = f"{duration(status.spent_s)} of {device} time spent"
     if status.is_over:
         return spent
-    to_come = "unknown" if status.to_come_s is None else f"{status.to_come_s / 3600:.2f}"
+    to_come = "unknown" if status.to_come_s is None else duration(status.to_come_s)
     left = "no worker is running" if not status.of("running") else "unknown"
     left = left if status.left_s is None else f"about {duration(status.left_s)} left"
     return f"{spent}, {to_come} to come; {left}"

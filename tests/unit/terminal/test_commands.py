@@ -425,7 +425,7 @@ def test_the_status_is_watched_in_place(
         cli.main()
     lines = screen.text.splitlines()
     assert (ended.value.code, lines[0]) == (130, "note: \\x1b[2J of another room"), screen.text
-    assert lines[1].startswith("study: 2 runs: 2 waiting") and "0.00 worker-hours spent" in lines[2]
+    assert lines[1].startswith("study: 2 runs: 2 waiting") and "0 s of worker time spent" in lines[2]
     assert lines[3:] == ["interrupted: a look writes nothing; run the same command again"] and screen.cursor_shown
     assert screen.drawn.count(lines[1]) >= 39
 
