@@ -67,7 +67,8 @@ def shown(status: StudyStatus) -> Group:
     named = {**_WORDS, "perhaps": status.perhaps_words}
     counts = {words: len(status.of(state)) for state, words in named.items()}
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    lines = [f"{status.name}: {len(status.runs)} runs: {summary}", _cost(status)]
+    lines = [f"{status.name}: {len(status.runs)} runs: {summary}"]
+    lines += [_cost(status)] if status.spent_s or not status.is_over else []  # a stored study has no claims
     lines += [line for run in status.of("failed", "diverged") for line in _failure(run, status.folder)]
     lines += [f"{run.arm}, seed {run.seed}: {run.unread}" for run in status.runs if run.unread]
     lines += [_crowded(run) for run in status.of("waiting") if run.crowded]
