@@ -562,4 +562,4 @@ def test_a_discriminator_that_is_off_renames_no_run(monkeypatch: pytest.MonkeyPa
     assert '"adversarial"' in plan.model_dump_json()
     name = plan.hash
     monkeypatch.setattr(plan_module, "joined_later", lambda settings: {})
-    assert plan.hash != name
+    assert tuned_plan().hash != name
