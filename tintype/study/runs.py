@@ -182,7 +182,7 @@ def _finished_run(
         metrics.pop(results.SPEED, None)
         metrics[results.SPEED] = speed
     of_stages = [validation.name_at(stage.size_px) for stage in plan.train.stages if logs]
-    curves = ["flow", validation.METRIC.name, "grad_norm", *(name for name in of_stages if name in record.curves)]
+    curves = ["flow", validation.METRIC.name, "grad_norm", *(name for name in of_stages if record.curve(name))]
     return results.Run(
         seed=plan.seed,
         hash=plan.hash,
@@ -194,7 +194,7 @@ def _finished_run(
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,
-        curves={name: _curve(record.curves.get(name, {})) for name in curves if logs},
+        curves={name: _curve(record.curve(name)) for name in curves if logs},
         time_split=result.time_split,
         parameters=record.environment["parameters"],
         train_s=(record.logged_s or 0) if logs else 0,

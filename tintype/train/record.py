@@ -180,6 +180,11 @@ class RunRecord:
                 found.setdefault(name, {})[line["step"]] = value
         return found
 
+    def curve(self, name: str) -> dict[int, float]:
+        """Return one of the `curves` by step; empty if it was not logged."""
+        logged = ((line["step"], files.finite(line.get(name))) for line in self.lines)
+        return {step: value for step, value in logged if value is not None}
+
     @property
     def parameters(self) -> int | None:
         return self.environment.get("parameters")
