@@ -74,12 +74,19 @@ def test_the_figure_and_the_numbers_are_written(tmp_path: Path, monkeypatch: pyt
     cells = [Cell(3), Cell(5)]  # the whole grid takes minutes
     monkeypatch.setattr(simulate, "FALSE_VERDICT_CELLS", cells)
     monkeypatch.setattr(simulate, "POWER_CELLS", cells)
+    monkeypatch.setattr(simulate, "SHAPES", ("normal", "shares", "relative"))
     said: list[tuple[str, int, int]] = []
-    found = calibrate(2, lambda name, done, total: said.append((name, done, total)))
+    rows = tmp_path / "rows.jsonl"
+    found = calibrate(2, rows, on_row=lambda name, done, total: said.append((name, done, total)))
     numbers, drawing = simulate.write_calibration(tmp_path, found)
     assert json.loads(numbers.read_text()) == found
-    count = sum(len(found[part]) for part in ("false_verdicts", "power"))
-    assert [done for _, done, _ in said] == list(range(count + 1)) and {total for *_, total in said} == {count}
+    assert [done for _, done, _ in said] == list(range(1, len(said) + 1)) and {total for *_, total in said} == {
+        len(said)
+    }
+    lines = rows.read_text().splitlines(keepends=True)
+    rows.write_text("".join(lines[:-1]))  # a stopped calibration
+    assert calibrate(2, rows, on_row=lambda name, done, total: said.append((name, done, total))) == found
+    assert len(said) == len(lines) + 1
     root = ElementTree.fromstring(drawing.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "nan" not in drawing.read_text() and "5 seeds, pairing 0.4" in drawing.read_text()
