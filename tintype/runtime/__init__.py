@@ -1,1 +1,1 @@
-"""Foundations of every room: atomic files, locks, signals, fault points, ranks, copies to a device, rows on disk."""
+"""Code that every other package uses: atomic files, locks, signals, fault points, ranks, device copies, disk rows."""

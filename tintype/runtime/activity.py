@@ -1,7 +1,8 @@
 """Record which phase this process is in, so that the watchdog can compare the ranks.
 
-All ranks of a run pass the same phases in the same order, so the rank with the fewest phases is behind the others. The
-main thread counts its phases. While the main thread waits for the saving thread, the saving thread counts instead.
+All ranks of a run pass the same phases in the same order, so the rank that has passed the fewest phases holds up the
+others. The main thread's phases count. While the main thread waits for the saving thread, the saving thread's phases
+count instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Standing:
     step: int = 0
     """The step being computed, from 1; 0 before the first."""
     passed: int = 0
-    """Number of phases begun."""
+    """Number of phases that the thread has begun."""
 
 
 here, writer = Standing(), Standing("save")
@@ -35,7 +36,7 @@ _waits_for_writer = False
 
 
 def mark(phase: str, step: int | None = None) -> None:
-    """Note that a phase begins, and the step that the phase belongs to."""
+    """Record that a phase begins, and the step that the phase belongs to."""
     place = _place()
     place.phase = phase
     place.passed += 1
@@ -52,7 +53,7 @@ def _place() -> Standing:
 
 @contextmanager
 def waiting_for_writer() -> Iterator[None]:
-    """Note that the main thread waits for the saving thread, whose phases count meanwhile."""
+    """Record that the main thread waits for the saving thread. Meanwhile the saving thread's phases count."""
     global _waits_for_writer
     _waits_for_writer = True
     try:
@@ -63,7 +64,7 @@ def waiting_for_writer() -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Note that this process waits for the other ranks."""
+    """Record that this process waits for the other ranks."""
     before = _place().phase
     mark(f"{before}, {WAITING}")
     yield
@@ -71,7 +72,10 @@ def waiting() -> Iterator[None]:
 
 
 def stack() -> list[str]:
-    """Return the counting thread's innermost frames in this package and what they call, as `file:line name`."""
+    """Return stack frames of the thread whose phases count, each as `file:line name`.
+
+    These are the innermost frames in this package and the frames that they call.
+    """
     thread = _writer_thread if _waits_for_writer else threading.main_thread().ident
     top = sys._current_frames().get(thread or 0)
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(top)]

@@ -1,4 +1,4 @@
-"""Report in one line that memory is too small to load torch. This module imports neither torch nor other libraries."""
+"""Report in one line that memory is too small to load torch. This module imports only the standard library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 LEAST_BYTES = 3 << 29
-"""Least address space that a command needs: `plan show` on a CPU with one thread takes 1.07 GB."""
+"""Least address space that a command needs, in bytes: `plan show` on a CPU with one thread takes 1.07 GB."""
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
@@ -23,7 +23,7 @@ def why_too_small() -> str:
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """Return an error message if a library had too little memory to load; empty for any other import error."""
+    """Return an error message if a library could not be loaded for lack of memory. Other import errors give ''."""
     return _words(f"{' '.join(str(error).split())}") if any(one in str(error) for one in _NO_MEMORY) else ""
 
 

@@ -19,7 +19,7 @@ def cache_folder() -> Path:
 
 
 def writing_cache(path: Path, otherwise: str = "") -> AbstractContextManager[None]:
-    """Turn disk errors while writing a cache into a `UserError`. `otherwise` is how to do without the cache."""
+    """Turn disk errors while writing a cache into a `UserError`. `otherwise` tells the user how to avoid the cache."""
     advice = f", or {otherwise}" if otherwise else ""
     remedy = f"make room, set TINTYPE_CACHE to a folder that can be written{advice}"
     return as_user_error(OSError, f"cannot write {path}", remedy)

@@ -1,4 +1,4 @@
-"""Measure how long each part of a step takes. On a GPU the parts are timed with events, read once per window."""
+"""Measure the seconds of each part of a training step. On a GPU, CUDA events time the parts and are read once a window."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         activity.mark(name)
-        if self._device.type == "cuda" and name != "data":  # waiting for data is time of the host
+        if self._device.type == "cuda" and name != "data":  # the host waits for data, so the host's clock times it
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             yield

@@ -1,8 +1,8 @@
-"""Casts of weights to a shorter type for matrix products, made when a weight changes and not in every pass.
+"""Copies of weights in a shorter dtype for matrix products, made when a weight changes and not in every pass.
 
 A copy is fresh as long as its weight has the same address and the same version as when the copy was made. Every
-in-place write by torch raises the version, for example loading a checkpoint or swapping in the average. A kernel that
-bypasses torch raises the version itself (`torch.autograd.graph.increment_version`).
+in-place write by torch raises the version, for example loading a checkpoint or swapping in the average. Code with a
+kernel that bypasses torch must raise the version itself (`torch.autograd.graph.increment_version`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Copy:
         return self._made_from == self._state()
 
     def mark_fresh(self) -> None:
-        """Note that the copy was written from the weight's current values."""
+        """Record that the copy has the weight's current values."""
         self._made_from = self._state()
 
     def _state(self) -> tuple[int, int]:
@@ -35,5 +35,5 @@ class Copy:
 
 @torch.no_grad()
 def cast(copies: Sequence[Copy]) -> None:
-    """Write the copies from their weights."""
+    """Cast each weight's current values into its copy."""
     torch._foreach_copy_([copy.values for copy in copies], [copy.weight for copy in copies])

@@ -1,8 +1,8 @@
 """Bit-identical runs on a GPU: use deterministic algorithms, and record operations that have no deterministic form.
 
-torch's `warn_only` mode is not enough. In that mode cuDNN's attention stays in use, and the memory-efficient attention
-splits its keys; both add up in any order. The strict mode uses deterministic forms and raises for operations without a
-deterministic form. When training meets such an operation, it notes the name, allows the operation and repeats the step.
+torch's `warn_only` mode is not enough. In that mode torch still uses cuDNN's attention, and the memory-efficient
+attention splits its keys. Both add up partial sums in a random order. The strict mode uses deterministic forms, and
+raises for operations without one. Training then records the operation's name, allows it and repeats the step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tintype.runtime.memory import count_failures
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
-"""Workspaces with which cuBLAS is deterministic. With any other, torch refuses matrix products in the strict mode."""
+"""Workspace settings with which cuBLAS is deterministic. With any other, the strict mode refuses matrix products."""
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
 _LATE = "it uses CuBLAS"
-"""Part of torch's error for matrix products. torch reads the workspace variable once, at the first product."""
+"""Part of torch's error for matrix products. torch reads the workspace variable once, at the first matrix product."""
 
 
 def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
-    """Return the reasons why two runs of a plan on this device may differ in their bits; empty if they may not."""
+    """Return the reasons why two runs of a plan on this device may not be bit-identical; empty if they will be."""
     if device.type != "cuda":
         return []
     workspace = os.environ.get(_WORKSPACE, _EXACT_WORKSPACES[0])

@@ -1,7 +1,7 @@
 """The ranks of one command, as `torchrun` starts them, and the collectives with which they agree.
 
-Decisions to stop, skip or save are collective: all ranks agree before any of them acts. Ranks exchange JSON and tensors
-through gloo on the CPU. Gradients and weights use groups of their own (`runtime.gradients`, `train.layout`).
+Decisions to stop, skip or save are collective: all ranks agree before any rank acts. Ranks exchange JSON and tensors
+through gloo on the CPU. Gradients and weights use separate process groups (`runtime.gradients`, `runtime.layout`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from tintype.wording import again
 T = TypeVar("T")
 
 _TIMEOUT_S = 2 * 3600
-"""Timeout of a collective within a step. The watchdog ends stuck ranks long before (`watchdog`)."""
+"""Timeout of a collective within a step, in seconds. The watchdog (`watchdog`) ends stuck ranks much earlier."""
 _PATIENCE_S = 24 * 3600
-"""Timeout while ranks wait for work that one rank does alone. A rank that has died is noticed at once."""
+"""Timeout, in seconds, while ranks wait for work that one rank does alone. A dead rank is noticed at once."""
 _SHOWN = 6
 _AGREE_S = 2.0
-"""Time within which all ranks report an error that they share."""
+"""Seconds within which all ranks report an error that they share."""
 
 _talk: dist.ProcessGroup | None = None
 """The gloo group for messages between ranks; None if the default group is used."""
 _aside: dist.ProcessGroup | None = None
-"""The group of a second thread of each rank (`World.for_thread`)."""
+"""The process group of each rank's second thread (`World.for_thread`)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks. With one rank, every collective returns without communication."""
+    """This process's place among the ranks, and their collectives. With one rank, collectives do not communicate."""
 
     rank: int = 0
     size: int = 1
@@ -57,7 +57,7 @@ class World:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The group of these collectives; None for the default one."""
+        """The process group of these collectives; None for the default group."""
         return _aside if self.in_thread else _talk
 
     def for_thread(self) -> World:
@@ -78,7 +78,7 @@ class World:
         return self.rank == 0
 
     def shard(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return every `size`-th item, this rank's share."""
+        """Return this rank's share of the items: every `size`-th item, from the item at this rank's number."""
         return items[self.rank :: self.size]
 
     def all_reduce_max(self, value: int) -> int:
@@ -100,7 +100,7 @@ class World:
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Raise one rank's `UserError` on all ranks, so that all of them succeed or all fail."""
+        """Raise a `UserError` on all ranks if one rank raised it inside. So all ranks succeed, or all fail."""
         if self.size == 1:
             yield
             return
@@ -130,9 +130,7 @@ class World:
     def agree(self, values: Mapping[str, Any]) -> None:
         """Raise on every rank unless all ranks have the same values.
 
-        The error names the ranks that differ, and the keys.
-
-        Values are anything that JSON can hold.
+        The error names the ranks that differ, and the keys. Values can be anything that JSON can hold.
         """
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         if self.size > 1 and len(set(self.all_gather(digest))) > 1:
@@ -143,9 +141,10 @@ class World:
         return self.all_gather(value if self.leads else None)[0]
 
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
-        """Share the items among the ranks; return the rows of all items, in order, on the first rank, otherwise None.
+        """Split the items among the ranks, and compute rows from each item with `work`.
 
-        Ranks take the items in turn. The returned rows are on the CPU.
+        Ranks take the items in turn. The first rank returns the rows of all items, in order, on the CPU. Other ranks
+        return None.
         """
         found = self.share_named(items, lambda item: {"rows": work(item)})
         return None if found is None else found["rows"]
@@ -171,10 +170,10 @@ class World:
         return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
 
     def all_gather_tensor(self, mine: Tensor) -> Tensor:
-        """Gather all ranks' rows in rank order, on the device of the rows. Every rank has the same number of rows.
+        """Gather all ranks' rows in rank order, on the rows' device. Every rank must have the same number of rows.
 
-        Gradients flow back to the rank that a row came from. A loss over the rows of all ranks therefore has the same
-        gradient as one process with the whole batch. If one rank calls backward, every rank must.
+        A row's gradients flow back to the rank that the row came from. A loss over the rows of all ranks therefore has
+        the same gradient as one process with the whole batch. If one rank calls backward, every rank must.
         """
         if self.size == 1:
             return mine
@@ -186,9 +185,9 @@ class World:
         return mine if self.size == 1 else self.all_gather_tensor(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
-        """Report an error that ends this process: once if every rank has the error, else with the rank's number.
+        """Report an error that ends this process, so that the other ranks know that this rank is gone.
 
-        The other ranks can then learn that this rank is gone.
+        If every rank has the error, report it once. Otherwise prefix it with the rank's number.
         """
         if self.size == 1:
             say(text)
@@ -202,15 +201,15 @@ class World:
         if first:
             say(text if found == self.size else f"rank {self.rank}: {text}")
             store.set(store_key("said", digest), "")
-        else:  # the launcher stops everyone when the first has ended
+        else:  # the launcher stops all ranks when the first rank has ended
             store.wait([store_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
 
 
 class _AllGather(torch.autograd.Function):
     """An all_gather whose backward pass sums a row's gradients over the losses of all ranks.
 
-    The sum is not divided here. The loss of the whole batch is the mean of the ranks' losses, and gradients of weights
-    are averaged over the ranks afterwards (`runtime.gradients`).
+    This class does not divide the sum by the number of ranks. The loss of the whole batch is the mean of the ranks'
+    losses, and `runtime.gradients` averages the gradients of weights over the ranks afterwards.
     """
 
     @staticmethod
@@ -253,7 +252,7 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_store() -> Any:
-    """Return the store through which the ranks met. The store answers even while ranks wait for each other."""
+    """Return the key-value store that the ranks joined through. It answers even while ranks wait for each other."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -263,10 +262,10 @@ def store_key(*words: str) -> str:
 
 
 def someone_is_gone() -> bool:
-    """Return whether a rank has reported that it fails. That rank prints the reason; the other ranks print nothing."""
+    """Return whether a rank has reported its own failure. The failed rank prints the reason, and no other rank does."""
     try:
         return bool(ranks_store().check([store_key("gone")]))
-    except RuntimeError:  # so is the store
+    except RuntimeError:  # the store is gone too
         return True
 
 
@@ -284,8 +283,8 @@ def current() -> World:
 def joined() -> Iterator[World]:
     """Join the process group if `torchrun` started this process, and leave the group at the end.
 
-    A process that fails does not leave the group, since leaving would wait for the other ranks. Ranks that waited for
-    the failed rank end silently, because the failed rank has already reported the error.
+    A failed process does not leave the group, since leaving would wait for the other ranks. Ranks that waited for the
+    failed rank end silently, because the failed rank has already reported the error.
     """
     if not launched() or dist.is_initialized():
         yield current()
@@ -299,7 +298,7 @@ def joined() -> Iterator[World]:
         raise
     except BaseException as error:
         if is_connection_error(error) and someone_is_gone():
-            time.sleep(_AGREE_S)  # the launcher names the first that ended
+            time.sleep(_AGREE_S)  # the launcher names the rank that ends first, which must be the failed rank
             raise SystemExit(1) from None
         ranks_store().set(store_key("gone"), "")
         raise
@@ -307,7 +306,7 @@ def joined() -> Iterator[World]:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether an error comes from the connection with other ranks: gloo has no error class of its own."""
+    """Return whether an error comes from the connection with other ranks. gloo has no error class for it."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
@@ -321,7 +320,7 @@ def _meet() -> None:
     gpus = torch.cuda.device_count()
     local = _number("LOCAL_RANK")
     if gpus and _number("LOCAL_WORLD_SIZE", 1) > gpus:
-        if local:  # the first one says it
+        if local:  # the machine's first rank reports the error
             raise SystemExit(2)
         raise UserError(
             f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs",
@@ -341,15 +340,15 @@ def _part() -> None:
 
 
 def alone(what: str) -> None:
-    """Refuse `torchrun` for a command that starts its own processes or runs as a single process."""
+    """Raise under `torchrun` for a command that starts its own processes or runs as a single process."""
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process", "start it without torchrun")
 
 
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
-    """Raise if ranks loaded different steps of a run.
+    """Raise if ranks loaded checkpoints of different steps of a run.
 
-    Ranks load one after another, while the run may still be training.
+    Ranks load one after another, and a run that still trains may write a checkpoint in between.
     """
     if len(set(steps)) > 1:
         raise UserError(f"{run} was saved at step {max(steps)} while it was loaded", f"{again()} again")

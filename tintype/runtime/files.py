@@ -3,16 +3,17 @@
 Files that a training or a verdict depends on carry a checksum, which is checked on every read:
 
 - JSON (`write_checked`): the keys `format` and `checksum`, the SHA-256 of all other content.
-- JSON lines (`append_line`): each line has its own number and checksum. Lost, changed or swapped lines are noticed, and
-  the other lines stay usable.
+- JSON lines (`append_line`): each line has its own number and checksum. A read detects lost, changed or swapped lines,
+  and the other lines stay usable.
 - Text that people may copy and edit (`write_sealed`): the checksum is in a comment on the first line.
 
-A checksum finds damage and careless edits. A checksum is not a signature: whoever changes a number can write a new one.
+A checksum finds damage and careless edits. A checksum is not a signature: anyone who changes a number can also write a
+new checksum.
 
 Files of a run also carry a seal: the hash of the run's plan, and the file's path in the run's folder, which includes
-the step. Every read compares the seal with the file's location (`seal_of`), so a file of another run or another step is
-refused. In JSON lines the first line has the seal. The seal of plan.yaml decides which run a folder belongs to,
-whatever the folder's name.
+the step. Every read compares the seal with the file's location (`seal_of`), so a file copied from another run or
+another step is refused. In files of JSON lines the first line has the seal. The seal of plan.yaml decides which run a
+folder belongs to, whatever the folder's name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Json: TypeAlias = JsonValue
 """A JSON value."""
 
 PLAN, STUDY = "plan.yaml", "study.yaml"
-"""The plan of a run, whose seal identifies the run of the folder, and the file of a study."""
+"""File names of a run's plan and of a study. The plan's seal says which run the folder belongs to."""
 SEAL = "seal"
 """The JSON key of the seal."""
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
@@ -54,13 +55,13 @@ _FIRST_LINE = re.compile(
     r"the SHA-256 of (?:that and )?the lines below is (?P<sha256>[0-9a-f]{64})\n"
 )
 _SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
-"""Words that tell a damaged sealed first line from a line that never had a seal."""
+"""Matches words of a sealing comment. They show that a damaged first line once had a seal."""
 _WRITING = ".writing-"
 """Separator between a file's name and the name of the writing process, in temporary names."""
 _IN_RUN = re.compile(r"(?:(?:checkpoints|snapshots|kept)/step-\d{9}/|evaluation/(?:samples/)?[^/]+/|trackers/)?[^/]+")
 """Relative paths of files in a run's folder."""
 _KEPT_DAMAGED = 2
-"""Number of damaged files and folders to keep aside per folder for inspection."""
+"""Number of damaged files and subfolders that a folder keeps for inspection."""
 
 
 def finite(value: object) -> float | None:
@@ -69,17 +70,17 @@ def finite(value: object) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:  # of an integer
+    except OverflowError:  # an integer too large for a float
         return None
     return number if math.isfinite(number) else None
 
 
 @contextmanager
 def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) -> Iterator[Path]:
-    """Yield a temporary path, and rename it to `path` at the end. An error leaves no file.
+    """Yield a temporary path, and rename the temporary file to `path` at the end. After an error, remove the file.
 
-    If two processes write one file, the later write wins, unless the `fence` stops it. A `durable` file is flushed to
-    the disk before this returns. A disk error names the file.
+    If two processes write one file, the later write wins, unless the `fence` stops that write. A `durable` file is
+    flushed to the disk before this function returns. A disk error names the file.
     """
     temporary = path.with_name(f".{path.name}{_WRITING}{process_name()}")
     try:
@@ -100,7 +101,7 @@ def written_beside(path: Path, *, durable: bool = False, fence: Fence = OPEN) ->
 
 @contextmanager
 def following_umask(path: Path) -> Iterator[None]:
-    """Give a file written inside the mode of any new file: safetensors makes files readable by their owner only."""
+    """Give a file written inside the usual mode of new files. safetensors makes files readable by their owner only."""
     path.touch()
     mode = path.stat().st_mode
     yield
@@ -109,7 +110,7 @@ def following_umask(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder for unfinished files. After a kill, `remove_unfinished` removes the folder."""
+    """Yield a hidden folder for unfinished files. If the process is killed, `remove_unfinished` removes the folder."""
     scratch = folder / f".scratch{_WRITING}{process_name()}"
     _remove(scratch)
     scratch.mkdir()
@@ -120,7 +121,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Remove temporary files in a folder that killed processes of this machine left in `written_beside`."""
+    """Remove the temporary files in a folder that `written_beside` left when this machine's processes were killed."""
     for path in folder.glob(f".{name}{_WRITING}*"):
         where, _, process = path.name.rpartition(_WRITING)[2].rpartition("-")
         if where in ("", machine()) and process.isdigit() and not is_alive(int(process)):
@@ -201,7 +202,7 @@ def _run_folder(path: Path) -> Path | None:
 
 
 def run_of(folder: Path) -> str | None:
-    """Return the run that a folder belongs to; None for a folder without plan.yaml."""
+    """Return the plan hash of the run that a folder belongs to; None for a folder without plan.yaml."""
     return _run_in(folder) if (folder / PLAN).is_file() else None
 
 
@@ -212,7 +213,7 @@ def study_of(folder: Path) -> Path | None:
 
 
 def run_in_seal(path: Path) -> str | None:
-    """Return the run named by a JSON file's seal, regardless of the file's location; None for a file without a seal."""
+    """Return the run that a JSON file's seal names, wherever the file lies. Return None for a file without a seal."""
     try:
         seal = read_object(path).get(SEAL)
     except ValueError:
@@ -233,7 +234,7 @@ def _run_in(folder: Path) -> str:
 
 
 def check_seal(path: Path, found: object, remake: str) -> None:
-    """Refuse a file of a run's folder whose seal is missing, or names another run or another path."""
+    """Raise for a file in a run's folder if its seal is missing, or names another run or another path."""
     expected = seal_of(path)
     if expected is not None and found is None:
         raise unsealed(path)
@@ -249,7 +250,7 @@ def _foreign(expected: Seal | None, found: object) -> str:
 
 
 def unsealed(path: Path) -> UserError:
-    """Return the error for a file of an earlier version. For a file of a study, the fix seals the whole study."""
+    """Return the error for a file without a seal, from an earlier version. In a study, the fix seals the whole study."""
     folder = _run_folder(path) or path.parent
     folder = study_of(folder) or folder
     return UserError(
@@ -261,7 +262,10 @@ def unsealed(path: Path) -> UserError:
 def write_checked(
     path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN, place: Path | None = None
 ) -> None:
-    """Write JSON with its checksum, and with its seal in a run's folder. `place` is the final path, if not `path`."""
+    """Write JSON with its checksum and, in a run's folder, its seal.
+
+    `place` is the path that the file will have later, if it differs from `path`.
+    """
     write_text(path, checked_text(content, format, seal_of(place or path)), fence)
 
 
@@ -272,7 +276,7 @@ def checked_text(content: Mapping[str, Any], format: int, seal: Seal | None) -> 
 
 
 def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
-    """Return what `write_checked` wrote, without format, seal and checksum; empty if the file is missing.
+    """Return the content that `write_checked` wrote, without format, seal and checksum; empty if the file is missing.
 
     `remake` says how to fix a damaged file, as the end of a sentence.
     """
@@ -325,7 +329,7 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def checksum_of(content: Any) -> str:
-    """Return the SHA-256 of a JSON value as it is read again, which does not depend on the layout of the text."""
+    """Return the SHA-256 of a JSON value, as the value is after a write and a read. White space does not change it."""
     return checksum_of_json(json.loads(json.dumps(content)))
 
 
@@ -335,7 +339,7 @@ def checksum_of_json(parsed: Any) -> str:
 
 
 def damage_in(path: Path) -> str:
-    """Return how a file differs from its own checksums; empty if it matches or has none."""
+    """Describe how a file differs from its own checksums; empty if it matches them or has no checksums."""
     if path.suffix == ".jsonl":
         content = path.read_bytes()
         return "" if _is_unchecked(content) else _whole_lines(content)[1]
@@ -395,7 +399,7 @@ def _sealed_sha256(line: re.Match[str], text: str) -> str:
 
 
 def read_sealed(path: Path, remake: str, run: str | None = None) -> str:
-    """Return what `write_sealed` wrote, including the comment. `run` is the run that the file must belong to."""
+    """Return the text that `write_sealed` wrote, including the comment. `run` is the run that the seal must name."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -426,7 +430,7 @@ def without_seal(text: str) -> str:
 
 @dataclass(frozen=True)
 class Lines:
-    """The intact lines of a file in the order of writing. `damage` says what is wrong, or is ''."""
+    """The intact lines of a file in the order of writing. `damage` says what is wrong with the other lines, or is ''."""
 
     whole: list[dict[str, Any]]
     damage: str = ""
@@ -435,14 +439,14 @@ class Lines:
 def append_line(path: Path, line: Mapping[str, Any], fence: Fence = OPEN) -> None:
     """Append a JSON line with its number and checksum.
 
-    A last line that was cut short by a kill is removed first. A last line that lacks only its newline is completed. In
-    a run's folder the first line has the seal.
+    First repair the last line, if a kill truncated it: add its newline if only that is missing, otherwise remove the
+    line. In a run's folder the first line gets the seal.
     """
     with path.open("a+b") as file:
         number, end = _last_number(file)
         size = file.seek(0, os.SEEK_END)
         file.seek(end)
-        rest = file.read(size - end)  # no further: a device such as /dev/zero has no end
+        rest = file.read(size - end)  # read no more than this: a device such as /dev/zero has no end
         known = _read_line(rest)
         whole = known is not None and known[0] == number + 1
         fence.check()
@@ -467,9 +471,9 @@ def lines_text(lines: Collection[Mapping[str, Any]], seal: Seal | None) -> str:
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
-    """Return the lines that `append_line` wrote, without a last line that was cut short by a kill.
+    """Return the lines that `append_line` wrote, without a last line that a kill truncated.
 
-    `vouched` is the number of lines that are known to have been written.
+    `vouched` is the number of lines that another record says were written.
     """
     found = salvage_lines(path, vouched)
     if found.damage:
@@ -478,7 +482,7 @@ def read_lines(path: Path, remake: str = "remove it to do without", vouched: int
 
 
 def salvage_lines(path: Path, vouched: int = 0) -> Lines:
-    """Return the intact lines of a file, and what is wrong with the rest. A file with a foreign seal gives no lines."""
+    """Return a file's intact lines and a description of the damage. A file with another run's seal gives no lines."""
     content = path.read_bytes() if path.is_file() else b""
     found, damage = _whole_lines(content, vouched)
     if not found and _is_unchecked(content):
@@ -493,7 +497,7 @@ def salvage_lines(path: Path, vouched: int = 0) -> Lines:
 
 
 def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, Any]], str]:
-    """Return the intact lines by number, and what is wrong with the rest."""
+    """Return the intact lines by number, and a description of the damage to the other lines."""
     *ended, last = content.split(b"\n")
     found: dict[int, dict[str, Any]] = {}
     wrong_order = False
@@ -506,7 +510,7 @@ def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, 
         number_before, number = number, known[0]
         wrong_order = wrong_order or number <= number_before
         found[number] = known[1]
-    if last and (known := _read_line(last)) is not None and known[0] == len(ended) + 1:  # it lacks its end alone
+    if last and (known := _read_line(last)) is not None and known[0] == len(ended) + 1:  # only its newline is missing
         found[known[0]] = known[1]
     end = max([vouched, *found]) + 1
     lost = sorted(set(range(1, end)) - set(found))
@@ -517,7 +521,7 @@ def _whole_lines(content: bytes, vouched: int = 0) -> tuple[dict[int, dict[str, 
 
 
 def check_first_line(path: Path, remake: str) -> None:
-    """Refuse a log of another run, by the seal in its first line. A damaged first line is left to the log's readers."""
+    """Raise if the seal in a log's first line names another run. The log's readers report a damaged first line."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -535,8 +539,9 @@ def _line(number: int, line: Mapping[str, Any], seal: Seal | None = None) -> str
 def _read_line(text: bytes) -> tuple[int, dict[str, Any]] | None:
     """Return a line's number and content; None for a damaged line.
 
-    A line has its keys in the order of its checksum, so its own text without spaces mostly has that checksum. Otherwise
-    (spaces inside words, another layout) the content is written again, which takes three times as long.
+    A line has its keys in the order in which the checksum covers them. So the SHA-256 of the line's text without spaces
+    usually matches. If not (spaces inside words, another layout), serialize the content again, which takes three times
+    as long.
     """
     try:
         line: dict[str, Any] = parse_object(text)
@@ -596,7 +601,7 @@ def set_aside(path: Path) -> Path:
     target = path.with_name(f"damaged-{max(numbers, default=-1) + 1}-{path.name}")
     path.rename(target)
     for number in sorted(numbers)[: max(0, len(numbers) + 1 - _KEPT_DAMAGED)]:
-        with suppress(OSError):  # what stays is removed the next time
+        with suppress(OSError):  # the next call removes what could not be removed now
             _remove(numbers[number])
     return target
 

@@ -1,7 +1,7 @@
 """Compare shapes and dtypes of loaded tensors before copying them.
 
-`copy_` broadcasts and casts silently, and so do torch's optimizers. Without this check a tensor of shape [1], a
-transposed tensor or a tensor in fp16 would pass as correct.
+`copy_` broadcasts and casts silently, and so do torch's optimizers. Without this check, loading would accept a tensor
+of shape [1], a transposed tensor or a tensor in fp16.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_pauses() -> Iterator[None]:
-    """Exclude loaded objects from garbage collection: scanning all imports takes a quarter of a second."""
+    """Exclude all loaded objects from garbage collection. Scanning them takes a quarter of a second per collection."""
     gc.collect()
     gc.freeze()
     try:
@@ -20,7 +20,7 @@ def without_pauses() -> Iterator[None]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage while much is read that stays: each collection would scan all of it."""
+    """Pause garbage collection while many long-lived objects are read. Each collection would scan all these objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Average gradients over the ranks during the backward pass, and measure and clip their norm.
 
-FSDP2 averages the gradients of sharded weights by itself. Replicated weights are averaged here, in buckets that are
-sent as soon as they are full.
+FSDP2 averages the gradients of sharded weights by itself. This module averages the gradients of replicated weights, in
+buckets that are sent as soon as they are full.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class GradientMean:
         yield
         self._armed = False
         activity.mark("all-reduce")
-        for bucket in self._buckets:  # what got no gradient in this pass was not waited for
+        for bucket in self._buckets:  # buckets with weights that got no gradient in this pass are not sent yet
             bucket.send(self._ranks)
         for bucket in self._buckets:
             bucket.receive()
 
     def _note(self, parameter: Tensor) -> None:
-        """Send full buckets, in the same order on all ranks."""
+        """Record that a weight has its gradient, and send full buckets, in the same order on all ranks."""
         if not self._armed:
             return
         for bucket in self._buckets:
@@ -119,9 +119,9 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 
 
 def backward_start(loss: Tensor) -> Tensor:
-    """Return the gradient to start backward from: 1, or NaN if the loss is not finite.
+    """Return the gradient of the loss with which the backward pass starts: 1, or NaN if the loss is not finite.
 
-    An infinite loss can have finite gradients. Starting from NaN makes all gradients NaN, on all ranks after averaging.
+    An infinite loss can have finite gradients. A start of NaN makes all gradients NaN, after averaging on all ranks.
     """
     return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
 
@@ -152,7 +152,7 @@ def gradient_norm(parameters: Sequence[Tensor], layout: Layout) -> Tensor:
         square = _norm(cut).square()
         dist.all_reduce(square, group=layout.shard_group)
         norm = (square if norm is None else square + norm.square()).sqrt()
-        # Replicas may have added up in another order: one number for all, or they would drift apart.
+        # Replicas may have summed in different orders. All must clip by the same norm, or their weights drift apart.
         if layout.replicas > 1:
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.replica_group)
     assert norm is not None

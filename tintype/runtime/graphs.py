@@ -1,8 +1,9 @@
 """Run passes of a network as CUDA graphs: one launch instead of hundreds, so small models do not wait for the host.
 
-A pass is captured at the second call with inputs of the same shapes; the first call compiles kernels. All graphs of a
-network share their memory, so only one pass can be in progress; a call in between runs without a graph. Gradients are
-not shared between graphs. Once the gradients of all graphs take too much memory, new shapes run without a graph.
+The second call with inputs of the same shapes captures the pass; the first call compiles kernels. All graphs of a
+network share their memory, so only one pass can be in progress. A call before that pass's backward runs without a
+graph. Gradients are not shared between graphs. Once the gradients of all graphs take too much memory, inputs of new
+shapes run without a graph.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Graphs:
             self._met.add(key)
             return None
         if key not in self._captured:
-            if not self._captured:  # what the pass took without a graph, the graphs' own memory takes once more
+            if not self._captured:  # free the cache: the graphs allocate the pass's memory a second time
                 torch.cuda.empty_cache()
             needed = sum(one.nbytes for one in parameters.values()) if grad else 0
             if self._gradient_bytes + needed > MOST_GRADIENT_SHARE * memory_bytes(inputs[0].device):
@@ -70,7 +71,10 @@ class Graphs:
         return outputs
 
     def _save_gradients(self, parameters: Parameters) -> None:
-        """Copy gradients out of a graph's memory before the next pass overwrites them, so that micro-batches add up."""
+        """Copy gradients out of a graph's memory before the next pass overwrites them.
+
+        So the gradients of micro-batches can be summed.
+        """
         for parameter in parameters.values():
             if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
                 parameter.grad = parameter.grad.clone()
@@ -78,15 +82,15 @@ class Graphs:
 
 @cache
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory of the GPU. For a CPU the answer is practically infinite."""
+    """Return the memory of the GPU in bytes; for a CPU, a number larger than any memory."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
 
 
 class _Captured:
     """The CUDA graph of a forward pass and, with `grad`, of its backward pass.
 
-    The pass is captured with new parameters that share the memory of the given parameters. With the given parameters
-    the capture would have to wait for what autograd still keeps of an earlier pass, and a capture must not wait.
+    The pass is captured with new parameters that share the memory of the given parameters. With the given parameters,
+    the capture would have to wait for autograd's state of an earlier pass, and a capture must not wait.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class _Captured:
         if grad and any(one.requires_grad for one in outputs):
             leaves = (*self._inputs, *own.values())
             wanted = [one for one in leaves if one.requires_grad]
-            # Without autocast, as training runs backward: it would round the products of fp32 layers to bf16.
+            # Without autocast, as training runs backward. Autocast would round the products of fp32 layers to bf16.
             with torch.autocast("cuda", enabled=False), _capture(self._backward, memory):
                 found = iter(torch.autograd.grad(outputs, wanted, self._d_outputs, allow_unused=True))
             self._gradients = tuple(next(found) if one.requires_grad else None for one in leaves)

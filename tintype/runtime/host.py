@@ -1,4 +1,4 @@
-"""Names of this machine and its processes that no other machine with the same shared folder uses."""
+"""Names for this machine and its processes. They are unique among all machines that share a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Process:
     machine: str
     pid: int
     started: int = 0
-    """Start time as the kernel counts it, or 0 if unknown. Ids of processes are reused."""
+    """Start time in the kernel's unit, or 0 if unknown. It tells processes apart whose id was reused."""
 
     @classmethod
     def this(cls) -> Process:
@@ -64,7 +64,7 @@ class Process:
 def is_alive(pid: int) -> bool:
     """Return whether this machine has a process with this id."""
     try:
-        with suppress(PermissionError):  # it is another user's
+        with suppress(PermissionError):  # the process belongs to another user
             os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False

@@ -1,4 +1,4 @@
-"""Compare recorded hashes, commits and settings with the current ones. No other module does so."""
+"""Compare recorded hashes, commits and settings with the current ones. Every such comparison uses this module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from tintype.errors import UserError
 
 Pin = Annotated[str | None, Field(pattern="^[0-9a-f]{8,64}$")]
-"""The first digits of an identity; None to accept any."""
+"""The first digits that an identity must have; None accepts any identity."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SHOWN, _SHOWN_DIGITS, _SHOWN_LETTERS = 6, 12, 60
 
@@ -19,9 +19,9 @@ _SHOWN, _SHOWN_DIGITS, _SHOWN_LETTERS = 6, 12, 60
 def check_same(
     where: object, what: str, recorded: object, found: object, remedy: str, unless: Callable[[], bool] = lambda: False
 ) -> None:
-    """Raise unless the record in `where` equals the current value. Nested settings are compared key by key.
+    """Raise unless the value recorded in `where` equals the current value. Nested settings are compared key by key.
 
-    If something differs, `unless` is called; True accepts the difference.
+    If a value differs, `unless` is called. The difference is accepted if `unless` returns True.
     """
     there, here = _flat(recorded), _flat(found)
     changes = {key: (there.get(key), here.get(key)) for key in there | here if there.get(key) != here.get(key)}
@@ -30,7 +30,7 @@ def check_same(
 
 
 def check_pin(setting: str, pin: Pin, what: str, identity: str, remedy: str) -> None:
-    """Raise if an identity differs from a setting's pin. `remedy` is for a user who keeps the setting."""
+    """Raise if an identity differs from a setting's pin. `remedy` is the fix that leaves the pin unchanged."""
     if pin is not None and not identity.startswith(pin):
         way_out = f"{remedy}, or leave {setting.rpartition('.')[2]} out"
         raise another(setting, f"identity of {what}", {"": (pin, identity)}, way_out)

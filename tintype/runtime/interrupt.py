@@ -25,7 +25,7 @@ class Interrupt:
 
 @contextmanager
 def watch_signals(*numbers: signal.Signals) -> Iterator[Interrupt]:
-    """Note the first of the given signals, by default SIGINT and SIGTERM."""
+    """Set the yielded flag at the first of the given signals, by default SIGINT and SIGTERM."""
     interrupt = Interrupt()
 
     def note(number: int) -> None:

@@ -83,7 +83,7 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
 
 
 def broadcast_weights(modules: nn.Module, world: World) -> None:
-    """Broadcast the first rank's weights: the same seed can give other last bits on another processor."""
+    """Broadcast the first rank's weights. The same seed can give different last bits on different processors."""
     for tensor in modules.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
 
@@ -123,7 +123,7 @@ def can_reshard(device_type: str) -> bool:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether the tensor is sharded over ranks."""
-    if type(tensor) in (Tensor, nn.Parameter):  # asked of every weight; the other question takes a second to import
+    if type(tensor) in (Tensor, nn.Parameter):  # fast path for most weights: importing DTensor takes a second
         return False
     from torch.distributed.tensor import DTensor
 
@@ -136,7 +136,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor. Every rank must call it."""
+    """Return the full tensor, gathered from all shards. Every rank must call this function."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 

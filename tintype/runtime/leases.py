@@ -2,20 +2,23 @@
 
 A lease is a series of claims, `NAME/000001.json`, `NAME/000002.json` and so on. Each claim is made by an exclusive
 create, which has one winner on any file system, and only the newest claim counts. The newest claim's number is the
-fencing number. The number only grows, since claims are never removed. The holder rewrites its own claim every few
-seconds (the heartbeat) with its progress, and at the end with the outcome. No process writes to another's claim. No
-file system locks are used.
+fencing number. This number only grows, since claims are never removed. The holder rewrites its own claim every few
+seconds (the heartbeat) with its progress, and at the end with the outcome. No process writes to the claim of a living
+holder except that holder. File system locks are not used.
 
-Clocks of two machines are never compared. A process that wants the lease watches the newest claim by its own clock. The
-process takes the lease once the claim has not changed for one and a half times its expiry, or once the holder has ended
-on this machine. The holder counts from the start of its last heartbeat, and gives up the lease after the expiry. So two
-holders never overlap, as long as a change becomes visible within half the expiry; NFS caches last up to a minute. A
-holder that slept longer may claim the lease again if nobody else has, which the exclusive create shows.
+Clocks of two machines are never compared. Each waiting process measures by its own clock how long the newest claim has
+not changed. After 1.5 times the claim's expiry, a waiting process takes the lease. If the holder ran on the waiting
+process's machine, the waiting process takes the lease as soon as the holder's process has ended.
 
-A claim carries a checksum, and each of its values has a type and bounds. A claim that cannot be read (empty, damaged,
-of a later version) has an unknown holder. An unreadable claim expires after one and a half times the usual expiry.
+The holder measures time since the start of its last heartbeat, and gives up the lease after the expiry. So two holders
+never overlap if other machines see a heartbeat within half the expiry. NFS caches last up to a minute. A holder that
+slept longer than the expiry claims the lease again, unless another process made the next claim first.
 
-`Fence` describes how late writes of a former holder are kept out.
+A claim carries a checksum, and each of its values has a type and bounds. The holder of an unreadable claim (empty,
+damaged, of a later version) is unknown. A waiting process takes the lease after an unreadable claim has not changed for
+1.5 times the usual expiry.
+
+`Fence` describes how a former holder is kept from writing late.
 """
 
 from __future__ import annotations
@@ -49,17 +52,17 @@ BEAT_S = 5.0
 MOST_EXPIRY_S = 86_400.0
 """Longest expiry in a valid claim. Otherwise the run of a dead worker could wait for days."""
 _PATIENCE = 1.5
-"""Other processes wait this many times the expiry."""
+"""Other processes wait this multiple of the claim's expiry before they take the lease."""
 _UNKNOWN = Process("", 0)
 _NAME = re.compile(r"([0-9]{6})\.json")
 _MOST_CLAIMS = 999_999
-"""Largest number of claims per lease; more would need longer file names."""
+"""Largest number of claims per lease. More claims would need longer file names."""
 _MOST_BYTES = 1 << 20
-"""Largest size of a claim's file. A run's claim has about one thousandth of this."""
+"""Largest size of a claim's file, in bytes. The claim of a run has about one thousandth of it."""
 
 
 class LostLeaseError(Exception):
-    """Raised when another process has the lease, or when the folder is gone: this process may write nothing more."""
+    """Raised when another process has the lease, or when the folder is gone. This process must stop writing."""
 
 
 class MovedError(UserError):
@@ -67,7 +70,7 @@ class MovedError(UserError):
 
 
 def boot_clock() -> float:
-    """Return seconds of a clock that also runs while the machine sleeps, and that nobody can set."""
+    """Return the seconds of a clock that also runs while the machine sleeps, and that nobody can set."""
     if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
         return time.clock_gettime(clock)
     return time.monotonic()
@@ -122,7 +125,7 @@ class Disk:
         try:
             with os.fdopen(made, "wb") as file:
                 file.write(content)
-        except OSError:  # a full disk: an empty claim would keep the others waiting for nobody
+        except OSError:  # a full disk: other processes would wait for an empty claim to expire
             path.unlink(missing_ok=True)
             raise
         remove_unfinished(path.parent)
@@ -202,7 +205,7 @@ class Claim:
     worker: str = ""
     expiry_s: float = EXPIRY_S
     held_s: float = 0.0
-    """How long the holder had held the lease at the last heartbeat."""
+    """Seconds for which the holder had held the lease at the last heartbeat."""
     about: Mapping[str, Json] = field(default_factory=dict)
     """Details that the holder gave when it took the lease."""
     now: Mapping[str, Json] = field(default_factory=dict)
@@ -317,11 +320,11 @@ class Leases:
         return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
 
     def silent_s(self, name: str) -> float:
-        """Return for how long this process has seen no change of the newest claim."""
+        """Return the seconds for which this process has seen no change of the newest claim."""
         return self.clock() - self._seen[name][2] if name in self._seen else 0.0
 
     def is_free(self, name: str, finished: bool = False) -> bool:
-        """Return whether the lease can be taken; `take` says what `finished` means."""
+        """Return whether this process can take the lease. `take` describes `finished`."""
         return self._is_over(name, self.newest(name), finished)
 
     def _is_over(self, name: str, newest: Claim | None, finished: bool) -> bool:
@@ -337,9 +340,9 @@ class Leases:
     ) -> Lease | None:
         """Take the lease; return None if another process holds it or was faster.
 
-        `finished` says that the work is done and needs no claim. Then an unreadable newest claim is waited on for two
-        heartbeats only, in which a living holder would rewrite it. `over` is the number of a claim that another process
-        has already seen expire.
+        `finished` says that the work is done and needs no claim. Then an unreadable newest claim counts as over after
+        two heartbeats, since a living holder would have rewritten the claim by then. `over` is the number of a claim
+        that another process has already seen expire.
         """
         self.check_place()
         newest = self.newest(name)
@@ -359,7 +362,11 @@ class Leases:
         return Lease(self, name, claim, [one for one in self.history(name) if one.number < number], began_s)
 
     def note_death(self, name: str, process: int, reason: str) -> Claim | None:
-        """Record in the newest claim how its process ended, called by the process that started it. Return the claim."""
+        """Record in the newest claim how its process ended, and return the claim.
+
+        The process that started the ended process calls this. Return None if the newest claim is of another process, or
+        if the process has not ended without an outcome.
+        """
         newest = self.newest(name)
         if newest is None or newest.process.pid != process or not newest.is_dead:
             return None
@@ -420,7 +427,7 @@ class Lease:
         with self._lock:
             if self._holds():
                 self.claim = replace(self.claim, ended=dict(how))
-                with suppress(OSError):  # others wait until it has expired
+                with suppress(OSError):  # other processes then wait until the lease has expired
                     self._write()
                 self._lost = True
 
@@ -434,15 +441,16 @@ class Lease:
             if self._over.is_set() or not self._holds():
                 return False
             began_s = self._leases.clock()
-            with suppress(OSError):  # where the folder cannot be reached the lease ends by itself
+            with suppress(OSError):  # if the folder stays out of reach, the lease expires
                 self._write()
                 self._renewed_s = began_s
             return True
 
     def _holds(self) -> bool:
-        """Return whether this process has the lease. After a sleep, claim the lease again if nobody else has.
+        """Return whether this process has the lease.
 
-        On a full disk the new claim may come later, since no other process can write a claim there either.
+        After a sleep longer than the expiry, claim the lease again if no other process has claimed it. If the disk is
+        full, try again later: no other process can write a claim to a full disk either.
         """
         leases = self._leases
         if self._lost or leases.is_moved():
@@ -459,7 +467,7 @@ class Lease:
             if is_full(error):
                 self.claim = old
                 return False
-            self._lost = True  # the folder cannot be reached, and by now somebody else may have the lease
+            self._lost = True  # the folder cannot be reached, and another process may have the lease by now
         if not self._lost:
             self._renewed_s = began_s
             with suppress(OSError):

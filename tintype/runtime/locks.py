@@ -1,7 +1,7 @@
 """Locks that keep a second process out of a folder, or away from work that another process does.
 
-A lock is released when its process ends. Some file systems of clusters have no locks. There a lock stops nobody; the
-leases of a study (`leases`) do not depend on locks.
+A lock is released when its process ends. Some cluster file systems do not support locks. There a lock keeps no process
+out. The leases of a study (`leases`) do not depend on locks.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class SharedWork:
     """Work on many items that several processes share, so that each item is done once.
 
     A process that works on an item locks the item's byte in a file that all processes open. If a process is killed, the
-    others do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`). A process lock would
-    be released as soon as any descriptor of the file is closed, even by a library. Without such locks each process does
-    all items: double work, and the same results.
+    other processes do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`). A process
+    lock would be released as soon as any descriptor of the file is closed, even by a library. On a system without such
+    locks, each process does all items: the results are the same, but the work is repeated.
     """
 
     def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
-        """Set up the shared work. `words` names the items in a note; `open_file` returns a new writable descriptor.
+        """Set up the shared work. `words` names the items in messages; `open_file` returns a new writable descriptor.
 
         Without `open_file` this process does all the work.
         """
@@ -99,7 +99,7 @@ class SharedWork:
         while items := left(items):
             mine = self._take(items, place, portion)
             try:
-                if mine := left(mine):  # another process may have made some just before
+                if mine := left(mine):  # another process may have finished some of these items just before
                     make(mine)
                     made += len(mine)
             finally:
@@ -148,12 +148,12 @@ def _close_own(process: int, descriptor: int) -> None:
 def wait_for_lock(
     folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None], passed: Collection[int] = ()
 ) -> bool:
-    """Wait up to `_WAIT_S` until no other process works in the folder. Return False if `stop` ended the wait.
+    """Wait at most `_WAIT_S` seconds until no other process works in the folder. Return False if `stop` ended the wait.
 
-    A recently killed process may still be ending. `on_wait` gets one sentence if there is a wait. Locks of the
-    processes `passed` are not waited for.
+    The wait gives a killed process time to exit. If there is a wait, `on_wait` is called with one sentence about it.
+    Locks that the processes in `passed` hold are ignored.
     """
-    if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
+    if not os.access(folder / _LOCK, os.W_OK):  # the file is missing, or `locked` will report why it is unusable
         return True
     if _held_by(folder) in passed:
         return True
@@ -193,9 +193,9 @@ def _held_by(folder: Path) -> int | None:
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
-    """Refuse a folder with foreign files and no `mark`.
+    """Raise if a folder has files but no file named `mark`: another program may have written them.
 
-    Hidden files and `checkpoints` may be left from an earlier attempt.
+    Hidden files and `checkpoints` are allowed, since an earlier attempt may have left them.
     """
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
         raise UserError(

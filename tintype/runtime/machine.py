@@ -34,7 +34,7 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(device: str, threads: int) -> Iterator[None]:
-    """Set the number of CPU threads: another number of threads adds sums in another order.
+    """Set torch's number of CPU threads, since the number decides the order of summation and so the last bits.
 
     On a GPU torch keeps its own number of threads, since the GPU computes the sums.
     """
@@ -72,7 +72,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions and the hardware that can change numbers."""
+    """Return the software versions and the hardware that can change a run's numbers."""
     return {
         "tintype": tintype.__version__,
         **({"commit": commit} if (commit := code_commit()) else {}),
@@ -86,7 +86,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @cache
 def code_commit() -> str:
-    """Return the git commit of the package's checkout, and whether its files were changed since.
+    """Return the git commit of the package's checkout, and whether files differ from that commit.
 
     Empty if the package is not in a checkout of its own. An installed package can lie inside another project's
     repository.

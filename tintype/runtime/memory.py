@@ -1,9 +1,9 @@
 """Detect out-of-memory errors of a GPU, including errors that an operation hides.
 
-cuDNN has several algorithms for a convolution. torch tries one after the other: if the workspace of one does not fit
-into memory, torch silently takes the next, and the process keeps that choice (`Conv_v8.cpp`, `try_configs`). The result
-has other last digits. So a run that shares a full GPU can end with other weights than the same run alone. If no
-algorithm fits, torch raises a plain `RuntimeError`. The allocator counts both cases.
+cuDNN has several algorithms for a convolution. If an algorithm's workspace does not fit into memory, torch silently
+takes the next algorithm. The process then keeps this choice (`Conv_v8.cpp`, `try_configs`). Another algorithm gives
+other last digits. So a run that shares a full GPU can end with other weights than the same run alone. If no algorithm
+fits, torch raises a plain `RuntimeError`. torch's allocator counts both cases as out of memory.
 """
 
 from __future__ import annotations
@@ -53,5 +53,8 @@ def ran_out(error: BaseException) -> bool:
 
 
 def lost_gpu(error: BaseException) -> bool:
-    """Return whether this process can no longer use its GPU, since a kernel of this or another process failed."""
+    """Return whether the error means that a kernel failed and this process can no longer use its GPU.
+
+    The failed kernel may be of another process.
+    """
     return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "CUDA driver error"))

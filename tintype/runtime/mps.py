@@ -37,14 +37,14 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""A program that allocates memory on the first GPU. The program avoids torch, whose import takes seconds."""
+"""Program that allocates memory on the first GPU, to test the service. It does not import torch, which takes seconds."""
 
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[bool]:
-    """Let processes started inside share the GPUs through the service; yield whether the service is used.
+    """Let processes that are started inside share the GPUs through the service; yield whether the service is used.
 
-    The service is not used if each process has its own GPU, or if the service is not installed or does not work.
+    The service is not used if it is not installed or does not work, or if each process has its own GPU.
     """
     control = shutil.which(_CONTROL)
     if control is None or jobs <= torch.cuda.device_count() or _PIPES in os.environ or os.environ.get(SWITCH) == "0":
@@ -65,14 +65,14 @@ def side_by_side(jobs: int) -> Iterator[bool]:
 
 @contextmanager
 def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Run the service; yield the environment variables that processes need to find it, empty if it does not work."""
+    """Run the service; yield the environment variables by which processes find it. Yield none if it does not work."""
     variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
     for value in variables.values():
         Path(value).mkdir()
     environment = {**os.environ, **variables}
     nowhere = subprocess.DEVNULL
     command = command_with_parent([control, "-f"])
-    # In a session of its own: the terminal's SIGINT would end it under workers that still save.
+    # In a session of its own: otherwise Ctrl-C would end the service while workers still save.
     daemon = subprocess.Popen(
         command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
     )

@@ -16,7 +16,7 @@ _noted: set[str] = set()
 
 @contextmanager
 def notes_in(language: Language) -> Iterator[None]:
-    """Show options in notes in the wording of this language."""
+    """Write the options in notes as this language spells them."""
     token = _language.set(language)
     try:
         yield
@@ -25,7 +25,7 @@ def notes_in(language: Language) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Log a note. The text may name options as data."""
+    """Log a note. Options in the text are written as the current language spells them (`notes_in`)."""
     LOGGER.warning(rendered(text, _language.get()))
 
 

@@ -24,12 +24,12 @@ _EXIT_CODE = 128 + signal.SIGKILL
 def end_with_parent(parent: int) -> None:
     """Kill this process when `parent`, the process that started it, ends.
 
-    Linux does so when the *thread* that started this process ends. If that thread may end before its process, use
-    `watch_parent`.
+    On Linux this process is killed when the *thread* that started it ends. If that thread may end before the parent
+    process, use `watch_parent`.
     """
     if not _kill_with_parent():
         watch_parent(parent)
-    _end_orphan(parent)  # the parent may have ended before the kernel was asked
+    _end_orphan(parent)  # the parent may have ended before the call above
 
 
 def watch_parent(parent: int) -> None:
@@ -56,7 +56,7 @@ def _kill_with_parent() -> bool:
         return False
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)
-    except (OSError, AttributeError):  # a C library without it
+    except (OSError, AttributeError):  # the C library lacks the function
         return False
 
 

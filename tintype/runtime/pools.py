@@ -1,7 +1,7 @@
 """Total and free memory of a pool that several processes share: a GPU's memory or the host's.
 
-The GPU's memory is read through NVML. `cudaMemGetInfo` would open a CUDA context, half a gigabyte in each process that
-only waits.
+The GPU's memory is read through NVML. `cudaMemGetInfo` would open a CUDA context, which takes half a gigabyte in each
+waiting process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pool(Protocol):
 
     @property
     def empty_share(self) -> float:
-        """Return the share of the pool that must be free, or held by this process, for the pool to count as empty."""
+        """Return the fraction of the pool that must be free, or held by this process, for the pool to count as empty."""
 
     def read(self) -> Level: ...
     def own_bytes(self) -> int:
@@ -45,12 +45,12 @@ class Pool(Protocol):
 
 
 CONTEXT_BYTES = 1 << 30
-"""Allowance for memory that torch does not count: a process's CUDA context and loaded libraries."""
+"""Bytes allowed for memory that torch does not count: a process's CUDA context and loaded libraries."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The memory of the GPU with an index, as this process counts GPUs."""
+    """The memory of one GPU. The GPU's index counts the GPUs that this process sees."""
 
     index: int = 0
     empty_share: float = 0.9
@@ -109,7 +109,7 @@ class Host:
 
     def read(self) -> Level:
         known = _kilobytes(_MEMINFO)
-        if "MemTotal" not in known:  # not Linux: nothing is known of other processes
+        if "MemTotal" not in known:  # not Linux: the memory of other processes is unknown
             total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             return Level(total, total)
         free, total = known.get("MemAvailable", known["MemTotal"]) * 1024, known["MemTotal"] * 1024
@@ -132,7 +132,7 @@ def count_kills() -> int:
 
 
 def _kilobytes(file: Path) -> Mapping[str, int]:
-    """Return the numbers in a file of the kernel by name, in the file's units."""
+    """Return the numbers in one of the kernel's files by their names, in the file's own units."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

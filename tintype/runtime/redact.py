@@ -60,14 +60,14 @@ def redact(value: object, name: NamePath) -> object:
     """
     whole = dict.fromkeys(text for text in _strings(value) if _WHOLE.fullmatch(text))
     for path in whole:
-        name(path)  # numbered in the order of the data
+        name(path)  # so that names are numbered in the order of the data
     known = "".join(re.escape(path) + r"(?![\w.-])|" for path in sorted(whole, key=len, reverse=True))
     paths = re.compile(known + _IN_TEXT)
     return _mapped(value, lambda text: paths.sub(lambda found: name(found[0]), text))
 
 
 def last_names() -> NamePath:
-    """Name each path by its last part. If two paths end alike, number them to keep them apart."""
+    """Return a function that names each path by its last part. Paths with the same last part also get a number."""
     names: dict[str, str] = {}
 
     def name(path: str) -> str:
@@ -94,7 +94,7 @@ def _mapped(value: object, change: Callable[[str], str], rename: Callable[[str],
             rename(key) if isinstance(key, str) else key: _mapped(inner, change, rename) for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        if _NUMBERS.issuperset(map(type, value)):  # most lists of results are curves
+        if _NUMBERS.issuperset(map(type, value)):  # fast path: most lists in results are curves, without paths
             return list(value)
         return [_mapped(inner, change, rename) for inner in value]
     return change(value) if isinstance(value, str) else value

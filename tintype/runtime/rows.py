@@ -33,7 +33,7 @@ _FORMAT = b"tintype rows 2\n\0"
 """The first bytes of the file. Version 1 had no such header, and its checksums missed swapped numbers and rows."""
 SUM_BYTES = 8
 PORTION = 64
-"""Rows that a process takes at a time: enough for one call, and few enough to leave some for other processes."""
+"""Number of rows that a process takes at a time: enough for one call, and few enough to share the work."""
 _LEFT_S = 3600
 
 
@@ -116,9 +116,10 @@ class Rows:
         return self._work.do(ids, self.missing, int, write, portion)
 
     def fill_blocks(self, blocks: Sequence[list[int]], make: Callable[[list[int]], Tensor]) -> int:
-        """Do as `fill` for blocks of images. If a block misses a row, one process computes all its rows in one call.
+        """Make missing rows as `fill` does, block by block.
 
-        Only the missing rows are written, since other processes may be reading the rest. No image is in two blocks.
+        If any row of a block is missing, one process computes all rows of the block in one call. Only the missing rows
+        are written, since other processes may be reading the other rows. No image may be in two blocks.
         """
         written = 0
 
@@ -147,7 +148,10 @@ class Rows:
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        """Return the rows, copied by numpy: torch's threads would wait for each other while other processes compute."""
+        """Return copies of the rows, made by numpy.
+
+        If other processes keep the CPU busy, the threads of a copy by torch would wait for each other.
+        """
         stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
         return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
 
@@ -213,7 +217,7 @@ class _Images(Protocol):
 
 
 def fingerprint(source: _Images) -> str:
-    """Return a hash of three images, as a fingerprint of how all images are drawn or decoded."""
+    """Return a hash of three of the source's images. It changes if the code that draws or decodes images changes."""
     some = sorted({0, len(source) // 2, len(source) - 1})
     return hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
 
@@ -242,7 +246,7 @@ def make_file(file: Path, content: Content) -> None:
 
 
 def _put_in_place(made: Path, file: Path) -> None:
-    """Move the file to its place, unless another process was first."""
+    """Move a finished file to its place, unless another process has put its own file there."""
     try:
         os.link(made, file)
     except FileExistsError:
@@ -252,7 +256,7 @@ def _put_in_place(made: Path, file: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes, older than an hour: making a file never takes that long."""
+    """Remove unfinished files older than an hour. Killed processes left them: making a file never takes that long."""
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """A cache of byte blocks by key, in a folder that any number of processes extend at the same time.
 
 Each process writes its own pair of files, so there are no locks and no waiting. `NAME.rows` has the blocks one after
-another and is mapped into memory. `NAME.index` has one record of 32 bytes per block. Every process reads all pairs. A
-record is written after its block, and its checksum covers the block and the folder's stamp. Incomplete, foreign or
-corrupt records count as missing and are rewritten.
+another and is mapped into memory. `NAME.index` has one record of 32 bytes per block. Every process reads the pairs of
+all processes. A record is written after its block. The record's checksum covers the block and the folder's stamp.
+Blocks with incomplete, foreign or corrupt records count as missing and are written again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Segment:
     rows: Path
     index: Path
     read: int = 0
-    """Bytes of the index that were read so far."""
+    """Number of bytes of the index that this process has read."""
     mapped: mmap.mmap | None = None
 
     def block(self, first: int, size: int) -> memoryview | None:
@@ -54,7 +54,7 @@ class _Place:
 
 class Segments:
     def __init__(self, folder: Path, stamp: bytes, otherwise: str) -> None:
-        """Open the folder. `otherwise` is what a user with a full disk can do instead."""
+        """Open the folder. `otherwise` is the advice in the error for a full disk."""
         self.folder, self._stamp, self._otherwise = folder, stamp, otherwise
         self._segments: dict[str, _Segment] = {}
         self._places: dict[bytes, _Place] = {}
@@ -100,7 +100,7 @@ class Segments:
         """Add each block under its key. Blocks that were added before an error stay."""
         records = []
         with writing_cache(self.folder, self._otherwise):
-            segment, self._own = self._own_segment(), None  # after an error: its index may end in half a record
+            segment, self._own = self._own_segment(), None  # dropped after an error: its index may end in half a record
             first = segment.rows.stat().st_size if segment.rows.exists() else 0
             for key, block in blocks:
                 records.append((key, first, len(block), self._sum(key, first, block)))

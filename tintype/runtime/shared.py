@@ -2,9 +2,9 @@
 
 The memory is an anonymous file (`memfd_create`). The process that makes it publishes a record: an empty file in the
 cache whose name has the identity of the rows, the process and the descriptor. Another process opens that descriptor
-(`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory with the last
-process, even after SIGKILL. So nothing stays in /dev/shm, and its size, 64 MB in many containers, is not a limit.
-Records of ended processes are removed.
+(`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory when the last of
+these processes ends, even after SIGKILL. The memory does not use /dev/shm, so the size of /dev/shm, 64 MB in many
+containers, is not a limit. Records of ended processes are removed.
 
 M: rows whose checksums are needed. K: bytes of a row. W: 64-bit words of a row.
 """
@@ -31,9 +31,9 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.rows import SUM_BYTES, Content, Rows, gigabytes, map_file
 
 SMALLEST_BYTES = 16 << 20
-"""Smaller rows are not shared: a process makes them faster than it finds them."""
+"""Smaller rows are not shared, since a process can compute them faster than it finds shared ones."""
 _RESERVE_BYTES = 2 << 30
-"""Memory left free for everything else."""
+"""Bytes of memory that shared rows leave free for other uses."""
 _WORD_BYTES = 8
 _FOREIGN_S = 30 * 24 * 3600
 """Age at which records of other machines and containers with the same cache are removed."""
@@ -116,7 +116,7 @@ def _free_in(group: Path) -> int:
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit, usage, file_cache in (v2, v1):
-        with suppress(OSError, ValueError):  # not there, or "max"
+        with suppress(OSError, ValueError):  # the file is missing or says "max", which means no limit
             numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             free = int((group / limit).read_text()) - int((group / usage).read_text())
             return max(0, free + int(numbers.get(file_cache, 0)))
@@ -139,7 +139,7 @@ def _open_shared(content: Content, size: int) -> MemoryRows:
     folder.mkdir(parents=True, exist_ok=True)
     decides = [content.head, repr(content.shape).encode(), repr(content.dtype).encode()]
     name = hashlib.sha256(b" ".join(decides)).hexdigest()[:32]
-    with taking_turns(folder / "opening"):  # so that the memory is made once, and its room is not taken twice
+    with taking_turns(folder / "opening"):  # so that only one process allocates the memory
         descriptor = _published(folder, name, content, size)
         if descriptor is None:
             descriptor = _made(name, content, size)
@@ -177,7 +177,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
             if found is not None or of != name or not os.readlink(file).startswith(f"/memfd:{_memory_name(name)}"):  # noqa: PTH115
                 continue
             descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        except (OSError, ValueError):  # it ended just now, or does not let others look
+        except (OSError, ValueError):  # the process has just ended, or its descriptors may not be read
             continue
         if os.fstat(descriptor).st_size == size and os.pread(descriptor, len(content.head), 0) == content.head:
             found = descriptor
@@ -187,7 +187,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
 
 def _made(name: str, content: Content, size: int) -> int:
-    """Return a descriptor of new memory. All pages are allocated now: a later failure would kill the process."""
+    """Return a descriptor of new memory. All pages are allocated now, since a later failure would kill the process."""
     _check_room(content, size)
     descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
     try:

@@ -2,7 +2,7 @@
 
 A share is a small file in a folder of this machine. The file has the process, the reserved bytes, and the bytes in use
 so far. The memory left for new shares is the pool's free memory minus all reserved bytes that are not in use yet.
-Memory of other programs, which take no shares, is simply not free. The share of an ended process does not count. A
+Other programs take no shares, but the memory that they use is not free. The share of an ended process does not count. A
 process holds a lock while it takes a share, so the same bytes are never reserved twice.
 """
 
@@ -55,8 +55,8 @@ class Shares:
     def take(self, wanted: int | None) -> Share | None:
         """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit now.
 
-        Memory of the pool that this process already holds counts as its own. If `wanted` exceeds what is left and the
-        pool is otherwise empty, the share is all free memory.
+        The share includes memory of the pool that this process already holds. If `wanted` exceeds the memory left and
+        no other process uses the pool, the share is all free memory.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with taking_turns(self.folder / "lock"):
@@ -89,7 +89,7 @@ class Shares:
         for file in sorted(self.folder.glob("*.json")):
             try:
                 promise = _PROMISE.validate_json(file.read_bytes(), strict=True)
-            except (OSError, ValidationError):  # gone by now, or damaged: it promises nothing
+            except (OSError, ValidationError):  # removed just now, or damaged: the file reserves nothing
                 continue
             if promise.process.has_ended:
                 file.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ class Share:
         self.empty = empty
         """Whether the pool was otherwise empty when this share was taken."""
         self.most = 0
-        """The most bytes that this process was seen to hold."""
+        """Largest number of bytes that this process has been measured to hold."""
         self._shares, self._over = shares, threading.Event()
         self._file = shares.folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         self._write()

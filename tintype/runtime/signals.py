@@ -1,8 +1,9 @@
 """Signal handlers: the first SIGINT or SIGTERM calls a function, a second one ends the process at once.
 
-`timeout` and job schedulers signal a process and then its group, so signals within one second count as one.
+`timeout` and job schedulers signal a process and then its process group. So signals within one second count as one.
 
-Python only lets the main thread set handlers. In other threads, of a notebook or a server, signals are not handled.
+Python lets only the main thread set handlers. In another thread, for example of a notebook or a server, these functions
+do nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ _NOT_BEGUN = "interrupted: nothing was begun; run the same command again"
 
 
 def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Callable[[], None]:
-    """Call `first` with the number of the first signal, by default of SIGINT and SIGTERM.
+    """Call `first` with the signal's number at the first signal of `numbers`, by default SIGINT and SIGTERM.
 
-    Return a function that undoes this.
-
-    In any thread but the main thread nothing changes, and the existing handlers stay.
+    Return a function that restores the earlier handlers. Outside of the main thread, this function does nothing.
     """
     if not _is_main_thread():
         return lambda: None
@@ -77,12 +76,12 @@ def ignore_signals() -> None:
 
 
 def end_with(code: int) -> None:
-    """Make a signal end this process at once with `code`, since the command is done and only waits for threads."""
+    """Make a signal end this process at once with `code`. Call this when the command only waits for its threads."""
     handle_signals(lambda number: os._exit(code))
 
 
 def end_before_work(number: int) -> None:
-    """End a command that is still importing its code, which takes seconds on a busy machine."""
+    """End a command at once on a signal, while it still imports its code. Importing takes seconds on a busy machine."""
     _end_at_once(number, _NOT_BEGUN)
 
 

@@ -24,7 +24,7 @@ _PLAIN = {
     "≥": ">=", "≤": "<=", "≈": "~", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "•": "*",
 }  # fmt: skip
 _MOVES = re.compile(r"\n*(?:\x1b\[A)*")
-"""Matches texts by which progress bars of other libraries only move the cursor."""
+"""Matches newlines and cursor-up codes, with which other libraries' progress bars move the cursor."""
 
 
 def prepare_streams() -> None:
@@ -34,13 +34,13 @@ def prepare_streams() -> None:
 
 
 class VisibleStream:
-    """A text stream that writes control characters as codes. The stream has no `buffer`, which would bypass that."""
+    """A text stream that writes control characters as codes. It has no `buffer`, since bytes would not be checked."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text. Carriage returns at its ends come from progress bars and stay."""
+        """Write a text. Carriage returns at its start or end come from progress bars and stay unchanged."""
         if _MOVES.fullmatch(text):
             return self._stream.write(text)
         inner = text.strip("\r")

@@ -43,7 +43,7 @@ def in_tf32(layers: nn.Module, x: Tensor) -> Tensor:
 
 
 class _InTf32(torch.autograd.Function):
-    """Keep the layers' graph and run its backward pass with TF32: the context of the forward pass has ended by then."""
+    """Run forward and backward with TF32. The backward pass needs its own setting: forward's has ended by then."""
 
     @staticmethod
     def forward(ctx: Any, layers: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class PendingNumbers:
-    """Values of a small tensor, copied without waiting. Reading them waits only for the step that made them."""
+    """Values of a small tensor, copied to the host without waiting. Reading waits only for the step that made them."""
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -70,11 +70,9 @@ class ReadAhead:
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begin to prefetch a batch.
+        """Begin to prefetch a batch. Call this in the order in which the batches are taken.
 
-        Skip it if the batches being read take too much memory; one batch is always prefetched.
-
-        Call this in the order in which the batches are taken.
+        Skip the batch if the batches being read already take too much memory. One batch is always prefetched.
         """
         if tuple(ids) in self._begun:
             return
@@ -100,7 +98,7 @@ class ReadAhead:
             self._send(one)
         upcoming = next(iter(self._begun.values()), None)
         if upcoming is not None and upcoming.reading.done() and upcoming.reading.result():
-            self._send(upcoming)  # beside the step that is about to be computed
+            self._send(upcoming)  # the copy runs while the GPU computes the next step
         if not there or one.sent_B is None:
             return None
         if one.event is not None:

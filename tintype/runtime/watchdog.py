@@ -1,10 +1,10 @@
 """End all ranks when one rank is stuck, and report which rank and where.
 
-A thread of each rank writes the rank's phase to the shared store several times within a limit. A process ends if its
-step exceeds the limit, or if the next rank no longer writes; then the launcher stops the other ranks. If several ranks
-notice, the first reports.
+A thread of each rank writes the rank's phase to the shared store (a beat) several times within a time limit. A process
+ends if its step exceeds the limit, or if the next rank no longer writes. Then the launcher stops the other ranks. If
+several ranks detect the problem, only the first rank reports it.
 
-Time during which a process was itself stopped (SIGSTOP, a closed laptop) does not count.
+Time during which a process itself was stopped (SIGSTOP, a closed laptop) does not count.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tintype.runtime.dist import World, is_connection_error, ranks_store, someon
 EXIT_CODE = 1
 _BEAT_S = 2.0
 _BEATS_OF_LIMIT = 8
-"""Least number of times that a rank writes within the limit."""
+"""Number of times that a rank writes its phase within the limit, at least."""
 _REMEMBERED = 51
 _ANSWER_S = 15.0
-"""Time after which an unanswered store counts as lost."""
+"""Seconds after which a store that does not answer counts as lost."""
 
 
 class Limits(Protocol):
@@ -70,7 +70,7 @@ Why = Literal["no answer", "left", "behind", "store lost"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The ranks that hold up the others, and why."""
+    """The ranks that hold up the other ranks, and the reason."""
 
     why: Why
     ranks: list[int]
@@ -146,7 +146,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
-        """Mark the beginning of a step, which ends the step before. Call this at the beginning of every step."""
+        """Mark the beginning of a step, and so the end of the previous step. Call this at the beginning of every step."""
         now = time.monotonic()
         if self._began_s is not None:
             self._durations_s.append(now - self._began_s)
@@ -160,7 +160,7 @@ class Watchdog:
     def leave(self) -> None:
         """Stop watching, and record in the store that this rank has left."""
         self._ended.set()
-        self._beating.join(_ANSWER_S)  # its last beat would say otherwise
+        self._beating.join(_ANSWER_S)  # a later beat would say that this rank is still in training
         with _store_may_fail():
             self._write(left=True)
 
@@ -173,7 +173,7 @@ class Watchdog:
         if finding.why == "behind":
             return None
         text = self._report_once(finding, "the connection to it broke")
-        _in_time(lambda: self._store.set(store_key("gone"), ""))  # whoever hears of it later has nothing to add
+        _in_time(lambda: self._store.set(store_key("gone"), ""))  # ranks that fail later need not report it again
         return text
 
     def _beat(self) -> None:
@@ -215,7 +215,9 @@ class Watchdog:
                 sys.stderr.write(f"error: {text}\n")
                 sys.stderr.flush()
             else:
-                time.sleep(self._beat_s)  # the first to end has the launcher stop the others: let it be who reports
+                time.sleep(
+                    self._beat_s
+                )  # the first exit makes the launcher stop all: let the reporting rank exit first
         finally:
             os._exit(EXIT_CODE)
 
@@ -274,8 +276,8 @@ def _store_may_fail() -> Iterator[None]:
 def watch_ranks(world: World, settings: Limits, report: Report = say_again) -> Iterator[Callable[[], None]]:
     """Watch the ranks of a command; yield a function to call at the beginning of each step.
 
-    Without these calls only a rank that does not answer ends the others, and no step is too slow. A single process is
-    not watched.
+    If the command never calls the function, steps have no time limit: only a rank that does not answer ends the others.
+    A single process is not watched.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None
