@@ -1,9 +1,9 @@
 """Write Arrow IPC files, and check foreign Arrow files before they are read.
 
 An uncompressed buffer is memory-mapped and takes no memory. A compressed buffer states its unpacked size, and Arrow's
-reader allocates that many bytes: a file of a few kilobytes can claim gigabytes. The tools that write the supported
-formats do not compress buffers, so compressed files are refused. The messages are parsed as the format defines them
-(Apache Arrow, `Message.fbs`, in FlatBuffers).
+reader allocates that many bytes. So a malicious file of a few kilobytes could make the reader allocate gigabytes. The
+tools that write the supported formats do not compress buffers, so compressed files are refused. The messages are parsed
+as the format defines them (Apache Arrow, `Message.fbs`, in FlatBuffers).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tintype.errors import UserError, as_user_error
 FILE_HEAD = 8
 """Bytes before the stream in a file of the Arrow file format, which has a footer."""
 _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
-"""FlatBuffers field numbers: those from a message to its record batch, and the batch's `compression` field."""
+"""FlatBuffers field numbers: the path from a message to its record batch, and the batch's `compression` field."""
 
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:
@@ -44,7 +44,7 @@ def refuse_compressed(path: Path, first: int = 0) -> None:
 
 
 def _is_compressed(message: pyarrow.Message) -> bool:
-    """Return whether the message's record batch names a compression. Arrow has checked the offsets in the message."""
+    """Return whether the message's record batch is compressed. Arrow has already checked the message's offsets."""
     if message.type not in _WAY_TO_BATCH:
         return False
     data = message.metadata.to_pybytes()

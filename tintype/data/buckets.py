@@ -4,15 +4,15 @@ An image goes to the bucket with the nearest aspect ratio. The image is shrunk u
 is center-cropped.
 
 The order is a pure function of (seed, position). Each bucket has an endless stream of its images, shuffled again in
-each epoch. The stream is split into units of one micro-batch over all ranks, so a step has the same images for any
-number of ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
+each epoch. The stream is split into units. A unit is one micro-batch over all ranks, so a step has the same images for
+any number of ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
 
-Epoch e has the units that end within the e-th pass over each bucket, shuffled together. Images that do not fill a unit
-join the first unit of the next epoch. So no image is left out, and each bucket's stream repeats an image only after all
-its images have come.
+Epoch e shuffles together all units that end within the e-th pass over their bucket. Images that do not fill a unit join
+the bucket's first unit of the next epoch. So no image is left out, and a bucket's stream repeats an image only after
+all images of the bucket.
 
-In a stage of smaller images each shape is scaled down, and an image stays in its bucket: the order does not depend on
-the stages' sizes.
+In a stage of smaller images each shape is scaled down, and an image stays in its bucket. So the order does not depend
+on the stages' sizes.
 
 N: images. S: shapes.
 """
@@ -102,7 +102,7 @@ class Bucketed:
         return found
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
-        if end - first >= 2 * len(self.bucket_N):  # images that fill no unit in one epoch come in another
+        if end - first >= 2 * len(self.bucket_N):  # images that fill no unit in one epoch come in the next epoch
             for members in self._members:
                 yield from (some.tolist() for some in members.split(chunk))
             return

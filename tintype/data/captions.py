@@ -1,4 +1,4 @@
-"""Captions as training reads them: one is picked per sample, may lose parts, may be truncated, and may be dropped.
+"""Captions for training: pick one caption per sample, then optionally drop parts of it, truncate it or drop it.
 
 Every draw is a function of (seed, sample position), so the captions do not depend on the number of ranks and
 micro-batches. The results are strings, which a cache of encoded texts can use as keys.
@@ -41,7 +41,7 @@ class CaptionsPart(Part):
 
     @property
     def common(self) -> dict[str, Any]:
-        """Return the settings that stay when the kind of captions changes."""
+        """Return the settings that all kinds of captions share. They stay when the kind changes."""
         return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
 
     def check(self, plan: PlanView) -> None:
@@ -107,14 +107,14 @@ def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: 
         if left < weight:
             return caption
         left -= weight
-    return there[-1][0] if there else NULL_CAPTION  # u is below 1, but the sum is rounded
+    return there[-1][0] if there else NULL_CAPTION  # the weights' rounded sum may lie below u
 
 
 class MixSettings(CaptionsPart):
     """Each sample reads one of several captions of its image, drawn by their weights.
 
-    A missing or empty caption is never drawn: its weight goes to the image's other captions in proportion. PRX gives it
-    a weight of 1e-9 instead, so that it can be drawn.
+    A missing or empty caption is never drawn: its weight goes to the image's other captions in proportion. PRX gives
+    such a caption a weight of 1e-9, so that PRX can still draw it.
     """
 
     kind: Literal["mix"] = "mix"
@@ -137,9 +137,9 @@ class MixSettings(CaptionsPart):
 class CurriculumSettings(CaptionsPart):
     """Training reads one caption column first, then more and more of a mix.
 
-    PRX's authors advise to end training on a mix of long and short captions, but give no numbers. The start and the
-    length of the change are this project's choice. With the schedule's factor s, a sample reads the first column with
-    weight 1 - s and the mix with weight s. A schedule that falls (cosine) goes from the mix to the first column.
+    PRX's authors advise ending training on a mix of long and short captions, but give no numbers. This project chose
+    the start and the length of the change. With the schedule's factor s, a sample reads the first column with weight
+    1 - s and the mix with weight s. A falling schedule (cosine) goes from the mix to the first column.
     """
 
     kind: Literal["curriculum"] = "curriculum"
@@ -190,7 +190,7 @@ class Captions:
     texts: list[str]
     """One caption for each sample."""
     lacking: int
-    """Number of images that have no caption to pick, counted before dropout. They are read with the null caption."""
+    """Number of images without a caption to pick, counted before dropout. Training uses the null caption for them."""
 
 
 def captions_of(
@@ -220,7 +220,7 @@ _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\
 def parts_of(caption: str) -> list[str]:
     """Split a caption into sentences, and clauses between commas and semicolons, each with its closing mark.
 
-    A comma within a number ends no clause, since no space follows it.
+    A comma within a number does not end a clause, since no space follows the comma.
     """
     return [part for part in _BETWEEN_PARTS.split(caption.strip()) if part]
 
@@ -233,7 +233,7 @@ def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[st
 
 
 def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
-    """Keep parts by their own draws `u[1:]`; if none is kept, keep the part that `u[0]` chooses."""
+    """Keep each part whose draw in `u[1:]` is below the probability; if there is none, the part that `u[0]` picks."""
     if not parts:
         return text
     kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]

@@ -2,11 +2,11 @@
 
 An image is shrunk on the CPU in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each output
 pixel depends on a few input pixels. So only the blocks around the diagonal are multiplied, and only the cropped part is
-computed, which takes about an eighth of the time.
+computed. This takes about an eighth of the time of the full products.
 
-The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers, but may add
-them in another order, so the last bit of a sum can differ. Such a bit matters only if a sum lies on the edge between
-two bytes, for example an average at the middle of an image. An image with such a sum is shrunk by the full products.
+The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers, but perhaps
+in another order, so the last bit of a sum can differ. That bit changes a byte only if the sum lies midway between two
+byte values, for example the average of two pixels. An image with such a sum is shrunk by the full products.
 
 C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
 """
@@ -67,7 +67,7 @@ def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
 
 
 def _cut(share: float, from_px: int, size_px: int) -> slice:
-    """Return the pixels of a crop that has this fraction of the free pixels before it."""
+    """Return the slice of `size_px` pixels that leaves the fraction `share` of the free pixels before it."""
     first = min(int(share * (from_px - size_px + 1)), from_px - size_px)
     return slice(first, first + size_px)
 
@@ -80,7 +80,7 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slice) -> Tensor:
-    """Shrink an image to `rows` × `columns`, crop it, and round it once."""
+    """Shrink an image to `rows` × `columns`, crop it, and then round its values to bytes."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down, right]
@@ -100,11 +100,11 @@ class _Axis:
     """Input pixels that have a weight."""
     blocks: tuple[tuple[slice, slice, Tensor], ...]
     exact_O: Tensor
-    """True if all weights of an output pixel are multiples of 2^-16: such sums of bytes are exact in any order."""
+    """True if all weights of an output pixel are multiples of 2^-16. Then its sum is exact in any order."""
 
 
 def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
-    """Shrink and crop an image, one channel after the other: a CPU's caches hold one channel."""
+    """Shrink and crop an image, one channel after the other, since one channel fits into a CPU's caches."""
     seen_CHW = image_CHW[:, rows.seen, columns.seen]
     out_COO = torch.empty(len(image_CHW), len(rows.exact_O), len(columns.exact_O), dtype=torch.float64)
     wide_HO = out_COO.new_empty(seen_CHW.shape[1], len(columns.exact_O))
@@ -118,7 +118,7 @@ def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
 
 
 def _on_edge(rest_CHW: Tensor, rows: _Axis, columns: _Axis) -> bool:
-    """Return whether a sum that is not exact lies within rounding error of the edge between two bytes."""
+    """Return whether any inexact sum lies within rounding error of the midpoint between two byte values."""
     edge_CHW = rest_CHW.abs_() > 0.5 - _CLOSE
     return bool(edge_CHW.any()) and bool((edge_CHW & ~(rows.exact_O[:, None] & columns.exact_O)).any())
 

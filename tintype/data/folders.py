@@ -1,7 +1,7 @@
-"""List the files of an untrusted folder: a symbolic link must not lead out of it.
+"""List the files of an untrusted folder, whose symbolic links must not lead out of the folder.
 
-A link to a file within the folder is followed. A link to a subfolder is skipped, since the subfolder is listed itself.
-A link that leads out of the folder is refused, unless the user allows such links.
+A link to a file within the folder is followed. A link to a subfolder is skipped, since the subfolder's files are listed
+anyway. A link that leads out of the folder is refused, unless the user allows such links.
 """
 
 from __future__ import annotations

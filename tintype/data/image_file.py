@@ -1,7 +1,7 @@
 """Open image files: the only place in the package that calls Pillow's opener.
 
-Pillow knows some forty formats. One of them, EPS, starts Ghostscript, whatever the file is called. So only formats with
-a plain decoder are accepted. The size in a file's header is checked before any pixel is decoded.
+Pillow reads some forty formats. For one of them, EPS, Pillow starts Ghostscript, whatever suffix the file has. So only
+formats with a plain decoder are accepted. The size in a file's header is checked before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from tintype.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""Accepted formats. JPEG includes MPO: a photograph with a preview after it."""
+"""Accepted formats. JPEG includes MPO, a JPEG photograph with a preview after it."""
 NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 _OF_BROKEN_FILES = (
     ArithmeticError,
@@ -39,7 +39,7 @@ _OF_BROKEN_FILES = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-"""Errors that Pillow's readers raise when the bytes are not what they expect."""
+"""Errors that Pillow's readers raise for damaged files."""
 
 # `open_image` has a stricter limit, and says which image exceeds it.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

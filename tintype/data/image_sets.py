@@ -1,6 +1,6 @@
 """Sets of images on disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
 
-Every image counts. An image that cannot be read raises an error that names it, since the set would differ without it.
+An image that cannot be read raises an error that names the image. Skipping it would change the set and its scores.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def pixels_of(image: Image.Image, name: str) -> Tensor:
 
 
 def _channels_first(image: Image.Image) -> Tensor:
-    """Copy the pixels, a large image strip by strip: Pillow makes two copies of the pixels that it returns."""
+    """Copy the pixels. A large image is copied strip by strip, since Pillow makes two copies of returned pixels."""
     width, height = image.size
     strip = max(1, _STRIP_PIXELS // width)
     if height <= strip:
@@ -213,8 +213,8 @@ def map_prefetched(
 ) -> Iterator[B]:
     """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` returns the number of pixels decoded for an item. An item's pixels count from its start until its result is
-    taken. An item that would raise their sum above `most_pixels` is started only if no other item is in progress.
+    `pixels` returns the number of pixels decoded for an item. These count from the item's start until its result is
+    taken. An item that would raise the sum of counted pixels above `most_pixels` starts only after all others.
     """
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()

@@ -58,7 +58,7 @@ def _permute(place: Tensor, epoch: Tensor, key: int, size: int) -> Tensor:
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     round_keys = mix(mix(epoch + key) + torch.arange(_ROUNDS)[:, None])
     out = _feistel(place, round_keys, half_bits)
-    while (outside := out >= size).any():  # the walk ends: the network permutes a domain of less than 4 × size
+    while (outside := out >= size).any():  # ends, since the network permutes a domain of less than 4 × size
         out = torch.where(outside, _feistel(out, round_keys, half_bits), out)
     return out
 

@@ -1,8 +1,9 @@
 """Read foreign Parquet files and rows of Arrow tables, one row at a time and within limits.
 
-Arrow's reader unpacks the footer and each page as a whole, and trusts the sizes in the file: a file of a few kilobytes
-can claim gigabytes. So the headers of all pages of a column are checked here before the column is read. Headers are
-parsed as the format defines them (Apache Parquet, `parquet.thrift`, in Thrift's compact protocol).
+Arrow's reader unpacks the footer and each page as a whole, and trusts the sizes in the file. A malicious file of a few
+kilobytes can make the reader allocate gigabytes. So this module checks the headers of all pages of a column before the
+column is read. Headers are parsed as the format defines them (Apache Parquet, `parquet.thrift`, in Thrift's compact
+protocol).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMeta
 
 
 _Fields: TypeAlias = dict[tuple[int, ...], int]
-"""Numbers by field path: a number in a nested struct has the struct's field and its own."""
+"""Numbers by field path. The path of a number in a nested struct has the struct's field and the number's field."""
 
 
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
@@ -158,10 +159,10 @@ class TooLarge:
 
 
 def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch one at a time: with a dictionary, many rows can refer to one large value.
+    """Yield the rows of a batch one at a time, to save memory: many rows can refer to one large dictionary value.
 
-    Texts are bytes until their own row is read, so that a text that is not UTF-8 fails only its row. A value of more
-    than `most_bytes` is yielded as `TooLarge`.
+    Texts are yielded as bytes. So a text that is not UTF-8 makes only its own row fail. A value of more than
+    `most_bytes` bytes is yielded as `TooLarge`.
     """
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)
@@ -179,7 +180,7 @@ def parquet_rows(
 ) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their numbers, from `first` on. Texts are bytes.
 
-    A batch is one row: the size of a row in a compressed file is known only when it is read.
+    Rows are read one at a time, since the size of a row in a compressed file is known only when the row is read.
     """
     file = open_bounded(path)
     check_pages(file, path, columns)

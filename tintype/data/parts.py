@@ -22,7 +22,7 @@ _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha
 
 
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `data` with the given settings. If the kind changes, only the size stays. `where` precedes errors."""
+    """Return `data` with the given settings. If the kind changes, only the size stays. `where` begins error texts."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'", nearest(kind, _KINDS))
@@ -31,11 +31,11 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
 
 
 def instead(data: DataPart, given: Mapping[str, object], store: str | None, where: str) -> DataPart:
-    """Return other training data for a plan. A plan on a store gets the store in the folder `store`, other plans
-    `like`.
+    """Return other training data for a plan.
 
-    The choice of records (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set
-    that `data` names (`evaluate_path`, `evaluate_style`) stays.
+    A plan on a store gets the store in the folder `store`; other plans get the result of `like`. The choice of records
+    (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set that `data` names
+    (`evaluate_path`, `evaluate_style`) stays.
     """
     if store is None or not isinstance(data, StoreSettings):
         return like(data, given, where)

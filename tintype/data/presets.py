@@ -76,7 +76,7 @@ class Preset(Settings):
         )
 
     def unexpected(self, done: int, counts: Mapping[str, int]) -> list[str]:
-        """Return the differences between found and expected numbers of records."""
+        """Return a line for each number of records that differs from the preset's expected number."""
         found = {_ALL: done, **counts}
         return [
             f"{found[which]:,} records{'' if which == _ALL else f' in the split {which}'} instead of {expected:,}"

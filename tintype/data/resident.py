@@ -1,4 +1,4 @@
-"""Images of a source that stay on the device once they are made.
+"""Images of a source that stay in the device's memory after their first use.
 
 B: images. C: channels. H, W: rows, columns. N: images of the source.
 """

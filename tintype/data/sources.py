@@ -33,7 +33,7 @@ def open_source(
     `stage_shapes` are the shapes of a store's buckets in an earlier stage. An image stays in its bucket.
     """
     if isinstance(data, StoreSettings):
-        held_out = split != "train"  # held-out images of a store are like those of training
+        held_out = split != "train"  # a store's held-out images come from the same distribution as its training images
         return StoreSource(data, "eval" if held_out else "train", device, stage_shapes=stage_shapes)
     if isinstance(data, ScenesSettings):
         return SceneSource(data, split, device)
@@ -128,7 +128,7 @@ def _naming_other(data: DataPart) -> Iterator[None]:
 
 @contextmanager
 def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
-    """Name the source in errors: its `data.where` is a nested setting of the mixture. The size is the mixture's."""
+    """Name the mixture's source in errors: `data.where` becomes `data.sources.NAME.data.where`."""
     try:
         yield
     except UserError as error:
@@ -172,7 +172,10 @@ def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
 
 
 def _is_or_had(data: DataPart, identity: str | None) -> bool:
-    """Return whether data has or had an identity. Scenes have none: the settings define them."""
+    """Return whether the data's identity is, or was before captions were added, `identity`.
+
+    Scenes have no identity, since their settings define them.
+    """
     return identity is None or (isinstance(data, StoreSettings) and _had(data, identity, now_too=True))
 
 

@@ -15,7 +15,8 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members except folders, in the order of the file; raise if the tar is incomplete.
 
-    Python's reader alone would accept a tar that ends between members, and would take a damaged header for the end.
+    Python's reader alone would accept a tar that is truncated between members, and would stop silently at a damaged
+    header.
     """
     size = path.stat().st_size
     explained = as_user_error((tarfile.TarError, OSError), f"{path} cannot be read as a tar file")

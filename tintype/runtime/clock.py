@@ -1,4 +1,4 @@
-"""Measure the seconds of each part of a training step. On a GPU, CUDA events time the parts and are read once a window."""
+"""Measure the seconds of each part of a training step. On a GPU, CUDA events time the parts."""
 
 from __future__ import annotations
 

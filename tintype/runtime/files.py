@@ -250,7 +250,7 @@ def _foreign(expected: Seal | None, found: object) -> str:
 
 
 def unsealed(path: Path) -> UserError:
-    """Return the error for a file without a seal, from an earlier version. In a study, the fix seals the whole study."""
+    """Return the error for a file without a seal, from an earlier version. Its fix seals a study's whole folder."""
     folder = _run_folder(path) or path.parent
     folder = study_of(folder) or folder
     return UserError(
@@ -430,7 +430,7 @@ def without_seal(text: str) -> str:
 
 @dataclass(frozen=True)
 class Lines:
-    """The intact lines of a file in the order of writing. `damage` says what is wrong with the other lines, or is ''."""
+    """The intact lines of a file in the order of writing. `damage` describes damage to other lines, or is ''."""
 
     whole: list[dict[str, Any]]
     damage: str = ""

@@ -37,7 +37,7 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""Program that allocates memory on the first GPU, to test the service. It does not import torch, which takes seconds."""
+"""Program that allocates memory on the first GPU, to test the service. It does not import torch, to save seconds."""
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Pool(Protocol):
 
     @property
     def empty_share(self) -> float:
-        """Return the fraction of the pool that must be free, or held by this process, for the pool to count as empty."""
+        """Return the fraction of an empty pool's memory that is free, or held by this process, at least."""
 
     def read(self) -> Level: ...
     def own_bytes(self) -> int:

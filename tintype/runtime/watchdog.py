@@ -146,7 +146,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
-        """Mark the beginning of a step, and so the end of the previous step. Call this at the beginning of every step."""
+        """Mark the beginning of a step, and so the end of the previous step. Call this at the start of every step."""
         now = time.monotonic()
         if self._began_s is not None:
             self._durations_s.append(now - self._began_s)

@@ -1,9 +1,8 @@
 """A worker process that decodes images: it reads a request, answers with the pixels, and ends when its input ends.
 
-Messages are bytes; nothing is unpickled. A request is two messages: `QUESTION` with the image's name, and the image
-file. `QUESTION` has height and width, and whether to stretch the image to them or to cover them and crop. An answer is
-two messages: `ANSWER`, and the pixels or the error as JSON. `ANSWER` has whether decoding failed, and the CPU time in
-nanoseconds.
+Messages are bytes, and nothing is unpickled. A request has two messages. The first is `QUESTION` (height, width, and
+whether to stretch the image instead of cropping it) with the image's name. The second is the image file. An answer has
+two messages: `ANSWER` (whether decoding failed, and the CPU time in nanoseconds), then the pixels or the error as JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ def serve(connection: Connection) -> None:
 def main() -> None:
     """Run a worker. Arguments are the parent's process id, and the file descriptor of the connection.
 
-    The parent id is watched by polling: the thread that started this process may end before it, which the kernel's
-    parent-death signal would take for the parent's end. SIGINT and SIGTERM are ignored, since the run handles them: a
-    scheduler sends them to all processes of a job.
+    A thread polls whether the parent still exists. The kernel's parent-death signal is not used, since it is also sent
+    when only the thread that started this process ends. SIGINT and SIGTERM are ignored: a scheduler sends them to all
+    processes of a job, and the run handles them.
     """
     watch_parent(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):

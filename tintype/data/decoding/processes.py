@@ -1,8 +1,8 @@
 """Worker processes that decode images, for training that needs more throughput than threads give.
 
-Python threads take turns on the interpreter lock for everything but decoding, and compete with the thread that drives
-the GPU. If images are also shrunk, sixteen threads decode hardly more than one. Each worker process serves one thread
-at a time, and that thread only waits for the answer.
+Except while decoding, Python threads wait for each other and for the thread that drives the GPU, because of the
+interpreter lock. If images are also shrunk, sixteen threads prepare hardly more images per second than one thread. A
+worker process serves one thread at a time, and that thread only waits for the answer.
 
 C: channels. H, W: rows, columns.
 """
@@ -31,9 +31,10 @@ _TRIES = 2
 
 
 class _Decoder:
-    """A worker process in a session of its own, since a terminal's Ctrl-C is for the run alone.
+    """A worker process in a session of its own, so that Ctrl-C in a terminal signals only the run.
 
-    The worker ends with the run: its input ends, or in the middle of an image it notices that its parent is gone.
+    The worker ends when the run ends: the end of its input stops the worker. While it decodes an image, a check that
+    its parent still exists stops it.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Decoders:
             except UserError:
                 self._free.put(decoder)
                 raise
-            except BaseException:  # else the next request would get this answer
+            except BaseException:  # otherwise the worker's next request would get this answer
                 self._forget(decoder)
                 raise
             else:
@@ -114,7 +115,7 @@ class Decoders:
         try:
             decoder = _Decoder()
         except OSError as error:
-            self._free.put(None)  # else the next caller would wait for ever
+            self._free.put(None)  # otherwise the next caller would wait forever
             raise UserError(
                 f"a process that decodes images cannot be started: {error.strerror or error}",
                 f"allow more processes, memory or open files, then {again()} again to resume",

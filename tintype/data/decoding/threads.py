@@ -13,7 +13,7 @@ import torch
 from tintype.runtime.machine import cores
 
 MOST_PIXELS_AT_ONCE = 100_000_000
-"""Most pixels that all threads decode at the same time. A single image is always decoded, however large."""
+"""Most pixels that all threads together decode at one time. A single larger image is still decoded, alone."""
 _MOST_THREADS = 16
 _sharing = 1
 
@@ -31,9 +31,10 @@ def share_cores(processes: int) -> None:
 
 
 def decoding_pool(threads: int) -> ThreadPoolExecutor:
-    """Return a thread pool whose threads run torch single-threaded: torch would start a busy-waiting team for each.
+    """Return a thread pool whose threads run torch single-threaded.
 
-    All threads are started here: a new thread takes over the thread count that any thread of the process set last.
+    Otherwise torch would start a team of busy-waiting threads for each thread of the pool. All threads are started
+    here, since a new thread inherits the torch thread count that any thread of the process set last.
     """
     own = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "decode", initializer=_alone)
@@ -46,7 +47,7 @@ def decoding_pool(threads: int) -> ThreadPoolExecutor:
 
 
 class PixelBudget:
-    """Limits the pixels that threads decode at the same time. A single image is always decoded, however large."""
+    """Limit on the pixels that threads decode at the same time. A single larger image is still decoded, alone."""
 
     def __init__(self, most: int = MOST_PIXELS_AT_ONCE) -> None:
         self._most, self._used, self._changed = most, 0, Condition()

@@ -72,15 +72,14 @@ class Sample:
     members: dict[str, Member] = field(default_factory=dict)
     """The image and its sidecar files, by the rest of the name after the stem: `png`, `txt`, `short.txt`, `json`."""
     known: dict[str, str | None] = field(default_factory=dict)
-    """Values of columns that come from no file."""
+    """Values of columns that come from elsewhere than a sidecar file."""
     problem: str = ""
 
     @property
     def image(self) -> str | None:
-        """Return the member that is the image: one with a plain ending such as `png`, else with an ending such as
-        `left.png`.
+        """Return the name ending of the member that is the image; None if several members qualify, or none.
 
-        Return None if several members qualify, or none.
+        A plain ending such as `png` takes precedence over an ending such as `left.png`.
         """
         plain = [ending for ending in self.members if f".{ending}" in SUFFIXES]
         some = plain or [ending for ending in self.members if ending.endswith(SUFFIXES)]

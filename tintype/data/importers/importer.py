@@ -56,7 +56,7 @@ class Item:
 
 
 class Importer(ABC):
-    """Reads a source: knows its columns before it reads any image, and yields items in order from any position."""
+    """Reader of a source. It knows the source's columns before reading an image, and yields items from any position."""
 
     def __init__(
         self,
@@ -105,5 +105,5 @@ def usual_captions(columns: Collection[str]) -> dict[str, str]:
     pairs = {"caption_long": "long", "long": "long", "caption_short": "short", "short": "short"}
     for usual in (pairs, {"text": "long", "caption": "long"}):
         if found := {name: column for column, name in usual.items() if column in columns}:
-            return found  # of two columns for one kind, the later wins
+            return found  # if two columns have captions of one kind, the later column is used
     return {}

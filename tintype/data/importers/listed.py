@@ -1,8 +1,8 @@
 """JSON Lines files with the paths of images in separate folders, as `Listed` describes; used by presets.
 
-Each line is an object; keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory: only
-each line's offset is kept, and the line is read again with its image. Lines whose image folder is missing are skipped,
-so a partly downloaded set can be imported.
+Each line is an object. Keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory, since
+only each line's offset is kept, and the line is read again together with its image. Lines whose image folder is missing
+are skipped, so a partly downloaded set can be imported.
 """
 
 from __future__ import annotations

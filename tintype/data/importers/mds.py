@@ -1,9 +1,9 @@
 """MDS shards, as MosaicML's streaming writes them: `index.json` and `shard.00000.mds`, …
 
-A shard starts with a uint32 number of samples and uint32 offsets from the file's beginning, one more than samples. A
-note of the writer and the samples follow. A sample has the uint32 sizes of its columns without a fixed size, then the
-columns' bytes in the index's order. Shards of several splits may lie in separate folders; the column `folder` holds the
-folder. Pickled columns are never read.
+A shard starts with the number of samples as a uint32. Then come uint32 offsets from the file's beginning, one more than
+there are samples, then the writer's metadata, then the samples. A sample starts with the uint32 sizes of its columns
+without a fixed size. Then come the columns' bytes in the index's order. Shards of several splits may lie in separate
+folders; the column `folder` holds the folder's name. Pickled columns are never read.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _open(place: _Place) -> io.BufferedIOBase:
 
 
 def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
-    """Return the most bytes of a sample: those of its image, which may be raw pixels, and of its other columns."""
+    """Return the largest allowed size of a sample in bytes: its image, which may be raw pixels, plus other columns."""
     raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
     return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
 
@@ -293,7 +293,7 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """Return the image column `image`, or the only image column; without image columns, look among bytes columns."""
+    """Return the column `image`, or the only image column. Without image columns, choose among columns of bytes."""
     images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
     some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:

@@ -1,8 +1,9 @@
-"""WebDataset tars: members with the same name up to the first dot are a record, in the order of their first members.
+"""WebDataset tars: members with the same name up to the first dot form a record.
 
-The part after that dot gives a member's role: an image suffix; `txt` or `NAME.txt` for the column `txt` or `NAME`;
-`json` for an object whose keys are columns. Strings in the object can be captions. Nothing is unpacked to disk. Links,
-devices, paths that lead out of the tar, and records without an image become items with a problem.
+Records are in the order of their first members. The ending after that dot gives a member's role. An image suffix marks
+the image. `txt` or `NAME.txt` is the column `txt` or `NAME`. `json` is an object whose keys are columns, and its
+strings can be captions. Nothing is unpacked to disk. Links, devices, paths that lead out of the tar, and records
+without an image become items with a problem.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def open_webdataset(path: Path, reading: Reading) -> SideImporter | None:
 
 
 def _index(path: Path) -> list[Sample]:
-    """Index the members of a tar by its headers alone."""
+    """Group the members of a tar into records, reading only the tar's headers."""
     samples: dict[str, Sample] = {}
     refused: list[Sample] = []
     for member in tar_file.members(path):

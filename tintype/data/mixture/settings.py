@@ -1,14 +1,15 @@
 """The settings of a mixture: named sources, their shares, and the source that a run is scored against.
 
-The number of images of each source in each batch is a pure function of the shares, in whole numbers. A batch has its
-sources' shares up to rounding, and a later batch makes up for the rounding. Take the first source in the order of
-names: up to each step, its count is the rounded sum of its shares of all batches so far. For the second source, it is
-the rounded sum of its shares of the images that the first source left, and so on. Each term lies between zero and the
-number of images left, so a count never decreases. A share of 0 gives no image and a share of 1 gives all, exactly. With
-two sources, the count up to any step is within half an image of the sum of the shares. With more sources, it is within
-an image for each split.
+The shares alone determine how many images of each source a batch has. These numbers are the shares times the batch
+size, rounded; later batches make up for the rounding.
 
-The sums use integers: they are the same on every machine, however long the run.
+Sources are counted in the order of their names. The first source's count of images up to a step is the rounded sum of
+its shares of all batches so far. The second source's count is the rounded sum of its shares of the images that the
+first source left, and so on. Each term lies between zero and the number of images left, so a count never decreases. A
+share of 0 gives no image, and a share of 1 gives all images. With two sources, the count up to any step is within half
+an image of the exact sum of shares. With more sources, it is within one image for each split into two.
+
+The sums use integers, so they are the same on every machine, however long the run.
 
 S: steps. N: sources.
 """
@@ -43,7 +44,7 @@ SIZE = "size_px"
 _LATER = frozenset(
     {"evaluate_path", "evaluate_sha256", "evaluate_style", "fit", "backdrop", "positions", "object_scale"}
 )
-"""Settings of sources added after mixtures existed. Older settings are part of the hash at their defaults too."""
+"""Settings of sources that were added after mixtures. Older settings are part of the hash even at their defaults."""
 _UNIT = 1 << 30
 """Shares are integer multiples of 1 / `_UNIT`. The sum of 2^33 images' shares fits into 64 bits."""
 
@@ -74,7 +75,7 @@ class MixedSource(Share):
 
     @property
     def read(self) -> bool:
-        """Whether the source ever has a share above 0. With few steps it may still never be read."""
+        """Whether the source has a share above 0 at any step. A short training may still read none of its images."""
         return self.share > 0 or self.rest > 0
 
     @property
@@ -216,7 +217,7 @@ class MixtureSettings(DataPart):
         return content
 
     def content(self) -> dict[str, Any]:
-        """Return the content without shares. Shares do not change the images, so all such mixtures share caches."""
+        """Return the settings without the shares. Mixtures that differ only in shares can use the same caches."""
         sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
         return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 

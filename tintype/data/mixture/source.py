@@ -92,10 +92,10 @@ def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
 class Mixed:
     """The order of a mixture: the source and the image at a position are a pure function of (seed, position).
 
-    A batch has a fixed count of each source (`images_before`), and a keyed permutation shuffles its positions. The k-th
-    image of a source in training is the k-th in the source's own order. So each epoch of a source has every image once,
-    independent of the other sources. k follows from the counts before the step and the batch alone, so any position is
-    computed directly.
+    A batch has a fixed count of each source's images (`images_before`), and a keyed permutation shuffles the batch. The
+    k-th image that training reads of a source is the k-th image in the source's own order. So each epoch of a source
+    has every image once, independent of the other sources. The counts before a step and the batch's permutation give k,
+    so any position is computed directly.
     """
 
     seed: int
@@ -157,8 +157,8 @@ class Mixed:
 def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
     """Return the source at each position of each batch, and the number of its image: int64 [S, B] twice.
 
-    `before_SN` has the counts before each of these steps and after the last step. `slot_SB` shuffles each batch: slots
-    are dealt out source by source, and the images of a source keep their order.
+    `before_SN` has each source's count of images before each of these steps and after the last step. `slot_SB` is the
+    permutation of each batch. The first slots go to the first source, and so on. Images of a source keep their order.
     """
     count_SN = before_SN.diff(dim=0)
     source_SB = (slot_SB[:, :, None] >= count_SN.cumsum(1)[:, None, :]).sum(2)

@@ -1,7 +1,7 @@
 """Turn a model's answer into a caption, or into the reason why it cannot be a caption.
 
-The rules are few and fixed: docs/data.md lists them. An answer is not trusted: its length is checked first, and every
-rule takes time linear in the length.
+docs/data.md lists the rules. An answer is not trusted: its length is checked first, and applying a rule takes time
+linear in that length.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class Judged:
     cleaned: bool = False
     """Whether more than white space was removed."""
     shortened: bool = False
-    """Whether a last sentence was dropped because the token limit had truncated it."""
+    """Whether the last sentence was dropped because the token limit had truncated that sentence."""
 
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
-    """Clean and check an answer. `cut_off`: it reached the token limit. `refused`: the server reports a refusal."""
+    """Clean and check an answer.
+
+    `cut_off` says that the answer reached the token limit, `refused` that the server reports a refusal.
+    """
     if answer is not None and len(answer) > MOST_CHARACTERS:
         return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
     plain = " ".join((answer or "").split())

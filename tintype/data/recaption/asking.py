@@ -10,7 +10,7 @@ from tintype.data.image_file import Encoded
 from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4
-"""Temperature added with each further attempt: at temperature 0 the same question gets the same answer."""
+"""Temperature added with each further attempt, since at temperature 0 the same question gets the same answer."""
 _HOTTEST = 1.0
 
 
@@ -49,7 +49,7 @@ class Reply:
 
 
 Pull = Callable[[], Question | None]
-"""Returns the next question, or None if there is none now. A reply can lead to a further question."""
+"""Returns the next question, or None if there is none now. A reply can cause a further question later."""
 
 
 class Captioner(Protocol):

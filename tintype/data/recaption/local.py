@@ -148,8 +148,8 @@ class Local(Captioner):
 class _Dice:
     """Sample tokens by the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax.
 
-    The noise is a function of the seed, the image, the attempt and the position in the answer. So an image's samples do
-    not depend on its batch. At temperature 0, decoding is greedy.
+    The noise is a function of the seed, the image, the attempt and the position in the answer. So the tokens sampled
+    for an image do not depend on the other images of its batch. At temperature 0, decoding is greedy.
     """
 
     def __init__(self, questions: Sequence[Question], asking: Asking, length: int) -> None:

@@ -33,13 +33,13 @@ from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Most bytes of a response: fifty times a caption of 20,000 characters with its JSON."""
+"""Most bytes of a response. This is fifty times the size of a caption of 20,000 characters with its JSON."""
 _MOST_WAIT_S = 600.0
 """Longest accepted `Retry-After` in seconds."""
 _LONGEST_WAIT = 100
 """Most characters of a `Retry-After` header: a number, or a date."""
 _MOST_SENT_AWAY = 50
-"""Most `Retry-After` responses per question; they do not count as failures."""
+"""Most `Retry-After` responses per question. Up to this number, they do not count as failures."""
 _POLL_S = 0.1
 _AT_ONCE = ("JPEG", "PNG")
 """Image formats that every server reads. Other formats are sent as PNG."""
@@ -52,7 +52,7 @@ class Patience:
     tries: int = 6
     """Attempts per question if the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Wait before the second attempt. It doubles with each attempt, and is shortened at random by up to half."""
+    """Seconds before the second attempt. Each attempt doubles the wait. A wait is randomly shortened by up to half."""
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:
@@ -130,7 +130,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class _Gate:
-    """Blocks all threads until the `Retry-After` of any of them is over."""
+    """Makes all threads wait while a `Retry-After` that any thread received is not over."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     _opens_s: float = 0.0
@@ -218,7 +218,7 @@ class Server(Captioner):
             if failures >= self.patience.tries:
                 break
             gate.sleep(self.patience.wait_s(failures))
-        if failure.busy:  # the image is not the cause
+        if failure.busy:  # the server is busy, so the image is not the cause of the failure
             raise UserError(
                 f"the server at {self.place.url} is too busy ({failure})",
                 f"lower {option('concurrency')}, or {again()} later to resume",
@@ -272,8 +272,8 @@ class Server(Captioner):
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
         """Send one request on a new connection; return the response and its content.
 
-        A socket's time-out restarts with each byte, so that a slow server could block a thread for ever. Therefore a
-        timer closes the connection.
+        A socket's time-out restarts with each received byte, so a slow server could block a thread forever. Therefore
+        a timer closes the connection.
         """
         headers = {"Accept": "application/json", "Connection": "close"}
         if body is not None:

@@ -1,7 +1,8 @@
 """`tintype data recaption`: ask about each image of a store, keep the answers, and add them as a caption column.
 
-Images are identified by the hash of their bytes: copies are asked about once. A journal holds the answers, and the work
-resumes from it. The column is added when every image has an answer, or a reason why it has none.
+Images are identified by the hash of their bytes, so the model is asked only once about identical files. A journal holds
+the answers, and a stopped command resumes from the journal. The column is added once every image has an answer, or a
+reason why it has no answer.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Task:
     tries: int = 3
     """Attempts per image if an answer is not usable."""
     split: Split | None = None
-    """The split whose images are asked about."""
+    """The split whose images get captions."""
     only_empty: str | None = None
     """A kind of caption: ask only about images whose caption of this kind is empty. Other images keep their caption."""
     limit: int | None = None
     """Number of images for a trial. The column is added only when all images have answers."""
     price_input: float | None = None
-    """Price of a million tokens, in any currency."""
+    """Price of a million tokens of the questions, in any currency."""
     price_output: float | None = None
     overwrite: bool = False
     anew: bool = False
@@ -102,11 +103,11 @@ class Recaptioned:
     done: int = 0
     """Number of images with an answer, or with a reason why they have none."""
     new: int = 0
-    """Number of these since the call began."""
+    """Number of images in `done` that were finished since this call began."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Numbers of tokens, of empty answers, refusals, answers that were changed, images asked again and set aside."""
+    """Counts by name: tokens, empty answers, refusals, changed answers, images asked about again, images set aside."""
     cost: float | None = None
-    """The cost of the tokens; None where no price was given."""
+    """Cost of the tokens, in the currency of the given prices; None if no price was given."""
     seconds: float = 0.0
     examples: dict[str, str] = field(default_factory=dict)
     """The first captions, by source, if the column is not added yet."""
@@ -181,7 +182,7 @@ def _check_task(store: Store, task: Task) -> None:
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
-    """Return whether the same work was already done; refuse if other work added a column of the same name."""
+    """Return whether an earlier call added this column with the same settings; raise if its settings differ."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
         return False

@@ -59,7 +59,7 @@ def description(thing: SceneObject) -> str:
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
-    """Return every true spatial relation of the first object to the second. Jitter does not change it."""
+    """Return every true spatial relation of the first object to the second. Jitter of the positions changes none."""
     first_row, first_column = first.position.split()
     second_row, second_column = second.position.split()
     true = []

@@ -1,11 +1,12 @@
 """Draw scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
 
 Every object is a signed distance function on its own patch of pixels. The distance gives the edge, anti-aliased over
-one pixel. Its derivative towards the light gives the shading, and the distance at a point shifted towards the light
-gives the shadow. All lengths are fractions of the image's width, so a scene looks the same at every size. Jitter,
-texture phase and noise are drawn by (seed, index).
+one pixel. The distance's derivative towards the light gives the shading. The distance at a point shifted towards the
+light gives the shadow. All lengths are fractions of the image's width, so a scene looks the same at every size. Jitter,
+texture phase and noise are random numbers that depend on (seed, index) alone.
 
-All per-pixel operations round alike in every code path (see `shapes.py`), so an image does not depend on its batch.
+All per-pixel operations round alike in every code path (see `shapes.py`), so an image's bytes do not depend on the
+other images of its batch.
 
 B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the image.
 """
@@ -23,7 +24,7 @@ from tintype import rng
 from tintype.data.scenes.scene import POSITIONS, SHAPES, STYLES, TEXTURES, VOCABULARY, Scene, SceneBatch
 from tintype.data.scenes.shapes import DISTANCES
 
-_COLOUR_RGB = {  # and the second colour of a striped or dotted object, near enough to the first not to be taken for it
+_COLOUR_RGB = {  # the second colour of striped or dotted objects is close to the first: no other colour's name fits it
     "red": ((0.86, 0.16, 0.18), (1.00, 0.74, 0.70)),
     "orange": ((0.97, 0.52, 0.10), (1.00, 0.87, 0.68)),
     "yellow": ((0.98, 0.83, 0.16), (0.78, 0.54, 0.05)),
@@ -58,7 +59,7 @@ _TEXTURE_ANGLES = tuple(math.radians(angle) for angle in (25, 45, 65, 115, 135, 
 _BEVEL_WIDTH = {"ball": 0.94, "block": 0.34, "pyramid": 0.0, "star": 0.0, "ring": 0.29, "cross": 0.0}  # 0: flat facets
 _FACET_TILT = 0.52  # sine of the angle between a facet's normal and the line of sight
 _LIGHT_HEIGHT = 0.62  # sine of the light's elevation over the image's plane
-_SHADE_STEP = 0.05  # radii over which the change of distance towards the light is taken
+_SHADE_STEP = 0.05  # step towards the light, in radii, over which the distance's derivative is taken
 _STRIPE_PERIOD, _STRIPE_SHARE = 0.56, 0.42
 _DOT_PERIOD, _DOT_RADIUS = 0.60, 0.29
 
@@ -76,7 +77,7 @@ _LOOK = {
     "mottle": {"render": 0.0, "photo": 0.16},  # strength of slow, cloudy variation
     "grain": {"render": 0.0, "photo": 0.10},  # strength of fine noise
     "vignette": {"render": 0.0, "photo": 0.45},
-    "exposure": {"render": 0.0, "photo": 0.10},  # how far brightness varies from scene to scene
+    "exposure": {"render": 0.0, "photo": 0.10},  # range of the brightness between scenes
 }
 _GRAIN_CELLS, _MOTTLE_CELLS = 64, 9
 
@@ -220,7 +221,7 @@ def _stripes(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -
 
 
 def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> Tensor:
-    phase_N2 = 0.25 + 0.5 * phase_N2  # keeps one dot near the middle, where even a star is wide enough to show it
+    phase_N2 = 0.25 + 0.5 * phase_N2  # keeps one dot near the middle, where even a star shows the whole dot
     u_NPP, v_NPP = x_NPP / _DOT_PERIOD + _pp(phase_N2[:, 0]), y_NPP / _DOT_PERIOD + _pp(phase_N2[:, 1])
     u_NPP, v_NPP = u_NPP - u_NPP.floor() - 0.5, v_NPP - v_NPP.floor() - 0.5
     from_middle_NPP = (u_NPP * u_NPP + v_NPP * v_NPP).sqrt()
@@ -281,7 +282,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: floa
     layers_NCPP = _object_layers(objects, x_NPP, y_NPP, 1.0 / size_px)
     canvas_BCHW = torch.zeros(scenes, 5, size_px, size_px, device=corner_N2.device)
     canvas_BHWC = canvas_BCHW.permute(0, 2, 3, 1)
-    for place in range(len(POSITIONS)):  # one after the other: patches of one scene overlap where their shadows end
+    for place in range(len(POSITIONS)):  # one position after the other, since patches of one scene overlap
         rows = (objects.place_N == place).nonzero()[:, 0]
         at = (_pp(objects.scene_N[rows]), row_NP1[rows], column_N1P[rows])
         canvas_BHWC[at] += layers_NCPP[rows].permute(0, 2, 3, 1)

@@ -29,7 +29,7 @@ POSITIONS = ("centre", "top left", "top right", "bottom left", "bottom right")
 BACKGROUNDS = ("cream", "peach", "mint", "lavender", "teal", "slate")
 LIGHTS = ("left", "right", "above", "below")
 STYLES: tuple[Style, ...] = ("render", "photo")
-MAX_OBJECTS = len(POSITIONS) - 1  # the centre is taken only by an object that is alone
+MAX_OBJECTS = len(POSITIONS) - 1  # an object is in the centre only if it is the scene's only object
 
 OBJECT_VOCABULARY = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, "style": STYLES}
@@ -39,7 +39,7 @@ DRAWN = {**OBJECT_VOCABULARY, "position": POSITIONS, "background": BACKGROUNDS, 
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Return whether a pair is held out of the train split: one in five pairs is, spread over colours and shapes."""
+    """Return whether a pair is held out of the train split. One in five pairs is, spread over colours and shapes."""
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 
@@ -201,7 +201,7 @@ def _draw_pairs(seed: int, index_B: Tensor, split: Split, words: Mapping[str, Se
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
     other = [c not in words["colour"] or s not in words["shape"] for c in COLOURS for s in SHAPES]
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))
-    key_BN = key_BN + 4.0 * torch.tensor(other, device=index_B.device)  # after all pairs of these words
+    key_BN = key_BN + 4.0 * torch.tensor(other, device=index_B.device)  # sorts pairs with other words last
     if split == "train":
         key_BN = key_BN + held_out_N
     if split == "eval":

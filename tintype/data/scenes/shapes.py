@@ -1,8 +1,8 @@
 """Signed distances of the six shapes, in units of the object's radius: negative inside, growing outwards.
 
-Only additions, products, quotients, square roots and comparisons are used, because these round alike in every code path
-of every device. So a scene has the same bytes alone and in a batch. Formulas after Quilez, "2D distance functions"
-(iquilezles.org).
+The formulas use only additions, products, quotients, square roots and comparisons, since these round alike in every
+code path of every device. So a scene has the same bytes alone and in a batch. The formulas follow Quilez, "2D distance
+functions" (iquilezles.org).
 
 N: objects. P, Q: rows and columns of the patch.
 """

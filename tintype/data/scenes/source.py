@@ -28,7 +28,7 @@ Split = Literal["train", "eval", "unseen"]
 """`unseen` scenes are drawn like training scenes, but are not among them. Each scene of `eval` has a held-out pair."""
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40, "unseen": 1 << 41}
-"""The first index of a split. No two splits share jitter, texture or noise."""
+"""The first index of each split. The ranges are disjoint, so no two splits share jitter, texture or noise."""
 
 
 _Words = Annotated[tuple[str, ...], Field(strict=False)]
@@ -36,7 +36,7 @@ _Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class ObjectWords(Settings):
-    """The words from which objects are drawn. A task with fewer words is learned sooner by a smaller model."""
+    """The words from which objects are drawn. With fewer words, a smaller model learns the task sooner."""
 
     shape: _Words = Field(DRAWN["shape"], description="Shapes of the objects")
     colour: _Words = Field(DRAWN["colour"], description="Colours of the objects")
@@ -174,12 +174,12 @@ class ScenesSettings(DataPart):
 class SceneSource:
     """Renders each image at its first use, and caches it if the whole set fits into a gigabyte.
 
-    A larger cached set is rendered once for all processes of the machine. An image does not depend on its batch: its
-    bytes are the same in whichever process renders it.
+    The processes of a machine share a larger cached set, and render each of its images once. An image's bytes are the
+    same in every batch and process.
     """
 
     identity = None
-    """None: the settings define the scenes. A change of the renderer shows only in the images."""
+    """None, since the settings define the scenes. A change of the renderer changes the images, not the identity."""
     columns = frozenset({"long", "short"})
 
     def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:

@@ -107,7 +107,7 @@ def add_kinds(found: dict[str, set[str]], row: Mapping[str, object]) -> None:
 
 
 def fit(value: object, kind: Kind) -> Value:
-    """Convert a value to a kind. Empty texts and NaN count as missing, since formats without null write these."""
+    """Convert a value to a kind. Empty texts and NaN count as missing, since formats without null use them for null."""
     if isinstance(value, str):
         value = value.strip()
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):

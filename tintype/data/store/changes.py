@@ -1,7 +1,8 @@
 """Change an existing store: add a kind of caption, or the checksums that an earlier version did not write.
 
-Added captions lie in separate files, one per shard, named by a hash of the texts. Captions count once `store.json`
-names them. `store.json` is replaced atomically, so a column has all its rows, or is absent. Image files do not change.
+Added captions lie in separate files, one per shard, named by a hash of the texts. The store has a new column once
+`store.json` names its files. `store.json` is replaced atomically, so a column has all its rows or is absent. The files
+with the images do not change.
 
 `tintype data upgrade` checks the hash of each image, the identity of all records, and the stored sizes of images. Then
 it rewrites `store.json`; no other file changes. The command cannot check the columns `source` and `pixels`, which
@@ -108,16 +109,16 @@ def earlier_identities(store: Store) -> Iterator[str]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Hold the store's lock. Two columns that are ready at the same time are added one after the other."""
+    """Hold the store's lock, so that two commands add their columns one after the other."""
     remedy = f"the store is as it was; fix this, then {again()} again"
     with as_user_error(OSError, f"cannot write to {path}", remedy), taking_turns(path / ".lock"):
         yield
 
 
 def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
-    """Check the whole store, then add the checksums. A store that has checksums is left unchanged.
+    """Check the whole store, then add the checksums. A store that already has checksums is not changed.
 
-    Each record is read twice and counted twice in `on_records`.
+    Each record is read twice, so `on_records` counts each record twice.
     """
     content = layout.read_content(path)
     if content.get("format") != layout.EARLIER_FORMAT:

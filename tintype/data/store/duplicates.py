@@ -18,7 +18,7 @@ _BANDS, _BAND_BITS = 4, 16
 MOST_BITS = 11
 """Largest supported hash distance in bits. A larger distance needs too many lookups of 16-bit parts."""
 _MOST_COLOUR, _MOST_BRIGHTNESS = 14.0, 40.0
-"""Largest mean differences of 255 levels between equal images. Hashes ignore colours and brightness."""
+"""Largest mean differences, of 255 levels, in colour and brightness between equal images. Hashes ignore both."""
 _PAIRS_TOGETHER = 1 << 22
 
 
@@ -38,9 +38,9 @@ def find_groups(
 ) -> list[Group]:
     """Group each ungrouped image with all later ungrouped images near it. Groups are not chained.
 
-    Evaluation records come first, then rows in order. `pixels` and `is_eval` have a value for each row of the store.
-    Groups are sorted by their first rows, leaks first. The time grows with the number of images whose hashes are near.
-    The time does not grow with the square of the length of a chain of similar images.
+    Evaluation records come first, then the other rows in order. `pixels` and `is_eval` have a value for each row of the
+    store. The result lists groups with leaks first, and sorts by first rows. The time grows with the number of images
+    with a near hash. Long chains of similar images do not make the time grow quadratically.
     """
     rows = rows[np.lexsort((rows, ~is_eval[rows]))]
     near_hash = _Near(looks.hash[rows], most_bits)
@@ -69,7 +69,7 @@ class _Near:
         hash_U, of_place = np.unique(hash_N, return_inverse=True)
         count = len(hash_U)
         self._hash_of: NDArray[np.int64] = of_place.reshape(-1)
-        """For each place, the index of its hash among the distinct hashes."""
+        """For each place, the index of the place's hash among the distinct hashes."""
         self._places: NDArray[np.int64] = np.argsort(self._hash_of, kind="stable")
         """Places sorted by their hashes."""
         self._counts_U = np.bincount(self._hash_of, minlength=count)
@@ -111,8 +111,8 @@ def bit_counts(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 def near_pairs(hash_U: NDArray[np.uint64], most_bits: int) -> NDArray[np.int64]:
     """Return indices [P, 2] of the hashes that differ in at most `most_bits` bits, by multi-index hashing.
 
-    If two hashes differ in at most b bits, one of their four 16-bit parts differs in at most b // 4. So only hashes
-    with such a part in common are compared, found in a sorted table, instead of all pairs. (Norouzi, Punjani and Fleet,
+    If two hashes differ in at most b bits, one of their four 16-bit parts differs in at most b // 4 bits. So instead of
+    all pairs, only hashes with such a similar part are compared, found in a sorted table. (Norouzi, Punjani and Fleet,
     2012, section 3.)
     """
     if not 0 <= most_bits <= MOST_BITS:

@@ -47,7 +47,7 @@ class Prepared:
 class Refused:
     reason: str
     bad: bool = True
-    """False if the image is fine, but the user asked to leave out such images."""
+    """False if the image is intact, but the import's options leave out such images."""
 
 
 def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | Refused:
@@ -67,7 +67,7 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
     if sizing.short_px is not None and short > sizing.short_px:
         image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
     content = item.content
-    if changed:  # colours at full resolution: halved, as is usual, they cost a small image more than all else does
+    if changed:  # colours at full resolution: the usual halving would harm a small image more than JPEG itself does
         content = encode(image_CHW, "JPEG", quality=sizing.quality, subsampling=0, optimize=True)
     height, width = image_CHW.shape[1:]
     if width * height > LIMITS.pixels or len(content) > LIMITS.bytes:

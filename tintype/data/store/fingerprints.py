@@ -1,6 +1,6 @@
 """Looks of a store's images, in 208 bytes each: a perceptual hash, a few colours, pixel mode and file format.
 
-Looks are cached by the store's identity: a stopped inspection resumes, and a second inspection decodes nothing.
+Looks are cached by the store's identity. So a stopped inspection resumes, and a second inspection decodes no image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tintype.wording import again, option
 HASH_BITS = 64
 _SIDE_PX, _COLOUR_PX = 32, 8
 _FLAT = 4.0
-"""Smaller amplitudes count as zero, since compression causes them. Grey values range from 0 to 255."""
+"""Smaller amplitudes count as zero, since JPEG compression causes such amplitudes. Grey values are 0 to 255."""
 _COLOURS = 3 * _COLOUR_PX**2
 _MODE, _FORMAT, _ROW_BYTES = 8 + _COLOURS, 9 + _COLOURS, 16 + _COLOURS
 _WRITTEN_TOGETHER = 256
@@ -54,7 +54,7 @@ def look_at(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Looks:
-    """Return the looks of rows. Finished looks are cached, also those of a stopped call."""
+    """Return the looks of rows. Finished looks are cached, even if the call is stopped."""
     stamp = _VERSION + bytes.fromhex(store.identity)
     otherwise = f"inspect a part: {option('where')}"
     content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, otherwise, stamp)
@@ -104,7 +104,7 @@ def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
     amplitude = (basis @ grey_HW.astype(np.float64) @ basis.T)[lowest]
     amplitude[np.abs(amplitude) < _FLAT] = 0
     middle = np.sort(amplitude)[HASH_BITS // 2 - 1 : HASH_BITS // 2 + 1]
-    above = amplitude > middle.sum() / 2  # np.median takes ten times as long for so few
+    above = amplitude > middle.sum() / 2  # np.median takes ten times as long for 64 values
     return int.from_bytes(np.packbits(above, bitorder="little").tobytes(), "little")
 
 

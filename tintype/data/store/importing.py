@@ -46,7 +46,7 @@ Pairs: TypeAlias = Mapping[str, str] | Sequence[str]
 @dataclass(frozen=True)
 class ImportOptions:
     captions: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of captions and their columns; by default those of the importer."""
+    """Kinds of captions and their columns; by default the importer's usual ones."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     split_column: str | None = None
     """Column that holds the split. By default, the image's hash decides."""
@@ -60,7 +60,7 @@ class ImportOptions:
     most_pixels_at_once: int = MOST_PIXELS_AT_ONCE
     """Most pixels that all threads decode at the same time."""
     most_bad: float = 0.05
-    """Largest fraction of bad records; the import is refused above it."""
+    """Largest fraction of bad records. With a larger fraction, the import stops with an error."""
     follow_links: bool = False
     preset: str | None = None
     """Name of the preset, if the source is its public set."""
@@ -84,7 +84,7 @@ class Imported:
     """Number of records of the source, stored or set aside."""
     about: AboutStore
     already_done: bool = False
-    """Whether an earlier call imported it."""
+    """Whether an earlier call made this store, so that this call imported nothing."""
 
 
 def import_images(
@@ -143,7 +143,7 @@ def _tidied(work: Path) -> Iterator[None]:
 
 def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Prepared | Refused]]:
     def cost(item: Item) -> int:
-        """Return the larger of pixels and bytes: an image with few pixels may be a large file."""
+        """Return the larger of an item's pixels and bytes, since an image with few pixels may be a large file."""
         content = item.content or b""
         return max(pixels_stated(content), len(content))
 
@@ -158,7 +158,7 @@ def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
     if bad <= most_bad * total:
         return
     writer.keep()
-    share = min(100, -(-bad * 100 // done // 10) * 10 or 10)  # round, and not exceeded so far
+    share = min(100, -(-bad * 100 // done // 10) * 10 or 10)  # the share so far in per cent, rounded up to tens
     reasons = "; ".join(writer.first_bad(_SHOWN_REASONS))
     raise UserError(
         f"{bad:,} of the first {done:,} records are bad: more than {option('most-bad', f'{100 * most_bad:.3g}%')} of "
@@ -174,7 +174,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Sorter:
-    """Puts items into the store or the quarantine. An image that occurs twice is never in both splits."""
+    """Puts items into the store or the quarantine. Copies of an image are never in different splits."""
 
     captions: Mapping[str, str]
     attributes: Mapping[str, Settled]

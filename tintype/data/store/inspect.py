@@ -1,7 +1,7 @@
 """`tintype data inspect`: a store's content and problems, as plain numbers and words.
 
-N: inspected records. Percentiles and shares refer to these; `where` and `skip` can leave out others. The last bin of a
-histogram also holds the highest half per cent of values, however far away.
+N: inspected records. Percentiles and shares refer to these records, and not to records that `where` or `skip` leave
+out. The last bin of a histogram also holds the highest half per cent of values, however large they are.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def _origins(store: Store, rows: NDArray[np.int64]) -> results.Counts:
 
 
 def _origin(source: str) -> str:
-    """Return a.parquet for `a.parquet, row 3`, 0.tar for `0.tar:x.png`, and train/ for `train/x.png`."""
+    """Return the file or folder of a record's source.
+
+    This is a.parquet for `a.parquet, row 3`, 0.tar for `0.tar:x.png`, and train/ for `train/x.png`.
+    """
     if found := re.match(r"(.*?), (?:row|sample|line) \d+", source):
         return found[1]
     if ".tar:" in source:
@@ -134,7 +137,11 @@ def _origin(source: str) -> str:
 
 
 def _set_aside(store: Store) -> results.Counts:
-    """Count the reasons in the quarantine. Numbers and names in a reason are replaced first."""
+    """Count the quarantined records by reason, most frequent first.
+
+    Before counting, this function replaces numbers in a reason by `N` and the record's source by `it`. So records with
+    the same problem are counted together.
+    """
     counts: Counter[str] = Counter()
     for said in store.quarantine():
         reason = _NUMBER.sub("N", _MISFIT.sub(r"\1", said["reason"].replace(said["source"], "it", 1)))
@@ -165,7 +172,7 @@ def whole_histogram(values: NDArray[np.generic]) -> results.Histogram:
 
 
 def histogram(values: NDArray[np.float64]) -> results.Histogram | None:
-    """Count numbers in bins; return None if they lie too close together or too far apart for a drawing."""
+    """Count numbers in bins; return None if the numbers lie too close together or too far apart for a histogram."""
     if np.abs(values).max() > _FARTHEST:
         return None
     low, high = float(values.min()), float(np.percentile(values, 99.5))
@@ -202,7 +209,7 @@ def _sizes(store: Store, rows: NDArray[np.int64]) -> results.Sizes:
 
 
 def _aspects(store: Store, rows: NDArray[np.int64]) -> results.Aspects:
-    """Return statistics of width / height. Bins are centred on round values, so squares lie in the middle of a bin."""
+    """Return statistics of width / height. Bins are centred on round values, so that squares lie inside one bin."""
     width, height = (side[rows].astype(np.float64) for side in store.sizes())
     logs = np.log2(width / height)
     middles = np.arange(-_ASPECT_END, _ASPECT_END + _ASPECT_STEP / 2, _ASPECT_STEP)
@@ -286,7 +293,10 @@ def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], m
 
 
 def skip_lines(store: Store, groups: list[Group]) -> list[str]:
-    """Return a skip list of all but the first row of each group. Copies of the first row's file are `repeats`."""
+    """Return the lines of a skip list that leaves out all but the first row of each group.
+
+    Exact copies of the first row's file are left out by one `repeats` line.
+    """
     lines: dict[str, str] = {}
     for group in groups:
         first = store.about_row(group.rows[0])

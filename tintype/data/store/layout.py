@@ -14,8 +14,8 @@ any row is found directly and images are read only when requested. The columns a
 A kind of caption that was added later lies in separate files, one per shard, with the columns `sha256` and
 `caption:NAME` (`changes.py` writes them).
 
-Everything is checked before use. `store.json` has a checksum of itself and of each other file without its images; these
-are checked when the store is opened. An image is checked against its `sha256` at each read.
+Everything is checked before use. `store.json` has a checksum of itself, and a checksum of each other file without its
+images. Opening the store checks these. Each read of an image checks the image's `sha256`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class StoreShown(AboutStore, frozen=True):
     checked: bool
     """Whether everything was read and compared with its checksums."""
     left: dict[str, int] | None
-    """Number of selected records of each split; None where nothing selects."""
+    """Number of selected records of each split; None without `where` and `skip`."""
     left_out: dict[str, int]
     """Number of records that `where` and `skip` leave out."""
     note: str | None
@@ -280,7 +280,7 @@ class Store:
             raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote", _AGAIN) from None
 
     def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
-        """Read the whole store, and refuse it if any content differs from what was written."""
+        """Read the whole store, and raise if any content differs from its checksums."""
         self.quarantine()
         for column in self.about.added:
             if column.journal is not None and column.journal_sha256 is not None:
@@ -308,7 +308,10 @@ class Store:
 
 
 def open_store(path: Path) -> Store:
-    """Open a store once per process as long as its files do not change, so that its splits share the memory maps."""
+    """Return an open store: the same object as earlier in this process, unless the store's files have changed.
+
+    So both splits of a store share the memory maps.
+    """
     files = sorted(path.glob("*.arrow")) if is_store(path) else []
     found = [(file.name, file.stat()) for file in [path / ABOUT, *files] if file.exists()]
     return _opened(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
@@ -422,7 +425,7 @@ def open_shard(path: Path) -> pyarrow.RecordBatch:
 
 
 def _mapped(path: Path) -> tuple[pyarrow.Buffer, pyarrow.RecordBatch]:
-    """Return the bytes of a shard, and its only record batch, which refers to them."""
+    """Return the bytes of a shard, and its only record batch, whose columns refer to these bytes."""
     refuse_compressed(path, FILE_HEAD)
     kinds = (pyarrow.ArrowException, OSError, ValueError)
     explained = as_user_error(kinds, f"{path} cannot be read as a shard of a store")

@@ -12,11 +12,11 @@ from tintype.data.store.where import written
 from tintype.wording import option, rendered
 
 LONG_WORDS = 256
-"""No text encoder reads more: for images, CLIP reads about 55 words, T5 and Qwen 200 to 400."""
+"""Words above which a caption counts as long. CLIP reads about 55 words of a caption, T5 and Qwen 200 to 400."""
 TINY_PX = 64
 _SHOWN = 120
 _OFTEN = 10
-"""A caption on this many records was probably pasted."""
+"""If this many records have the same caption, the caption is probably a placeholder."""
 _STRANGE = {
     "entities of HTML, such as &amp;": re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#\d{1,6}|#x[0-9a-f]{1,6});", re.I),
     "web addresses": re.compile(r"https?://|www\.\w", re.IGNORECASE),
@@ -32,7 +32,7 @@ def strange_text(text: str) -> str | None:
 
 
 def find_problems(result: Result) -> list[Problem]:
-    """Return problems sorted by their effect: on scores, on training, then lost data."""
+    """Return problems: first those that change scores, then those that harm training, then those that lose data."""
     found = [*_of_splits(result), *_of_captions(result), *_of_images(result)]
     return sorted(found, key=lambda problem: (problem["severity"] != "alarm", -problem["rank"]))
 

@@ -1,8 +1,8 @@
 """The selected records of a store: `data.where` and `data.skip` select without rewriting the store.
 
 A skip list names records by the SHA-256 of their image files, as in the column `sha256`. It is a text file with one
-entry per line, or a Parquet file with the entries in its column `sha256`. `HASH` leaves out all records with that file;
-`HASH repeats` leaves out all but the first. A remark may follow `#`.
+entry per line, or a Parquet file with the entries in its column `sha256`. `HASH` leaves out all records with that image
+file; `HASH repeats` leaves out all of them but the first. A remark may follow `#`.
 """
 
 from __future__ import annotations

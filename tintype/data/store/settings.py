@@ -28,7 +28,7 @@ class StoreSettings(DataPart):
     """Your own images, in a store that `tintype data import` made.
 
     A run records the identity of its store's content, and resumes only with the same content. `sha256` pins the
-    identity in the plan. The path is then not part of the run's name, and the store may be anywhere. `skip_sha256` does
+    identity in the plan. The path is then not part of the run's name, so the store can be moved. `skip_sha256` does
     the same for the skip list.
     """
 
@@ -73,7 +73,7 @@ class StoreSettings(DataPart):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of decoded images. Without `limit` their number is unknown, so return the most that training keeps."""
+        """Bytes of all decoded images. Without `limit` their number is unknown, so return `MOST_ON_GPU_BYTES`."""
         if self.buckets:
             return 0
         size = MOST_ON_GPU_BYTES if self.limit is None else resident_bytes(self.limit, self.size_px)
@@ -84,7 +84,7 @@ class StoreSettings(DataPart):
         return self.buckets or super().shapes
 
     def content(self) -> dict[str, Any]:
-        """Return the content without bucket shapes, since data in several shapes is not cached."""
+        """Return the settings that decide the images, without bucket shapes: data in several shapes is not cached."""
         without = {"buckets"} if self.fit == "resize" else {"buckets", "fit"}
         return {key: value for key, value in super().content().items() if key not in without}
 
@@ -104,7 +104,7 @@ class StoreSettings(DataPart):
             yield "fit: resize is for several buckets, of which one is near to each image's proportions; give them too"
 
     def at_size(self, size_px: int) -> StoreSettings:
-        """Return the same images in another size. A single bucket is the square and is scaled; several buckets stay."""
+        """Return the same images in another size. A single bucket is scaled, since it is the square; several stay."""
         sole = {"buckets": ((size_px, size_px),)} if len(self.buckets) == 1 else {}
         return self.model_copy(update={"size_px": size_px, **sole})
 
@@ -164,7 +164,7 @@ class StoreSettings(DataPart):
         except UserError:
             return self.limit  # the skip list or a caption column of `where` is missing
         if identity not in (None, selection.identity(store.identity)):
-            return self.limit  # the path has another store now, or another selection
+            return self.limit  # the path now has another store, or `where` and `skip` select other records
         return len(selection.rows(store, "train")[: self.limit])
 
     def in_hash(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TooSmallError(UserError):
 class StoreSource:
     """Decodes images at their first use, and caches them on the device if the whole split fits.
 
-    Otherwise it prefetches the next batches: in threads, and with a GPU in as many worker processes.
+    If the split does not fit, threads prefetch the next batches. With a GPU, each thread has a worker process.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
     images are a random sample, even if the store is sorted.
@@ -178,7 +178,7 @@ class Prefetch:
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch, unless the batches in progress take much memory. One batch is always prefetched."""
+        """Prefetch a batch, unless the batches in progress take too much memory. One batch is always prefetched."""
         if not ids or tuple(ids) in self._begun:
             return
         if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_PREFETCHED_BYTES:
@@ -188,8 +188,8 @@ class Prefetch:
     def take(self, ids: Sequence[int]) -> Tensor:
         """Return the batch, in pinned memory if there is a GPU.
 
-        Batches are taken in the order in which they were expected. So batches that were expected before this batch are
-        dropped, and batches expected after it stay.
+        Batches are taken in the order of the calls of `expect`. So batches that were expected before this batch are
+        dropped, and batches that were expected after this batch stay.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 LONGEST = 20_000
-"""Most characters of a caption. A longer text is a page that got into the wrong column."""
+"""Most characters of a caption. A longer text is probably a whole page in the wrong column."""
 _TAGS = (
     "a|abbr|article|aside|b|blockquote|body|br|button|center|code|dd|div|dl|dt|em|figcaption|figure|font|footer|form|h[1-6]"
     "|head|header|hr|html|i|iframe|img|input|label|li|link|main|meta|nav|ol|p|pre|script|section|small|span|strong|style"

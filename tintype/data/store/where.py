@@ -8,8 +8,8 @@ types are checked.
 
 Two forms extend Python's syntax: `[any column name]` and `caption:NAME`. A backslash in a text is a plain backslash.
 
-A missing value is null in Arrow. As in SQL, a comparison with null is neither true nor false (Kleene's logic), and its
-record is not selected.
+A missing value is null in Arrow. As in SQL, a comparison with null is neither true nor false (Kleene's logic). A record
+for which the whole expression is null is not selected.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArra
     tree = _Builder(expression, option, store).whole()
     found = compute.and_kleene(
         store.table["sha256"].is_valid(), tree.value
-    )  # makes a constant result one value per row
+    )  # turns a constant result into one value per row
     kept: NDArray[np.bool_] = found.fill_null(False).to_numpy()
     return kept
 

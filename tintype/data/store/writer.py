@@ -38,7 +38,7 @@ class Written(BaseModel, extra="forbid"):
     quarantine_bytes: int = 0
     quarantine_sha256: str = hashlib.sha256().hexdigest()
     bad: int = 0
-    """Number of quarantined records, without those that the user asked to leave out."""
+    """Number of bad records in the quarantine. Records that the import's options leave out are not counted."""
 
 
 class Writer:
