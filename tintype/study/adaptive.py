@@ -1,18 +1,17 @@
 """Decide which arms get more seeds after each planned look, and which runs to make next.
 
 Every decision is a pure function of the finished runs. So a study that was killed resumes at the same look with the
-same decisions. Stopping an arm never makes a verdict: it leaves the arm undecided. So the level of the study holds
-whatever the rule.
+same decisions. Stopping an arm never makes a verdict, but leaves the arm undecided. So no stopping rule can raise the
+study's error above its level.
 
-An arm gets no more seeds if
-- every comparison on a primary metric is decided, including declared comparisons with other arms, or none can be made,
-  or
-- nothing is in sight: each undecided comparison has p > 0.5 (or no p). Also, the seeds of the last look would not
-  decide it if means and spreads stayed the same, or
-- one of its runs diverged or failed, so that it can have no verdict.
+An arm gets no more seeds in any of these cases:
+- Every comparison on a primary metric is decided, including declared comparisons with other arms, or none can be made.
+- Nothing is in sight. This means that each undecided comparison has p > 0.5 (or no p). Also, the seeds of the last look
+  would not decide the comparison if means and spreads stayed the same.
+- One of the arm's runs diverged or failed, so that the arm can have no verdict.
 
-A declared comparison with a stopped arm does not count: that arm gets no more seeds. The baseline and the control have
-as many seeds as the arm with most.
+Declared comparisons with an already stopped arm are ignored in these rules. The baseline and the control get as many
+seeds as the arm with the most seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tintype.study.stats.contrast import Key
 from tintype.study.study import ArmPlan, Study
 
 HOPELESS_P = 0.5
-"""An undecided comparison with a larger p has nothing in sight."""
+"""An undecided comparison with a p above this has nothing in sight."""
 Rows = Mapping[Key, Comparison]
 
 
@@ -39,11 +38,11 @@ class Standing:
     read: list[Study]
     """The arms and seeds of each look so far."""
     rows: dict[Key, Comparison]
-    """Every comparison: from the first look that decided it, or else from its last look."""
+    """Every comparison, as of the first look that decided it. An undecided comparison is as of its last look."""
     stopped: dict[str, str]
     """The reason why an arm gets no more seeds, by the arm's name."""
     counts: dict[str, int]
-    """Seeds with which each arm was compared, by its name. For the baseline and the control: those of the last look."""
+    """Number of seeds with which each arm was compared, by name. Baseline and control have those of the last look."""
     next: Look | None
     """The look in progress; None if every arm has stopped or has all its seeds."""
 
@@ -94,11 +93,11 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 
 
 def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> list[Comparison]:
-    """Return an arm's comparisons on the primary metrics: at all resolutions, across them, with other arms, and as a
-    factor.
+    """Return an arm's comparisons on the primary metrics.
 
-    Contrasts that lost a run are left out. The arm that lost the run stops for that reason, and the other arms can
-    still be decided.
+    These are its comparisons with the baseline at each resolution, its trends over resolutions, its declared
+    comparisons with other arms, and the contrasts of its factors. Comparisons with other arms and contrasts are left
+    out if they lost a run. The arm that lost the run stops for that reason, and the other arms can still be decided.
     """
     asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
     factors = {one.name for _, one in study.contrasts() if name in one.weights}
@@ -117,7 +116,10 @@ def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> lis
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:
-    """Return why an arm with these comparisons gets no more seeds; empty if it gets more. `most` is the maximum."""
+    """Return why an arm with these comparisons gets no more seeds; empty if the arm gets more.
+
+    `most` is the largest number of seeds that an arm may get.
+    """
     if not rows:
         return "no primary metric can be compared"
     open_rows = [row for row in rows if not is_decided(row)]
@@ -131,7 +133,7 @@ def why_stop(rows: Sequence[Comparison], most: int) -> str:
 
 
 def _hopeless(row: Comparison, most: int) -> bool:
-    """Return whether neither a difference nor *same* is in sight."""
+    """Return whether more seeds would probably decide a comparison neither as a difference nor as *same*."""
     in_reach = row.seeds_needed is not None and row.seeds_needed <= most
     return not in_reach and (row.p is None or row.p > HOPELESS_P)
 

@@ -1,11 +1,11 @@
-"""Decide whether a run may start now, by the memory that it needs on its GPU and on the host, beside the running runs.
+"""Decide whether a run fits into the free memory of its GPU and the host, and so may start beside the running runs.
 
-The need of a run was measured on an earlier run of the same shape (`tintype.study.shapes`), or is an estimate of
-everything in it (`tintype.cost`). A run of unknown need has the GPU for itself.
+The memory that a run needs was measured on an earlier run of the same shape (`tintype.study.shapes`), or is estimated
+(`tintype.cost`). A run that needs an unknown amount has the GPU for itself.
 
-torch's allocator is limited to the share. So a run that needs more than expected runs out of memory itself, and its
-neighbours do not. Its share is corrected, and it goes back to the queue. The run has not failed, unless it was alone on
-an empty GPU.
+torch's allocator is limited to the run's share of memory. So a run that needs more than its share runs out of memory,
+and the other runs on the GPU do not. The run then gets a larger share and goes back to the queue. It counts as failed
+only if it was alone on an empty GPU.
 """
 
 from __future__ import annotations
@@ -29,17 +29,23 @@ from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, 
 from tintype.study.shapes import ShapeFacts, note_shape, read_shapes, shape_of
 
 MARGIN = 1.05
-"""A run may take this multiple of the memory measured for its shape, since captions and scores differ between runs."""
+"""A run's share is this multiple of the memory measured for its shape: captions and scores differ between runs."""
 GROWTH = 1.5
-"""A run that reached its share gets this multiple of it the next time."""
+"""A run that ran out of its whole share gets this multiple of the share the next time."""
 REACHED = 0.8
-"""A run that ran out of memory with this much of its share in use has reached it: its last request is not counted."""
+"""A run that ran out of memory with this fraction of its share in use has used up the share.
+
+The fraction is below one because the memory in use does not include the failed request.
+"""
 MOST_CROWDED = 3
-"""After this many crowded attempts in a row, a run has the GPU for itself the next time."""
+"""After this many attempts in a row that ran out of memory beside other runs, a run gets the GPU for itself."""
 HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30
-"""Host memory allowed for a run that was not measured, on a GPU and on a CPU: torch, its libraries and data."""
+"""Host memory for a run that was not measured, in bytes, on a GPU and on a CPU: torch, its libraries and data."""
 _FIRST_WAIT_S, _MOST_WAIT_S = 10.0, 300.0
-"""Seconds before a crowded run is tried again; each further attempt doubles them."""
+"""First and longest wait, in seconds, before a run is retried that ran out of memory beside other runs.
+
+Each further attempt doubles the wait.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,17 @@ class Need:
     """Memory that a run needs, in bytes."""
 
     gpu: int | None
-    """Bytes on each of its GPUs. None if unknown: the run then has them for itself."""
+    """Bytes on each of the run's GPUs. None if unknown: the run then has its GPUs for itself."""
     host: int | None
     words: str
-    """How the GPU memory was found."""
+    """How the number of bytes on the GPU was found, as text for messages."""
 
 
 def end_of(claim: Claim) -> str:
-    """Return the state in which an attempt ended; if its process left none, from the records of others."""
+    """Return the state in which an attempt at a run ended.
+
+    If the attempt's process recorded no state, use the cause of death that another process recorded.
+    """
     if claim.ended is not None:
         return str(claim.ended.get("state", "died"))
     died = str(claim.now.get("died", ""))
@@ -62,7 +71,7 @@ def end_of(claim: Claim) -> str:
 
 
 def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
-    """Return the attempts that ended for lack of memory since the run last advanced, oldest first."""
+    """Return the attempts since the last progress that ran out of memory beside other runs, oldest first."""
     found: list[Claim] = []
     for claim in reversed(claims):
         state = end_of(claim)
@@ -78,12 +87,12 @@ def kills_in(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def wait_s(crowds: int) -> float:
-    """Return how many seconds a run waits after this many crowded attempts."""
+    """Return the seconds that a run waits after it has run out of memory beside other runs `crowds` times."""
     return min(_FIRST_WAIT_S * 2.0 ** (crowds - 1), _MOST_WAIT_S) if crowds else 0.0
 
 
 def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
-    """Return the need, corrected by earlier attempts."""
+    """Return the memory that a run needs, raised if earlier attempts (`crowds`) ran out of memory."""
     told = [int(known) for one in crowds if isinstance(known := (one.ended or {}).get("needs_bytes"), int) and known]
     gpu, host = need.gpu, need.host
     if told:
@@ -109,7 +118,7 @@ class Grant:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether nobody else uses its GPUs now."""
+        """Return whether no other process uses the run's GPUs now."""
         return bool(self.gpus) and all(one.is_alone for one in self.gpus)
 
     def begin(self) -> None:
@@ -124,8 +133,10 @@ class Grant:
             share.release()
 
     def judge(self, message: Message) -> Message:
-        """Return the verdict on a run that ran out of memory, or whose GPU failed: crowded beside others, or failed
-        alone.
+        """Return the final message of a run that ran out of memory, or whose GPU failed.
+
+        If the run shared the GPU or host with others, the state is `crowded` and the run is tried again. A run that was
+        alone has failed.
         """
         ran_out, lost = message.text.startswith(OUT_OF_MEMORY), message.text.startswith(GPU_LOST)
         if message.state != "died" or not (ran_out or lost):
@@ -183,7 +194,7 @@ class Admission:
         self._known = read_shapes(self.out, self.device)
 
     def need_of(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Need:
-        """Return what a run needs, as far as known now."""
+        """Return the memory that a run needs, from measurements or an estimate, corrected by earlier attempts."""
         if not self.gpus_of(task):
             return with_corrections(Need(0, CPU_BYTES, "an allowance"), crowds_in(claims, step))
         shape = shape_of(task.plan)
@@ -213,7 +224,7 @@ class Admission:
         return Grant(taken[:-1], taken[-1], need, self._hold and len(taken) > 1 and task.plan.run.ranks == 1)
 
     def count_fitting(self, tasks: Sequence[Task]) -> int:
-        """Return how many of these runs, from the first on, fit beside the running runs on one of its GPUs each."""
+        """Return how many of these runs, from the first on, would fit beside the running runs, each on one GPU."""
         free, host, count = [gpu.left() for gpu in self.gpus], self.host.left(), 0
         idle = [not gpu.promises() for gpu in self.gpus]
         for task in tasks:
@@ -232,17 +243,17 @@ class Admission:
         return count
 
     def note(self, task: Task, message: Message, grant: Grant) -> None:
-        """Store the GPU and host memory of a run that was trained and scored."""
+        """Store the measured GPU and host memory of a run that was trained and scored."""
         if message.state == "done" and task.plan.run.ranks == 1 and message.peak_bytes:
             facts = ShapeFacts(self.device, message.peak_bytes, grant.host.most)
             note_shape(self.out, shape_of(task.plan), facts)
 
     def note_step(self, task: Task, step_s: float, steps: int) -> None:
-        """Store the time of a step alone on the GPU."""
+        """Store the seconds of a training step that were measured while the run was alone on the GPU."""
         note_shape(self.out, shape_of(task.plan), ShapeFacts(self.device, step_s=step_s, steps=steps))
 
     def step_s_of(self, task: Task) -> float | None:
-        """Return the seconds of a step alone on the GPU; if the shape was not timed, the mean of the others."""
+        """Return the seconds of a step alone on the GPU; if the run's shape was not timed, the mean of timed shapes."""
         known = [facts.step_s for facts in self._known.values() if facts.step_s is not None]
         facts = self._known.get(shape_of(task.plan))
         if facts is not None and facts.step_s is not None:
@@ -261,7 +272,7 @@ class Admission:
 
 
 def estimated_need(task: Task, protocol: Protocol) -> Need:
-    """Return the estimated need of a run, without memory that all processes of the machine share."""
+    """Return the estimated memory of a run, without memory that all processes of the machine share."""
     try:
         peak = peak_of(task.plan, protocol, task.along.protocol if task.along else None, task.plan.run.ranks)
     except UserError:

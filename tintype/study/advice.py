@@ -1,4 +1,4 @@
-"""Plans for new studies in words and tables: how many seeds find the effect, and which margins they can show."""
+"""Describe the power of a planned study: how many seeds detect an effect, and which margins they can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tintype.study.study import Study
 from tintype.wording import option
 
 _UNREACHED = 0.005
-"""Chance of the verdict "same" below which a margin counts as out of reach."""
+"""Probability of the verdict "same" below which a margin counts as out of reach."""
 
 
 def heads(group: Group) -> list[str]:
@@ -26,7 +26,7 @@ def heads(group: Group) -> list[str]:
 
 
 def cells(plan: PowerPlan, row: MetricPower) -> list[str]:
-    """Return the smallest change that each number of seeds finds in 80% of studies."""
+    """Return the row of a metric: the smallest change that each number of seeds detects in 80% of studies."""
     return [
         row.metric.name + (" *" if row.metric.primary else ""),
         significant(row.baseline),
@@ -46,7 +46,7 @@ def caption(group: Group) -> str:
 
 
 def reach(change: float, row: MetricPower, effect: Effect) -> str:
-    """Return a detectable change; a dash where it is more than the metric can change by."""
+    """Return a detectable change as text; a dash if the metric cannot change by so much."""
     low, high = row.metric.range
     most = max(math.inf if high is None else high - row.baseline, math.inf if low is None else row.baseline - low)
     if change > most:
@@ -55,7 +55,7 @@ def reach(change: float, row: MetricPower, effect: Effect) -> str:
 
 
 def advice(plan: PowerPlan, row: MetricPower) -> str:
-    """Return how many seeds find the effect, in a sentence or two."""
+    """Return how many seeds the study needs to detect the effect, in a sentence or two."""
     name, effect = row.metric.name, plan.effect
     if row.power is None or row.seeds_needed is None:
         give = f"give {option('effect')} as a difference"
@@ -92,7 +92,7 @@ def margin_advice(plan: PowerPlan, row: MetricPower) -> str:
 
 
 def comparisons_words(group: Group) -> str:
-    """Return for how many comparisons the levels of a group are."""
+    """Return the number of comparisons in words, for which the levels of a group are corrected."""
     counts = group.comparisons
     kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
     return f"The levels are for {counts.all} comparisons{kinds}."

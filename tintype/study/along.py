@@ -1,21 +1,21 @@
-"""Compare arms with the baseline along training: at each scored step, until the baseline's final quality, at equal
-time.
+"""Compare arms with the baseline along training.
 
-All numbers are of scores by one protocol (`evaluation.early`). Means are over the runs that have every score of their
-arm and did not collapse. Intervals share the seed spread of all arms (`study.stats.spread`), on the scale of the
-metric.
+There are three comparisons: at each scored step, at the time when an arm reaches the baseline's final quality, and at
+equal training time. All scores are by one protocol (`evaluation.early`). Means are over the runs that have every score
+of their arm and did not collapse. Intervals use the seed spread pooled over all arms (`study.stats.spread`), on the
+scale of the metric.
 
-Differences and their intervals are descriptive: the verdicts of a study are on its end, and none of their error is
-spent here. The one exception is a crossing. It has an error of 5% of its own for each arm and metric, shared by the
-scored steps (Bonferroni).
+Differences and their intervals are descriptive. The verdicts of a study compare final scores only, and these
+comparisons spend none of the study's error. The only exception is a crossing: the steps at which an arm is ahead or
+behind. It has an error of 5% of its own for each arm and metric, shared by the scored steps (Bonferroni).
 
-An arm reaches the baseline's final quality at the step where the mean of its difference from the baseline's end crosses
-zero. The interval begins and ends where the difference's interval allows zero. Between scored steps everything is
-linear. Before the first and after the last step nothing is known.
+An arm reaches the baseline's final quality at the step where its mean difference from the baseline's final score
+crosses zero. The interval of this step spans the steps at which the difference's interval contains zero. Between scored
+steps, values are interpolated linearly. Before the first and after the last scored step, nothing is known.
 
-If the protocol scores weights at the image size of their stage, only scores of one size are compared. A difference at a
-step exists if arm and baseline have images of one size. A crossing is of the last stage, and so are comparisons with
-the baseline's end.
+If the protocol scores weights at the image size of their stage, only scores of one image size are compared. So a
+difference at a step exists only if arm and baseline have images of one size there. Crossings and comparisons with the
+baseline's final score use the last stage only.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Curve:
 
     @property
     def last_stage(self) -> _Curve:
-        """The scores on images of the last score's size. Other sizes measure a different quantity."""
+        """The scores on images of the same size as the last score. Scores at other sizes are not comparable."""
         kept = [index for index, size_px in enumerate(self.sizes) if size_px == self.sizes[-1]]
 
         def of(values: Sequence[_Value]) -> list[_Value]:
@@ -131,7 +131,7 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
 def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float:
     """Return an arm's training seconds up to scores of one step.
 
-    If every arm of the resolution was timed alone on a GPU, these times are used; otherwise the mean over the runs.
+    If every arm of the resolution was timed alone on a GPU, use these step times; otherwise use the mean of the runs.
     """
     if view.timed_alone and arm.step_s is not None:
         return arm.step_s * scores[0].step
@@ -165,7 +165,7 @@ class _Group:
         return found.model_copy(update={"size_px": size_px})
 
     def with_end(self, step: int, arm: str, values: Sequence[float]) -> DifferenceAt:
-        """Compare these values of an arm, scored at `step`, with the baseline at its end."""
+        """Compare these values of an arm, scored at `step`, with the baseline's final scores."""
         ends = {name: curve.values[-1] for name, curve in self.curves.items() if curve.sizes[-1] == self.old.sizes[-1]}
         return self._difference(step, arm, {**ends, arm: list(values)}, self.confidence)
 
@@ -185,7 +185,8 @@ def difference_at(
 ) -> Interval:
     """Return an arm's difference from the baselines, with its interval if there is a seed spread.
 
-    The first of `baselines` and the others, controls, have one plan. The spread is shared by all arms of `values`.
+    `baselines` are the baseline and the controls, which have the same plan. The spread is pooled over all arms of
+    `values`.
     """
     placed = {name: {run: scale.place(one) for run, one in enumerate(of)} for name, of in values.items()}
     cells = Cells(placed, scale, dict.fromkeys(baselines[1:], baselines[0]))
@@ -245,7 +246,7 @@ def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower
 
 
 def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
-    """Return the first place at which a broken line through the points reaches zero; infinity if there is none."""
+    """Return the first place at which the line segments through the points reach zero; infinity if they never do."""
     if ahead[0] >= 0:
         return float(places[0])
     for (x, y), (later, above) in pairwise(zip(places, ahead, strict=True)):
@@ -255,8 +256,9 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
 
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
-    """Compare the arm at the baseline's total seconds with the baseline's end; without a score there, return the
-    reason.
+    """Compare the arm at the baseline's total training seconds with the baseline's final score.
+
+    If the arm has no score around that time, return the reason.
     """
     new = group.curves[arm].last_stage
     seconds, last = group.old.seconds[-1], new.seconds[-1]
@@ -274,7 +276,7 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
 
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the value of a broken line at a place between its ends."""
+    """Return the linearly interpolated value at a place between the first and the last of `places`."""
     if len(places) == 1:
         return values[0]
     for (x, y), (later, value) in pairwise(zip(places, values, strict=True)):
@@ -284,7 +286,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
-    """Return from which step on an arm is ahead or behind, if its intervals show both; otherwise that they do not."""
+    """Describe from which step on an arm is ahead or behind, if its intervals show both; otherwise say so."""
     if any(one.difference.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]

@@ -13,7 +13,7 @@ from tintype.study.effect import Effect, parse_effect
 
 
 def _text_of_number(value: object) -> object:
-    """Return a number as the user wrote it; YAML reads `0.02` as a number and `3%` as text."""
+    """Return a number as text. YAML reads `0.02` as a number, but `3%` as text."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -21,7 +21,7 @@ Margin = Annotated[str, BeforeValidator(_text_of_number)]
 
 
 class AnalysisSettings(Settings):
-    """How differences become verdicts."""
+    """Margins, tests and other settings by which differences become verdicts."""
 
     margin: Margin | None = Field(
         None,
@@ -46,7 +46,10 @@ class AnalysisSettings(Settings):
         return self
 
     def margin_words(self, metric: str, own: str | None = None) -> str:
-        """Return the margin of a metric: the study's, or else its `own`. Results of earlier versions record none."""
+        """Return the margin of a metric: the study's, or else the metric's `own`.
+
+        Results of earlier versions do not record the metric's own margin.
+        """
         return self.margins.get(metric) or self.margin or own or MARGIN
 
     def margin_of(self, metric: str, own: str | None = None) -> Effect:

@@ -1,13 +1,13 @@
 """Stored runs of the baseline from other studies: more runs of the baseline, and a prior of the spread.
 
-The study file names them (`analysis: {bank: [PATH, …]}`). They are copied into the study's folder when it begins, and
-into its results. So its verdicts can be computed again without the other studies.
+The study file names the other studies (`analysis: {bank: [PATH, …]}`). Their runs are copied into the study's folder
+when the study begins, and into its results. So the verdicts can be computed again without the other studies.
 
-A stored run serves if it has the baseline's plan apart from the seed, and the same protocol, `NUMERICS`, frozen
+A stored run is used if it has the baseline's plan apart from the seed, and the same protocol, `NUMERICS`, frozen
 networks and kind of device. The study itself must not have a run of that seed.
 
-Each metric is checked by itself: if an 80% interval of the study's own baseline runs against the stored ones excludes
-zero, the stored runs do not serve in that metric.
+Each metric is checked by itself, by an 80% interval of the difference between the study's own baseline runs and the
+stored runs. If this interval excludes zero, the stored runs are not used in that metric.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tintype.study.verdicts import STORED, cells_of
 
 FILE = "bank.json"
 LEVEL = 0.8
-"""Confidence of the interval of own runs against stored ones.
+"""Confidence of the interval for the difference between a study's own baseline runs and stored runs.
 
-A wider interval misses more stored runs that differ. If they do not differ, a fifth of the metrics lose them by chance
-(docs/stored.json).
+With a higher confidence, the check would miss more stored runs that differ. At 80%, a fifth of the metrics reject
+stored runs by chance even if the runs do not differ (docs/stored.json).
 """
 
 
@@ -59,7 +59,7 @@ def take_bank(study: Study) -> Bank | None:
 
 
 def _read_source(study: Study, other: StoredStudy) -> BankSource:
-    """Return the runs of the baseline in another study; raise if none of them can serve."""
+    """Return the baseline's runs in another study; raise if this study can use none of them."""
     if reason := why_apart(other, study.settings.evaluation.hash, tintype.NUMERICS):
         raise UserError(f"analysis.bank: {reason}", "take it out")
     found = runs_like(study, other, metric_infos(study))
@@ -98,7 +98,7 @@ def _device(run: Run) -> str:
 
 
 def keep_bank(study: Study, out: Path, looked: bool) -> None:
-    """Copy the stored runs into the study's folder. After the first look at the study, existing copies stay."""
+    """Copy the stored runs into the study's folder. After the first look at the study, keep existing copies."""
     file, paths = out / FILE, list(study.settings.analysis.bank)
     if not paths:
         file.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def read_bank(out: Path) -> Bank | None:
 
 @dataclass(frozen=True)
 class Served:
-    """The stored runs that serve a study, beside its own runs."""
+    """The stored runs that a study uses together with its own runs."""
 
     runs: Mapping[str, Sequence[Run]]
     """By resolution."""
@@ -131,7 +131,7 @@ class Served:
 
 
 def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
-    """Return the stored runs that serve beside the study's own `runs`. Plans that the study has itself are left out."""
+    """Return the stored runs that are used with the study's own `runs`. Plans that the study ran itself are skipped."""
     if bank is None:
         return Served({}, [])
     own = {plan.hash for arm in study.arms for plan in arm.plans}
@@ -164,10 +164,10 @@ def _runs(count: int) -> str:
 
 
 def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
-    """Estimate the study's own runs of the baseline, the first arm, minus the stored ones; None if either set is empty.
+    """Estimate the mean of the study's own baseline runs minus the mean of the stored runs; None if either is missing.
 
-    Here the stored runs are a plan of their own: they add nothing to a mean of the others, and only a share to the
-    spread.
+    The baseline is the first arm. Here the stored runs count as a separate plan: they contribute to the pooled spread,
+    but not to the mean of the study's own runs.
     """
     baseline = next(iter(cells.values))
     if not cells.seeds(baseline) or not cells.seeds(STORED):
@@ -177,10 +177,10 @@ def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
 
 
 def agrees(cells: Cells, found: Estimate | None) -> bool:
-    """Return whether stored runs serve, by the difference from the study's own; False if it cannot be estimated."""
+    """Return whether stored runs agree with the study's own runs; False if the difference cannot be estimated."""
     if found is None or found.error is None:
         return False
-    if found.interval is None:  # all runs have one value
+    if found.interval is None:  # all runs have the same value
         return abs(found.value) <= cells.rounding(cells.values)
     return found.interval[0] <= 0 <= found.interval[1]
 
@@ -188,7 +188,7 @@ def agrees(cells: Cells, found: Estimate | None) -> bool:
 def check_stored(
     arms: Mapping[str, Role], runs: Runs, metric: str, meaning: MetricInfo, stored: Sequence[Run], resolution: str = ""
 ) -> BankCheck:
-    """Compare the study's own runs of the baseline with the stored ones, in one metric."""
+    """Compare the study's own baseline runs with the stored runs, in one metric."""
     cells = cells_of(arms, runs, metric, meaning, stored=stored)
     baseline, found = next(iter(arms)), against_stored(cells)
     own = [label for label in cells.values if cells.plan_of(label) == baseline and label != STORED]
@@ -211,7 +211,7 @@ def check_stored(
 def with_checks(
     bank: Bank, served: Served, arms: Mapping[str, Mapping[str, Role]], runs: Runs, metrics: Metrics
 ) -> Bank:
-    """Return the bank with the runs that serve, and how well each metric's stored runs agree with the study's own."""
+    """Return the bank with the stored runs that are used, and with each metric's comparison to the study's own runs."""
     checks = [
         check_stored(arms[resolution], runs, metric, info, stored, resolution)
         for resolution, stored in served.runs.items()
@@ -223,5 +223,5 @@ def with_checks(
 
 
 def is_checked(metric: str, stored: Sequence[Run]) -> bool:
-    """Return whether stored runs can serve in a metric: it is tested, and they have values."""
+    """Return whether stored runs can be used in a metric: the metric is tested, and the runs have values of it."""
     return is_tested(metric) and any(run.loss(metric) is None for run in stored)

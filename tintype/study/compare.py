@@ -1,4 +1,4 @@
-"""Compare the runs of a study: every planned contrast, at each look, with a share of the study's error."""
+"""Compare the runs of a study: every planned contrast at each look. Each look spends a share of the study's error."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ StoredRuns: TypeAlias = Mapping[str, Sequence[results.Run]]
 """Runs of the baselines from other studies, by resolution."""
 NO_RUNS: StoredRuns = MappingProxyType({})
 ONE_SIDED = 2.0
-"""Share of a test whose sign was stated beforehand: each end of its interval has 5%."""
+"""Factor on the error of a one-sided test, whose sign was stated beforehand: each end of its interval gets 5%."""
 
 
 def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
     """Read the runs of a study from its folder, and compare them.
 
-    If the runs are `known`, and the numbers of their `images`, only the rest is read and nothing is written. A page
-    uses this to show a study while others work on it.
+    If `known` gives the runs and `images` their numbers per image, only the other files are read, and no file is
+    written. The live page uses this to show a study while workers run it.
     """
     protocol, settings = study.settings.evaluation, study.settings
     every = read_runs(study, out) if known is None else known
@@ -128,23 +128,23 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
 
 @dataclass(frozen=True)
 class Reading:
-    """A study at its looks."""
+    """A study with its comparisons at each look."""
 
     study: Study
     """The arms with the seeds that were compared."""
     runs: Runs
     """The runs of these seeds."""
     at_looks: Sequence[Study]
-    """The arms and seeds of each look; `look` of a row counts from one."""
+    """The arms and seeds of each look. A comparison's `look` is an index into this list, counted from one."""
     metrics: Metrics
     family: Sequence[Key]
-    """The comparisons that share the study's error, including those of removed arms."""
+    """The comparisons that share the study's error, including comparisons of removed arms."""
     rows: Rows
     looks: list[results.LookInfo]
     planned: bool
     stopped: Mapping[str, str]
     bank: results.Bank | None = None
-    """The stored runs that serve, and their checks, at the last look."""
+    """The stored runs that are used at the last look, and their checks."""
     stored: StoredRuns = field(default_factory=dict)
 
     def with_verdicts(self, arm: results.Arm) -> results.Arm:
@@ -160,7 +160,7 @@ class Reading:
         )
 
     def verdicts(self) -> dict[str, Any]:
-        """Return the fields of the results that follow from the comparisons, but for the arms."""
+        """Return the fields of the results that follow from the comparisons, except the arms."""
         seeds = [plan.seed for plan in self.study.arms[0].plans]
         method = describe_method(self.study, self.family, asked_of(self.study, self.metrics), self.metrics)
         return {
@@ -247,7 +247,7 @@ def _factor_effect(
     contrast: FactorContrast,
     cells: Cells,
 ) -> results.FactorEffect:
-    """Describe a contrast by the runs of its row's look."""
+    """Return the effect of a contrast of factors, with the means of its arms at the look that decided the contrast."""
     labels = labels_of(arms)
     collapsed = [arm.name for arm in arms if arm.name in contrast.weights and cells.collapsed.get(arm.label)]
     if collapsed:
@@ -273,9 +273,9 @@ def read_at_looks(
     images: PerImage = NO_IMAGES,
     bank: results.Bank | None = None,
 ) -> Reading:
-    """Compare the runs at each look: the looks `made`, and a new one if its seeds or comparisons differ.
+    """Compare the runs at each look: the looks `made`, and a new look if there are new seeds or comparisons.
 
-    Stored runs of the `bank` serve at each.
+    Each look also uses the stored runs of the `bank`.
     """
     served = serve(bank, study, runs, metrics)
     reading = _read_at_looks(study, runs, metrics, made, images, served)
@@ -299,7 +299,7 @@ def _read_at_looks(
     rows = [
         compare_at(study, at_look, look, runs, metrics, images, one.keys, served.runs)
         if there
-        else {}  # a study that dropped seeds paid for them
+        else {}  # a study that dropped seeds has still spent their error
         for at_look, look, one, there in zip(at_looks, looks, known, held, strict=True)
     ]
     done = [number < len(made) or any(is_read(row) for row in of.values()) for number, of in enumerate(rows)]
@@ -308,7 +308,7 @@ def _read_at_looks(
 
 
 def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
-    """Return the looks at a study with their families: the planned looks, or the looks made and this one."""
+    """Return the looks at a study with their families: the planned looks, or the looks already made and this one."""
     planned, seeds = list(asked_of(study, metrics)), study.settings.seeds
     if isinstance(seeds, SeedPlan):
         return [MadeLook.of(look.read, every_key(made, planned)) for look in planned_looks(seeds)]
@@ -322,7 +322,7 @@ def looks_to_record(study: Study, found: results.StudyResults, out: Path) -> lis
 
 
 def _known_arms(at_look: Study, looks: Sequence[MadeLook]) -> Study:
-    """Return the study without arms added after these looks, so that their spread is not shared yet."""
+    """Return the study without arms that were added after these looks, so that the pooled spread leaves them out."""
     known = {(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
     arms = [arm for arm in at_look.arms if arm.role == "baseline" or (arm.name, arm.resolution) in known]
     return replace(at_look, arms=tuple(arms))
@@ -367,7 +367,7 @@ def is_read(row: results.Comparison) -> bool:
 
 
 def made_looks(out: Path) -> list[MadeLook]:
-    """Return each look made at a study. A report without recorded looks was one look."""
+    """Return each look made at a study. A report from before looks were recorded counts as one look."""
     if (recorded := read_looks(out)) is not None:
         return recorded
     last = last_results(out)
@@ -400,7 +400,7 @@ def _reported_keys(last: results.StudyResults) -> list[Key]:
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:
-    """Return the comparisons that share the error of a study: its planned comparisons, and those of its looks."""
+    """Return the comparisons that share a study's error: all planned comparisons, and all that earlier looks had."""
     return every_key(made_looks(out), asked_of(study, metric_infos(study)))
 
 
@@ -415,7 +415,8 @@ def follow_runs(
 ) -> Standing:
     """Return the progress of a study with planned looks. The comparisons of its `family` share the error.
 
-    A failed or diverged run has ended if it is among those `tried`; by default all have.
+    `tried` has the (arm, seed) of runs that were attempted. A failed or diverged run counts as ended if it was
+    attempted; by default every such run counts as ended.
     """
     assert isinstance(study.settings.seeds, SeedPlan)
 
@@ -444,9 +445,9 @@ def compare_at(
     family: Sequence[Key],
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Compare the arms and seeds of a look, as far as they belong to its `family`, which shares its error.
+    """Make the comparisons of a look that belong to its `family`, whose comparisons share the look's error.
 
-    `stored` runs of the baselines serve beside the study's own.
+    `stored` are runs of the baselines from other studies, used together with the study's own runs.
     """
     there = {arm.label for arm in at_look.arms}
     asked = {
@@ -463,7 +464,8 @@ def compare_at(
 def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
     """Compare the fresh runs of a replication, each comparison by itself with a confidence of 90%.
 
-    The first study stated the sign of each, so this is one-sided at 95%. All fresh arms share their spreads.
+    The first study stated the sign of each difference, so each test is one-sided at 95%. The spread is pooled over all
+    fresh arms.
     """
     metrics = metric_infos(study)
     check_identities(runs)
@@ -477,7 +479,7 @@ def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, re
 
 
 def _roles(study: Study) -> dict[str, dict[str, results.Role]]:
-    """Return the roles of the arms by label, by resolution."""
+    """Return for each resolution the roles of its arms, by label."""
     return {arms[0].resolution: {arm.label: arm.role for arm in arms} for arms in study.by_resolution()}
 
 
@@ -504,9 +506,9 @@ def compare(
     """Make the planned comparisons on the metrics that were measured. All comparisons of the `family` share the study's
     error.
 
-    `arms` are the roles of the arms by label, the baseline's first, by resolution. `share` is the part of the study's
-    5% that this look may spend. `stored` are runs of the baselines from other studies, by resolution. They serve in the
-    metrics in which they agree with the study's own.
+    `arms` has for each resolution the arms' roles by label, the baseline first. `share` is the part of the study's 5%
+    error that this look may spend. `stored` are runs of the baselines from other studies, by resolution. They are used
+    in the metrics in which they agree with the study's own runs.
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
@@ -543,7 +545,7 @@ def compare(
 
 
 class _Sheets:
-    """The cells of each metric, made when needed: of one resolution, or of all as ratios for a trend."""
+    """The cells of each metric, made when needed: of one resolution, or as ratios over all resolutions for a trend."""
 
     def __init__(
         self,
@@ -558,7 +560,7 @@ class _Sheets:
         self._correlated: dict[Key, dict[str, Correlation]] = {}
 
     def of(self, key: Key, search: bool = True) -> Cells:
-        """Return the cells of a comparison, without collapsed runs unless `search` is None."""
+        """Return the cells of a comparison. Collapsed runs are left out if `search` is true."""
         if key.kind != "trend":
             return self._at(key.resolution, key.metric, False, search)
         sheets = {resolution: self._at(resolution, key.metric, True, search) for resolution in self._arms}
@@ -573,7 +575,7 @@ class _Sheets:
 
     def _at(self, resolution: str, metric: str, ratios: bool, search: bool) -> Cells:
         place = resolution, ratios, search
-        if place not in self._made:  # of all metrics: together they say how alike the spreads are
+        if place not in self._made:  # for all metrics: together they show how similar the arms' spreads are
             arms, stored = self._arms[resolution], () if ratios else self._stored.get(resolution, ())
             tested = {name: info for name, info in self._metrics.items() if is_tested(name)}
             sheets = {
@@ -584,7 +586,7 @@ class _Sheets:
         return self._made[place][metric]
 
     def estimate(self, one: Asked, level: float, cells: Cells | None = None) -> Estimate:
-        """Estimate a comparison from its cells or the given ones, with pairs if they narrow the interval."""
+        """Estimate a comparison from its own or the given `cells`. Pair seeds if this narrows the interval."""
         key, cells = one.key, cells or self.of(one.key)
         if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
@@ -600,7 +602,7 @@ class _Sheets:
         return estimate_arm(cells, own, baseline, level, self._correlated[both].get(key.metric))
 
     def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
-        """Count the collapsed runs on a primary metric, of an arm and of its reference."""
+        """Count the collapsed runs of an arm and of its reference, on a primary metric."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
         labels = [*self._arms[one.key.resolution], STORED]
         collapsed = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
@@ -618,7 +620,7 @@ class _Sheets:
 def agreeing(
     arms: Mapping[str, results.Role], runs: Runs, metric: results.MetricInfo, stored: Sequence[results.Run]
 ) -> Sequence[results.Run]:
-    """Return the stored runs if they agree with the study's own in a metric; otherwise none."""
+    """Return the stored runs if they agree with the study's own runs in a metric; otherwise return no runs."""
     if not is_checked(metric.name, stored):
         return ()
     return stored if check_stored(arms, runs, metric.name, metric, stored).agrees else ()
@@ -629,8 +631,8 @@ def _sampling_error(
 ) -> float | None:
     """Return the part of a mean difference's standard error that comes from sampling images.
 
-    All runs share prompts and noises. If single images have numbers, this is the error of the images' differences.
-    Other metrics, the distances, count as independent.
+    All runs share prompts and noises. If a metric has a number for each image, this is the standard error of the
+    images' differences. For other metrics, the distances, the two means count as independent.
     """
     values = [
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)

@@ -24,7 +24,7 @@ from tintype.study.study import ArmPlan, Study
 ANOTHER_SPACE = "another space"
 UNPAIRED = "the control has seeds of its own, so it has no pairs"
 _OF_NO_SPACE = ("compute", "sha256")
-"""Settings of a tokenizer that change its latents by rounding only, or not at all."""
+"""Settings of a tokenizer that do not change its latents, or only by rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Asked:
     contrast: Contrast
     """Weights by the label of the arm."""
     names: Mapping[str, str]
-    """Name of each label in messages about missing runs; empty for the arm under test."""
+    """Names for the labels in messages about missing runs. The arm under test has an empty name."""
     baselines: Collection[str]
-    """Labels of the reference: the baseline and the control, or the second of two arms."""
+    """Labels of the reference: the baseline and the control, or the second of two compared arms."""
 
     @property
     def own(self) -> str:
@@ -64,7 +64,7 @@ def factor_key(one: FactorContrast, resolution: str, metric: str) -> Key:
 
 
 def is_tested(metric: str) -> bool:
-    """Return whether a difference gets a verdict. Throughput gets none: it does not depend on the seed."""
+    """Return whether a metric's differences get a verdict. Throughput does not, since seeds do not change it."""
     return metric != SPEED
 
 
@@ -96,7 +96,7 @@ def count_comparisons(
 
 
 def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
-    """Return every comparison that a study plans. Impossible comparisons do not count in the correction."""
+    """Return every comparison that a study plans, without impossible ones, which the correction does not count."""
     apart, found = incomparable(study), list[Asked]()
     for baseline, *others in study.by_resolution():
         baselines = [baseline.label, *(arm.label for arm in others if arm.role == "control")]
@@ -149,7 +149,7 @@ def factors_of(study: Study) -> list[Asked]:
 
 
 def labels_of(arms: Sequence[ArmPlan]) -> dict[str, str]:
-    """Return the labels of the arms of a resolution by name; '' is the baseline's."""
+    """Return the labels of a resolution's arms by the arms' names. The baseline's name is ''."""
     return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
 
 
@@ -173,13 +173,12 @@ def _class_token(plan: Plan) -> object:
 
 
 def another_space(new: Plan, old: Plan, name: str = "the baseline") -> str:
-    """Return why an error in the latents of one plan cannot be compared with that of the other plan, called `name`;
-    else ''.
+    """Return why the validation losses of two plans cannot be compared; empty if they can. `name` is the old plan's.
 
     The validation loss is measured in the latents of a run's own tokenizer. Another tokenizer's latents have another
-    scale and another share of noise. So a difference between the two says nothing about the denoisers, however small
-    its p. The same holds for noise of another deviation: the velocity is noise - x, so its error grows with the noise.
-    The plans alone decide this, so a study knows before its first run which comparisons it can make.
+    scale and another share of noise. So a difference between two such losses says nothing about the denoisers, however
+    small its p. The same holds if the noise's standard deviation differs: the velocity is noise - x, so its error grows
+    with the noise. The plans alone decide this, so a study knows before its first run which comparisons it can make.
     """
     if _class_token(new) != _class_token(old):
         return f"{ANOTHER_SPACE}: the denoisers do not read the same class token of the clean image beside the image"

@@ -49,7 +49,7 @@ class RunSeconds:
         return bool(self.by_arm)
 
     def of(self, arm: str) -> float:
-        """Return an arm's seconds; if it was not measured, the mean of the others."""
+        """Return the mean seconds of an arm's runs; if none was measured, the mean over the measured arms."""
         return self.by_arm.get(arm, fmean(self.by_arm.values()))
 
     def total(self, tasks: Iterable[Task]) -> float:
@@ -58,7 +58,7 @@ class RunSeconds:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a study's runs, and how they were found."""
+    """Seconds of a study's runs, and how these seconds were found."""
 
     seconds: RunSeconds
     words: str
@@ -71,22 +71,22 @@ Measure = Callable[[], Measured | str]
 
 
 def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
-    """Return the seconds that finished runs took."""
+    """Return the mean seconds that the finished runs of each arm took."""
     taken = {arm: [run.train_s + run.evaluate_s for run in some if run.state == "done"] for arm, some in runs.items()}
     return RunSeconds({arm: fmean(seconds) for arm, seconds in taken.items() if seconds})
 
 
 @dataclass
 class Budget:
-    """The wall-clock time that one command may take. It applies between looks, and never stops a run."""
+    """The wall-clock time that one command may take. It is checked before each look, and never stops a run."""
 
     seconds: float | None
     jobs: int
     began_s: float = field(default_factory=time.monotonic)
     running_s: float = 0.0
-    """Seconds during which runs were made."""
+    """Wall-clock seconds during which this command made runs."""
     measured_s: float = 0.0
-    """Seconds measured by these runs: training and scoring, without the start of workers."""
+    """Sum of the runs' own seconds of training and scoring, without the start of workers."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -98,12 +98,12 @@ class Budget:
         self.measured_s += measured_s
 
     def expected_s(self, tasks: Sequence[Task], seconds: RunSeconds) -> float:
-        """Return the expected time of the tasks, at the pace of this command so far."""
+        """Return the expected seconds of the tasks, at the speed of this command so far."""
         pace = self.running_s * self.jobs / self.measured_s if self.measured_s else 1.0
         return max(1.0, pace) * seconds.total(tasks) / self.jobs
 
     def refusal(self, tasks: Sequence[Task], seconds: RunSeconds) -> str:
-        """Return why the tasks do not fit into the budget; empty if they fit, or if no run was measured yet."""
+        """Return why the tasks do not fit into the rest of the budget; empty if they fit, or if no run was measured."""
         if self.seconds is None or not seconds.known:
             return ""
         left_s = max(0.0, self.seconds - (time.monotonic() - self.began_s))
@@ -115,7 +115,7 @@ class Budget:
 
 
 def minutes(seconds: float) -> str:
-    """Write a duration in minutes; a short one in seconds, a long one in hours or days."""
+    """Write a duration in minutes; a short duration in seconds, a long one in hours or days."""
     for unit, name in ((86_400, "days"), (3_600, "h")):
         if seconds >= 3 * unit:
             return f"{seconds / unit:,.0f} {name}"
@@ -139,14 +139,14 @@ class Cost:
     """The number of runs of a study, and the seconds that they take."""
 
     least: int
-    """Runs if every arm stops after the first look, or the finished runs if there are more.
+    """Number of runs if every arm stops after the first look; the number of finished runs if that is larger.
 
-    Equal to `most` with fixed seeds. Tuning runs always count.
+    With fixed seeds, this equals `most`. Tuning runs always count.
     """
     expected: int
-    """Expected runs if no arm changes anything: most of these arms stop early."""
+    """Expected number of runs if no arm has an effect. Most such arms stop early."""
     most: int
-    """Runs if every arm not stopped yet gets all its seeds."""
+    """Number of runs if every arm that has not stopped gets all its seeds."""
     done: int
     seconds: float | None
     """Mean seconds of a run over all arms; None if no run was measured."""
@@ -165,10 +165,10 @@ class Cost:
 
 
 def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, measure: Measure = lambda: "") -> Cost:
-    """Return the cost of a study, from the runs in its folder, from a past study of the same baseline, or measured
-    here.
+    """Return the cost of a study.
 
-    `jobs` runs are made at the same time; on a CPU at most one for each core.
+    The seconds of a run come from the runs in the study's folder, from a past study of the same baseline (`like`), or
+    from `measure`. `jobs` runs are made at the same time; on a CPU at most one for each core.
     """
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
@@ -214,14 +214,14 @@ def is_for_cpu(plan: Plan) -> bool:
 
 
 def _at_a_time(plan: Plan, jobs: int) -> int:
-    """Return how many runs are really made at a time: on a CPU, more workers than cores only wait for each other."""
+    """Return how many runs are made at a time: `jobs`, but on a CPU at most one for each core."""
     if not is_for_cpu(plan):
         return jobs
     return max(1, min(jobs, cores() // plan.run.threads))
 
 
 def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[str]:
-    """Return the labels of the arms that may still get runs: all arms that no planned look has stopped."""
+    """Return the labels of the arms that may still get runs, since no planned look has stopped them."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set(runs)
     stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
@@ -265,11 +265,10 @@ _HALF = NormalDist().inv_cdf(1 - HOPELESS_P / 2)
 
 
 def expected_seeds(counts: Sequence[int], arms: int, metrics: int) -> tuple[float, float]:
-    """Return the expected seeds of an arm that changes nothing, and of the baseline, which has as many as the largest
-    arm.
+    """Return the expected number of seeds of an arm without an effect, and of the baseline.
 
-    Computed from simulated studies with independent metrics and normal spreads. Arms stop if p > 0.5 on every primary
-    metric.
+    The baseline has as many seeds as the arm with the most seeds. The numbers come from simulated studies with
+    independent metrics and normal spreads. There, an arm stops if p > 0.5 on every primary metric.
     """
     if not arms:
         return float(counts[0]), float(counts[0])

@@ -1,7 +1,7 @@
-"""Crowded runs: they ran out of memory beside other runs, or their GPU failed, and they went back to the queue.
+"""Crowded runs: runs that ran out of memory beside other runs, or whose GPU failed, and that went back to the queue.
 
-A worker ends such an attempt with the state `crowded` in the run's claim. The run is neither dead nor failed: it waits,
-and resumes from its last checkpoint.
+A worker ends such an attempt with the state `crowded` in the run's claim. The run has not failed: it waits, and resumes
+from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tintype.study.results import Crowded
 from tintype.study.worker import LEASES
 
 STATE: Final = "crowded"
-"""State in the claim of such an attempt."""
+"""State in the claim of an attempt that ran out of memory beside other runs, or whose GPU failed."""
 
 
 def times_crowded(claims: Iterable[Claim]) -> int:
-    """Return how many attempts at a run were crowded."""
+    """Return how many attempts at a run ended with the state `crowded`."""
     return sum((claim.ended or {}).get("state") == STATE for claim in claims)
 
 
 def read_crowded(out: Path) -> list[Crowded]:
-    """Return the crowded runs of a study, by arm and seed; none without leases."""
+    """Return the crowded runs of a study, sorted by arm and seed. Return none if the study's folder has no leases."""
     leases, found = Leases(out / LEASES), Counter[tuple[str, int]]()
     for name in leases.disk.names(leases.folder):
         for claim in leases.history(name):

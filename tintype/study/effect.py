@@ -23,7 +23,7 @@ class Effect:
 def parse_effect(text: str, where: str) -> Effect:
     """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit.
 
-    `where` names its place in messages, with the text.
+    `where` says in error messages where the text was given.
     """
     percent = text.strip().endswith("%")
     try:

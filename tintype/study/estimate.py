@@ -1,4 +1,4 @@
-"""Estimated cost of a study's runs on one GPU, by the estimate of `plan cost`."""
+"""Estimated cost of a study's runs on one GPU, computed as `plan cost` does."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class ArmEstimate:
     runs: int
     cost: PlanCost
     peak: Peak | None
-    """None in a study that is not meant for a GPU."""
+    """Peak memory of the run; None in a study that is not meant for a GPU."""
 
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """Cost of a run of each arm. A study that is not meant for a GPU has its baseline alone."""
+    """Cost of a run of each arm. In a study that is not meant for a GPU, only the baseline is estimated."""
 
     gpu: str
     speed: Speed
     for_gpu: bool
     arms: Sequence[ArmEstimate]
     uncounted: Mapping[str, Sequence[str]]
-    """Labels of the arms whose cost is not known, by the reason."""
+    """Labels of the arms whose cost is unknown, by the reason why."""
 
     @property
     def costs(self) -> dict[str, PlanCost]:

@@ -1,11 +1,12 @@
 """Factorial arms: combinations of factors, and the contrasts that show whether their effects add up.
 
-With two or three factors every combination is an arm. With more, the arms are each factor alone, all together, and all
-but one. So the number of arms grows linearly with the factors, not as a power of two.
+With two or three factors, every combination of factors is an arm. With more factors, there are three kinds of arms:
+each factor alone, all factors together, and all factors but one. So the number of arms grows linearly with the number
+of factors, not as a power of two.
 
 A contrast is a weighted sum of the means of arms, with weights that sum to zero. The main effect of a factor is its
-effect averaged over all pairs of arms that differ in that factor alone. An interaction is the gain of a combination
-beyond the sum of its parts' gains: both - first - second + baseline.
+effect averaged over all pairs of arms that differ in that factor alone. An interaction is a combination's gain minus
+the sum of its parts' gains: both - first - second + baseline.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FactorContrast:
     parts: tuple[str, ...]
     """Names of the combined arms; for a main effect, the factor."""
     weights: dict[str, float]
-    """By the name of the arm; '' is the baseline. They sum to zero."""
+    """Weights by the arms' names, which sum to zero. The baseline's name is ''."""
 
     @property
     def name(self) -> str:
@@ -49,8 +50,8 @@ class FactorContrast:
 def contrasts(labels: Sequence[str]) -> list[FactorContrast]:
     """Return the main effect of each factor, then the interactions.
 
-    Every pair of two or three factors has an interaction. So does each of three or more factors with all others
-    together.
+    With two or three factors, every pair of factors has an interaction. With three or more, each factor also has an
+    interaction with all other factors together.
     """
     arms = combinations(len(labels))
     names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}
@@ -68,7 +69,7 @@ def _main_effect(factor: int, names: dict[Chosen, str]) -> dict[str, float]:
 
 
 def _pairs(factors: int) -> list[tuple[Chosen, Chosen]]:
-    """Return the two parts of each interaction."""
+    """Return the two parts of each interaction, as indices of factors."""
     every = tuple(range(factors))
     found: list[tuple[Chosen, Chosen]] = []
     if factors <= WHOLE:

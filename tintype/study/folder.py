@@ -1,8 +1,8 @@
 """The folder of a study: which study owns it, and the study stored there.
 
-A folder belongs to one study. The study may get more arms, seeds and resolutions, but no other baseline. Once its
-results were seen, the question and the settings of its arms are fixed. Planned looks that share all of the error allow
-no new arms then.
+A folder belongs to one study. The study may get more arms, seeds and resolutions, but its baseline must stay the same.
+Once its results were seen, its question and the settings of its arms must not change. If planned looks share all of the
+study's error, no arms can be added after the first look.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _BASELINE = "baseline.yaml"
 
 
 def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
-    """Raise if a folder holds other files, or another study that this one cannot replace. Writes nothing."""
+    """Raise if a folder holds other files, or a study that this study cannot replace. Nothing is written."""
     if not (out / STUDY).exists() and not (out / "runs").exists():
         if out.is_dir():
             refuse_foreign(out, STUDY)
@@ -76,12 +76,12 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
         there = {folder.name for folder in (out / "runs").glob("*")}
         if there and not there & known:
-            raise  # the names of the runs do not show that it is this study
+            raise  # the names of the runs do not prove that the folder is this study's
         note(f"{error.marked}: its runs are of this study, and its files are written again")
 
 
 def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
-    """Make the folder this study's. The study may get more arms, seeds and resolutions, but no other baseline."""
+    """Write the study into its folder. If the folder already has the study, its baseline must be the same."""
     check_folder(study, out, note)
     try:
         recorded = _plugins(out)
@@ -106,7 +106,7 @@ def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
 
 
 def _refuse_another_study(study: Study, there: Study, out: Path) -> None:
-    """Raise if the study in the folder, `there`, cannot become this one."""
+    """Raise if this study cannot replace the study in the folder, `there`."""
     _refuse_another_baseline(study, there, out)
     if looks := made_looks(out):
         seen = {arm_label(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
@@ -129,7 +129,7 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
 
 
 def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
-    """Raise if planned looks change after a look at the study: the error is shared among the planned looks."""
+    """Raise if planned looks change after a look at the study, since the planned looks share the study's error."""
     new, old = study.settings.seeds, there.settings.seeds
     if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
@@ -151,9 +151,9 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
 
 
 def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[tuple[str, str]], out: Path) -> None:
-    """Raise if a new comparison is of two arms that were both `seen`, unless it was `asked` before.
+    """Raise if a comparison of two arms is added after the results of both were `seen`, unless it was `asked` before.
 
-    Otherwise the best pair could be chosen.
+    Otherwise a user could compare the best pair of arms only.
     """
     for first, second in study.declared():
         key = between_key(first.name, second.name, first.resolution, "")
@@ -166,7 +166,7 @@ def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[t
 
 
 def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out: Path) -> None:
-    """Raise if an arm that was `seen` gets other settings under its name: each try is another chance."""
+    """Raise if an arm gets other settings after its results were `seen`. Each try would be another chance to win."""
     before = {arm.label: arm.changes for arm in there.arms if arm.label in seen}
     changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
     if changed:
@@ -178,7 +178,7 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
 
 
 def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
-    """Raise if primary metrics, margins or tests change once the results are known: any can be made to win."""
+    """Raise if primary metrics, margins or tests change once results are known: they could be chosen to win."""
     new, old = (
         {
             "primary": list(one.settings.primary),
@@ -208,7 +208,7 @@ def _plugins(out: Path) -> dict[str, Any]:
 
 
 def _parts(study: Study) -> list[tuple[str, str]]:
-    """Return the techniques and parts of a study that plugins may have added: their groups and names."""
+    """Return the group and the name of each technique and part in a study that a plugin may have added."""
     found = [("techniques", one.technique.name) for arm in study.arms for one in arm.applications]
     found += [one for arm in study.arms for one in parts_of(arm.plans[0])]
     return [*found, *study.settings.evaluation.parts]
@@ -227,7 +227,7 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
 
 
 def _check_prompts(protocol: Protocol, out: Path) -> None:
-    """Raise if a copied prompt file differs from the hash in its folder's name."""
+    """Raise if the content of a copied prompt file does not match the hash in its folder's name."""
     for place in map(Path, protocol.prompt_files):
         if place.is_relative_to(out / "prompts"):
             check_sha256(place, place.parent.name, remake_study(out))
@@ -241,7 +241,7 @@ def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
     stale |= {file for file in (out / "real").rglob("preview-*.png") if file.parent not in folders}
     for file in stale:
         file.unlink(missing_ok=True)
-        with suppress(OSError):  # of a folder that is not empty
+        with suppress(OSError):  # the folder is not empty
             file.parent.rmdir()
 
 
@@ -250,7 +250,7 @@ def _baseline_file(out: Path, resolution: str) -> Path:
 
 
 def stored_study(out: Path) -> Study:
-    """Return the study of a folder, with its baselines as they were when it began and the tuned values."""
+    """Return the study of a folder, with its tuned values, and its baselines as they were when the study began."""
     study = untuned_study(out)
     return tuned(study, tuning_of(study, out))
 
@@ -273,7 +273,7 @@ def open_study(name: str, assignments: Sequence[str] = ()) -> Study:
 
 
 def _is_stored(folder: Path) -> bool:
-    """Return whether tintype wrote the study.yaml of a folder: it then has a name, and the baselines beside it."""
+    """Return whether tintype wrote the study.yaml of a folder. Such a file has a name, and baselines beside it."""
     written = read_file(folder / STUDY).data
     beside = (folder / _BASELINE).is_file() or (folder / "baselines").is_dir()
     return beside and isinstance(written, dict) and "name" in written
@@ -328,7 +328,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
     known = KnownTokenizers(out / RESULTS)
     names = [one.name for one in settings.resolutions] or [""]
     baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
-    if "set" in map(section, assignments):  # the stored baselines have the study's own already
+    if "set" in map(section, assignments):  # the stored baselines already include the study's own `set`
         labels = set_labels(settings.set, ("set",), document.place)
         for name_of, plan in baselines.items():
             changed = Document("the stored baseline", plain(plan))
@@ -340,7 +340,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
 class KnownTokenizers(Mapping[str, Compression]):
     """Small-vae facts of the last report, by folder. The folders may be missing if the study was moved.
 
-    The report is read when a folder is missing, and not before: that of 2,000 runs takes a second.
+    The report is read only when a folder is missing, since reading a report of 2,000 runs takes a second.
     """
 
     def __init__(self, stored: Path) -> None:
@@ -351,10 +351,10 @@ class KnownTokenizers(Mapping[str, Compression]):
         found: dict[str, Compression] = {}
         try:
             runs = _runs_of(self._stored)
-        except UserError:  # the report reads the runs, and writes it again
+        except UserError:  # results.json is damaged; a report is made again from the runs
             return found
         for run in runs:
-            with suppress(ValidationError):  # of a run that was not done, or of an older version
+            with suppress(ValidationError):  # the run has not finished, or is of an older version
                 known = TokenizerInfo.model_validate(run.get("tokenizer"))
                 if folder := known.settings.get("folder"):
                     found[str(folder)] = Compression(known.channels, known.stride_px)
@@ -375,7 +375,7 @@ def finished_runs(stored: Path) -> int:
 
 
 def passed_on(out: Path) -> dict[str, str]:
-    """Return how the runs of a study without run folders ended, by their hash, from results.json; otherwise nothing."""
+    """Return how the runs ended, by hash, from results.json, if the run folders are missing; otherwise nothing."""
     if (out / "runs").is_dir():
         return {}
     return {run["hash"]: run["state"] for run in _runs_of(out / RESULTS) if "hash" in run and "state" in run}

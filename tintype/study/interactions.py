@@ -1,7 +1,7 @@
 """Verdicts on interactions of factorial arms: whether the effects of two parts add up.
 
-A contrast is compared with zero like any other difference of the study, on the metric's scale. Distances and losses use
-logarithms, so effects add up if their ratios multiply. Shares use logits.
+A contrast is compared with zero like any other difference of the study, on the metric's scale. Distances and losses are
+compared as logarithms, so their effects add up if their ratios multiply. Fractions are compared as logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tintype.study.results import Comparison, FactorVerdict
 from tintype.study.stats.cells import Scale
 
 _VERDICTS: dict[str, FactorVerdict] = {"better": "reinforces", "same": "adds up", "identical": "adds up"}
-"""Verdicts on an interaction by those on the difference; all others but `worse` keep their name."""
+"""Verdict on an interaction, by the verdict on its difference. Other verdicts except `worse` keep their name."""
 
 
 def expected_mean(contrast: FactorContrast, means: Mapping[str, float], scale: Scale) -> float | None:
@@ -30,8 +30,8 @@ def factor_verdict(
 ) -> FactorVerdict:
     """Return the verdict on a contrast. For an interaction it says whether the parts add up.
 
-    A combination that falls short of the sum of its parts *cancels* them if its mean does not beat the best part or the
-    baseline. Otherwise it *overlaps*.
+    A combination can be worse than the sum of its parts. Then the verdict is *cancels* if its mean does not beat the
+    best part or the baseline, otherwise *overlaps*.
     """
     if not contrast.is_interaction:
         return row.verdict

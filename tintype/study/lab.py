@@ -1,4 +1,4 @@
-"""Take a study from its file to its report: make the missing runs, read the runs, write the report."""
+"""Run a study from its file to its report: make the missing runs, compare all runs, write the report."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StudyOutcome:
     no_report: str = ""
     """The reason why there is no report."""
     left: str = ""
-    """The look that did not fit into the budget; empty if all looks were made."""
+    """Description of the look that did not fit into the budget; empty if all looks were made."""
 
     @property
     def done(self) -> int:
@@ -116,13 +116,13 @@ class StudyOutcome:
 
 
 class StudyProgress:
-    """Receives the progress of a study. This one shows nothing; `terminal/` has one that does."""
+    """Receives the progress of a study. This class shows nothing; `terminal/` has a subclass that does."""
 
     argv: Sequence[str] = ()
     """The command line as it was given, for the report; empty where no command was given."""
 
     def phase(self, doing: str, kept: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Enclose a part of the work; call the value to name the next part.
+        """Return a context around a part of the work. Its value is a function that names the next part.
 
         `kept` says what an interrupted command keeps and how to resume it.
         """
@@ -131,17 +131,17 @@ class StudyProgress:
     def runs(
         self, total: int, interrupt: Interrupt, doing: str = "study"
     ) -> AbstractContextManager[Callable[[Message], None]]:
-        """Enclose the training and scoring of `total` runs; the value receives their messages."""
+        """Return a context around the training and scoring of `total` runs. Its value receives the runs' messages."""
         return nullcontext(lambda message: None)
 
     def note(self, text: str) -> None:
-        """Report a note that stops nothing."""
+        """Report a note. The work continues."""
 
     def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
-        """End the call after a signal came; this one raises the signal again.
+        """End the call after a signal. This class raises the signal again.
 
-        `kept` says what is saved and how to resume, and is empty if nothing was left to do. `number` is None if only
-        workers got the signal.
+        `kept` says what is saved and how to resume; it is empty if all work was done. `number` is None if only workers
+        received the signal.
         """
         if number is not None:
             signal.raise_signal(signal.Signals(number))
@@ -161,8 +161,8 @@ def run_study(
 ) -> StudyOutcome:
     """Make the missing runs, then write the report.
 
-    A look after the first begins only if its expected time fits into the rest of `budget_s`. Measurements of the same
-    shapes are taken from a past study `like`.
+    A look after the first begins only if its expected time fits into the rest of `budget_s`. `like` is a past study,
+    from which measured memory and step times of the same shapes are taken.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -194,7 +194,7 @@ def run_study(
                 with budget.running(), progress.runs(len(wanted.tasks), interrupt) as on_message:
                     last |= run_tasks(wanted.tasks, study.settings.evaluation, jobs, interrupt, on_message)
                 budget.note(_seconds_of_new(wanted, standing_runs(study, out)))
-        if interrupt.signal is not None:  # what was to follow is left to do
+        if interrupt.signal is not None:  # the rest of the work remains to be done
             total += len(next_runs(study, out, tried).tasks)
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
@@ -208,7 +208,7 @@ def _run_tuning(
 ) -> tuple[int, dict[tuple[str, int], Message]]:
     """Make the runs that tuning needs; return their number, and the last message of each run that was started.
 
-    A grid needs all at once. A sampler that learns proposes the next trial of an arm when its last one has ended.
+    A grid needs all its runs at once. A sampler that learns proposes an arm's next trial when its last trial has ended.
     """
     tried: set[tuple[str, int]] = set()
     last: dict[tuple[str, int], Message] = {}
@@ -259,7 +259,7 @@ class WorkOutcome:
     signal: int | None
     """The signal that stopped the worker; None if none did."""
     spent: bool = False
-    """Whether the rest needs a new process: GPU memory ran out in this one, or its GPU failed."""
+    """Whether the remaining runs need a new process, since this process ran out of GPU memory or lost its GPU."""
 
     @property
     def done(self) -> int:
@@ -274,11 +274,11 @@ def work_on_study(
     expiry_s: float = EXPIRY_S,
     jobs: Jobs = 1,
 ) -> WorkOutcome:
-    """Make the runs of a study that nobody else makes, until none is left or a signal comes.
+    """Make the runs of a study that no other worker makes, until no run is left or a signal comes.
 
-    `run` is the hash of one run, or its beginning: it is tried even if it has failed. With `wait` the worker also waits
-    for runs of others, which may die, and for the next planned look. Several `jobs` start one worker each; one job
-    works in this process.
+    `run` is the beginning of a run's hash. Only that run is made, even if it has failed before. With `wait` the worker
+    also waits for the next planned look, and for other workers' runs, since these workers may die. With several `jobs`,
+    each job is a worker process; a single job runs in this process.
     """
     if not (out / STUDY).is_file():
         raise UserError(
@@ -319,7 +319,7 @@ def work_on_study(
 
 
 def _unsettled(study: Study, out: Path) -> list[Task]:
-    """Return the runs to make now that have not ended, from the study's files alone."""
+    """Return the runs of the present look that have not ended, by the study's files alone."""
     ask_trials(study, out)
     tuning = tuning_of(study, out)
     tasks = tuning_tasks(study, out) if untuned_words(tuning) else next_runs(tuned(study, tuning), out, None).tasks
@@ -347,7 +347,7 @@ def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
 
 
 def _check_devices(tasks: Sequence[Task]) -> None:
-    """Raise if this machine cannot train these runs. A study that is only prepared may be for another machine."""
+    """Raise if this machine cannot train these runs. This is not checked for a study that is only prepared."""
     for task in tasks:
         if not task.record.is_trained:
             try:
@@ -357,7 +357,7 @@ def _check_devices(tasks: Sequence[Task]) -> None:
 
 
 def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
-    """Find and load the weights from which the tasks start, so that problems show before the first step."""
+    """Find and load the weights from which the tasks start, so that errors occur before the first step."""
     _check_latents_folder([task.plan for task in tasks])
     for task in untrained:
         if task.plan.start is not None and task.parent is None:
@@ -368,7 +368,7 @@ def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
 
 @dataclass(frozen=True)
 class NextRuns:
-    """The next runs of a study, and all of its runs."""
+    """The runs that a study makes next, and all of its runs."""
 
     tasks: list[Task]
     runs: Runs
@@ -379,9 +379,9 @@ class NextRuns:
 def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None = ()) -> NextRuns:
     """Return the next runs of a study, without those that were `tried`, from the study's files alone.
 
-    If `tried` is None, failed runs count as ended. With fixed seeds these are all runs. With planned looks they are the
-    runs of the look in progress, and none if every arm has stopped or has all its seeds. Runs of earlier looks that
-    were stopped during their scores along training come first.
+    If `tried` is None, failed runs count as ended. With fixed seeds, the next runs are all runs. With planned looks,
+    they are the runs of the look in progress; none if every arm has stopped or has all its seeds. Runs of earlier looks
+    that were interrupted during their scores along training come first.
     """
     wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
@@ -440,7 +440,7 @@ def _fetch_weights(untrained: Sequence[Plan]) -> None:
 
 
 def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
-    """List the runs that were trained, wholly or in part, before the study asked for scores along training."""
+    """Note the runs that lack scores along training, since they were trained before the study asked for these."""
     lost = {task: lost_steps(task.folder, task.along.steps, task.along.protocol) for task in tasks if task.along}
     runs = [f"{task.arm}, seed {task.plan.seed}" for task, steps in lost.items() if steps]
     if runs:
@@ -491,8 +491,9 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Return why a report would lose results: it would have no finished run although the last one had some. Otherwise
-    ''.
+    """Return why a new report would lose results; empty if it would not.
+
+    This is so if the new report would have no finished run, although the last report had some.
     """
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
@@ -511,7 +512,7 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
         results = collect(study, out).model_copy(update={"tuning": tuning_of(study, out)})
         if made := looks_to_record(study, results, out):
-            record_looks(made, out)  # before the report that shows it: a look that was seen is never lost
+            record_looks(made, out)  # before the report, so that every look that was shown is recorded
         next_part("writing the report")
         if without_data:
             results = results.without_data().without_paths()
@@ -564,7 +565,7 @@ def _claims_to_hold(out: Path, results: StudyResults) -> list[Claim]:
 
 
 def _seeds_read(results: StudyResults, before: Replication | None) -> list[int]:
-    """Return the seeds of a replication whose folder was moved away: they were read, so they are not fresh."""
+    """Return the seeds of a replication whose folder was moved away. Their results were seen, so they are not fresh."""
     return results.replication.seeds if before is None and results.replication else []
 
 
@@ -606,7 +607,7 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
 
 
 def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StudyReport:
-    """Test each verdict of a study on the runs of a finished one, and write its report again. Runs nothing."""
+    """Test each verdict of a study on the runs of another finished study, and write the report again. Runs nothing."""
     with locked(out):
         planned = plan_replication_from(out, path, progress)
         rows = compare_fresh(planned.fresh.study, planned.fresh.runs, [claim.key for claim in planned.claims])
@@ -652,7 +653,7 @@ def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Stud
 
 
 def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress) -> StudyReport:
-    if not (out / "runs").is_dir():  # the results are all that there is of the runs
+    if not (out / "runs").is_dir():  # only the results of the runs are left
         write_checked(out / RESULTS, results.dump())
     return report_study(out, progress)
 
@@ -660,8 +661,8 @@ def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress
 def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_seeds: Sequence[int]) -> Study:
     """Return the study of a folder with one more arm, the last, and with these seeds.
 
-    If the study was tuned, its baseline has the chosen values. The other arms, which have their own values, are left
-    out.
+    If the study was tuned, its baseline has the chosen values, and the other arms are left out, since they have their
+    own chosen values.
     """
     study = stored_study(out)
     if any(one.name == arm.label for one in study.arms):
@@ -701,7 +702,7 @@ def run_more(
 
 
 def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
-    """Return the run of an arm and a seed, by default the arm's first; if there is only one arm, it needs no name."""
+    """Return the run of an arm and a seed, by default the arm's first seed. A study's only arm needs no name."""
     study = stored_study(folder)
     chosen = _choose_arm(study, folder, arm)
     seeds = [plan.seed for plan in chosen.plans]

@@ -1,13 +1,13 @@
-"""Ledger of the proposals to a study: the level that each may spend, and its answer.
+"""Ledger of the proposals to a study: the error that each proposal may spend, and its answer.
 
-Proposing one change after another gives chance many chances. So all proposals to a study share one error of 5%. Over
-the whole chain, however long, the chance of keeping any change without a gain is at most 5%. Proposal i may spend 5% ·
-10 / ((9 + i)(10 + i)). These levels sum to 5%, so the bound holds by Bonferroni's inequality, although proposals share
-the baseline's runs. A level is spent when the proposal begins, and stays spent whether it wins, loses or is
+If many changes are tested one after another, some win by chance. So all proposals to a study share one error of 5%. In
+a chain of any length, the probability of keeping any change without a gain is at most 5%. Proposal i may spend
+5% · 10 / ((9 + i)(10 + i)), its level; all levels sum to 5%. So the bound holds by Bonferroni's inequality, although
+proposals share the baseline's runs. A proposal spends its level when it begins, whether it wins, loses or is
 interrupted.
 
-The ledger only grows. Each line has the hash of the line before it, and a second file has the number of lines and the
-hash of the last. So a line that is changed, removed or moved is noticed, and so is a truncated ledger.
+The ledger only grows. Each line has the hash of the line before it. A second file has the number of lines and the hash
+of the last line. So a changed, removed or moved line is detected, and so is a truncated ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = "proposals"
 ERROR = 0.05
 """The chance of any false `keep` in a chain of proposals."""
 FLATNESS = 10
-"""How slowly the levels fall: a larger value gives less to the first proposals and more to later ones."""
+"""How slowly the levels fall. A larger value gives lower levels to early proposals and higher levels to late ones."""
 _LEDGER, _HEAD = "ledger.jsonl", "head.json"
 _REMEDY = (
     "put the ledger back from a copy. Without it nobody knows what the proposals have spent, so no other is judged "
@@ -66,10 +66,10 @@ class Begun(_Entry):
     metric: str
     """The metric in which a proposal must be better."""
     others: tuple[str, ...]
-    """Metrics in which it must not be worse."""
+    """Metrics in which a proposal must not be worse."""
     looks: tuple[LookSeeds, ...]
     control: tuple[int, ...]
-    """Seeds of the control's runs, which are runs of the baseline too."""
+    """Seeds of the control's runs, which have the baseline's plan and count as its runs."""
 
 
 class Charged(_Entry):
@@ -142,7 +142,7 @@ class Ledger:
         return self._with(answered)
 
     def _with(self, entry: Begun | Charged | Answered) -> Ledger:
-        """Append a line, then record it in the other file. A kill between the two loses nothing."""
+        """Append a line, then record its number and hash in the second file. A kill in between loses nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         line = {**entry.model_dump(mode="json"), "previous": self.hash}
         append_line(self.folder / _LEDGER, line)

@@ -1,14 +1,15 @@
 """Looks at a study: the seeds that are compared together, each look's share of the error, and their replay.
 
-Reading a study, adding seeds and reading it again is a second chance for a false verdict. So each look has its own
-share of the study's 5%, and the shares of all looks sum to at most one. By Bonferroni's inequality the level holds,
-however the looks depend on each other. A study that plans its looks (`seeds: {first: 4, most: 16}`) shares all of its
-error among them, in proportion to their seeds. A study with fixed seeds spends 80% at its first look. Each later look,
-which was not planned, gets half of the rest. docs/statistics.md compares such shares.
+Reading a study's results, adding seeds and reading them again is a second chance for a false verdict. So each look has
+its own share of the study's error of 5%, and the shares of all looks sum to at most one. By Bonferroni's inequality,
+the study's error then stays within 5%, however the looks depend on each other. A study that plans its looks (`seeds:
+{first: 4, most: 16}`) shares all of its error among them, in proportion to their seeds. A study with fixed seeds spends
+80% of its error at its first look. Each later look, which was not planned, gets half of the rest. docs/statistics.md
+compares such shares.
 
 The share of a look is split among a family of comparisons, which is recorded with the look and never shrinks. Otherwise
-one could choose the best arms and read them alone, which would be another chance. Arms added to seeds that were read
-before form another look, with a family of their own. So no earlier verdict changes.
+a user could remove all but the best arms and test these at a higher level. Arms that are added on seeds of an earlier
+look form another look, with a family of their own. So no earlier verdict changes.
 
 A verdict is a pure function of the runs and the looks: the first look that decides a comparison is final.
 """
@@ -83,7 +84,7 @@ class SeedPlan(Settings):
 
 @dataclass(frozen=True)
 class Look:
-    """The seeds that are compared together, and the share of the study's error that this may spend."""
+    """The seeds that are compared together, and the share of the study's error that this comparison may spend."""
 
     seeds: tuple[int, ...]
     control_seeds: tuple[int, ...]
@@ -146,7 +147,7 @@ def every_key(read: Iterable[MadeLook], planned: Iterable[Key]) -> list[Key]:
 
 
 def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) -> list[MadeLook]:
-    """Return the looks and one more. The same seeds without new comparisons are the same look.
+    """Return the looks with one more look; unchanged if its seeds were read before and no comparison is new.
 
     The family of a new look has every comparison that the study makes now or ever made, except those already read on
     these seeds.
@@ -159,12 +160,12 @@ def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) 
 
 
 def is_decided(row: Comparison) -> bool:
-    """Return whether a verdict is final. Collapsed runs of the baseline say nothing about an arm, and leave it open."""
+    """Return whether a verdict is final. A verdict that is open because baseline runs collapsed is not final."""
     return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.collapsed))
 
 
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
-    """Return each comparison from the first look that decided it; an undecided one from its last look."""
+    """Return each comparison as of the first look that decided it. Undecided comparisons are as of their last look."""
     found: dict[Key, Comparison] = {}
     last: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
@@ -176,7 +177,7 @@ def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Compa
 
 
 def _with_later_collapses(row: Comparison, last: Comparison) -> Comparison:
-    """Return a row with the runs that only the last look shows as collapsed: its verdict does not count them."""
+    """Return a row that also lists runs which only the last look shows as collapsed. The verdict ignores these runs."""
     later = [seed for seed in last.collapsed if seed not in row.collapsed]
     of_baseline = [seed for seed in last.baseline_collapsed if seed not in row.baseline_collapsed]
     return row.model_copy(update={"collapsed_later": later, "baseline_collapsed_later": of_baseline})

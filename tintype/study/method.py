@@ -38,7 +38,7 @@ def describe_method(
 
 
 def margin_list(analysis: AnalysisSettings, metrics: Mapping[str, MetricInfo]) -> str:
-    """List the margins of a study's metrics: the usual one, then those of metrics that have another."""
+    """List the margins of a study's metrics: the default margin, then the margins of metrics that differ from it."""
     sizes = {name: analysis.margin_words(name, info.margin) for name, info in metrics.items() if is_tested(name)}
     usual = analysis.margin or Counter(sizes.values()).most_common(1)[0][0]
     return ", ".join([usual, *(f"{size} of {name}" for name, size in sizes.items() if size != usual)])
@@ -53,7 +53,7 @@ def _between_words(study: Study) -> list[str]:
 
 
 def describe_bank(bank: Bank | None) -> str:
-    """Return how stored runs of the baseline serve; empty if none do."""
+    """Describe how stored runs of the baseline are used; empty if none are."""
     if bank is None or not bank.served:
         return ""
     apart, names = [one for one in bank.checks if not one.agrees], ", ".join(one.study for one in bank.sources)
@@ -98,8 +98,8 @@ def method_words(
 ) -> str:
     """Return the method's sentences.
 
-    `margins` are in words, `tokens` are those of several resolutions. If planned looks stop arms early, `fewest` is the
-    smallest number of seeds of an arm.
+    `margins` describes the margins. `tokens` has the token counts if there are several resolutions. If planned looks
+    stop arms early, `fewest` is the smallest number of seeds of an arm.
     """
     level = 1 - CONFIDENCE
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(

@@ -1,7 +1,7 @@
-"""Notes on a study's results: what to know before building on a verdict.
+"""Notes on a study's results: what a reader should know before relying on a verdict.
 
-A note is a kind with arguments and one sentence or two. HTML, Markdown, the terminal, the live page, JSON and the
-library all show `notes_of`; each escapes the text in its own way.
+A note has a kind, arguments, and one or two sentences. HTML, Markdown, the terminal, the live page, JSON and the
+library all show the notes of `notes_of`. Each escapes the text in its own way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tintype.study.stats.estimate import MOST_SEEDS
 
 DECIDE = "decide by what you need"
 FEW_SEEDS = 5
-"""Verdicts from fewer seeds are sketches."""
+"""With fewer seeds, a note calls a study's verdicts a sketch."""
 _UNEVEN = 1.5
 """Speeds are not compared if the fastest run of a plan is this many times as fast as its slowest."""
 _CONTROL = "The control (the baseline with other seeds)"
@@ -69,18 +69,18 @@ class Note:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The numbers and names in the text, as plain data."""
     where: tuple[str, ...] = ()
-    """The resolutions that it concerns; empty for all."""
+    """The resolutions that the note concerns; empty for all."""
     warns: bool = False
-    """Whether a reader must know it before the answer."""
+    """Whether a reader must see the note before the verdicts."""
 
     @property
     def data(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the note as plain data."""
         return {"kind": self.kind, "text": self.text, "warns": self.warns, "where": list(self.where), **self.arguments}
 
 
 def notes_of(results: StudyResults) -> list[Note]:
-    """Return all notes: first warnings, then how far to trust the verdicts, then what would decide the open ones."""
+    """Return all notes: warnings, then how far to trust the verdicts, then what would decide open verdicts."""
     return [*_warnings(results), *_on_the_study(results), *_at_resolutions(results), *_on_verdicts(results)]
 
 
@@ -91,7 +91,7 @@ def listed(words: Iterable[object]) -> str:
 
 
 def some_metrics(labels: Sequence[str], results: StudyResults) -> str:
-    """Name a few metrics; count many."""
+    """Name the metrics if they are few; otherwise return their number."""
     return listed(labels) if len(labels) <= 2 else f"{len(labels)} of {len(results.metrics)} metrics"
 
 
@@ -153,7 +153,7 @@ def _on_the_study(results: StudyResults) -> Iterator[Note]:
 
 
 def _replicated(results: StudyResults) -> Note | None:
-    """Count the verdicts that held on fresh seeds, and name the others."""
+    """Count the verdicts that held on fresh seeds, and name the verdicts that did not."""
     if (made := results.replication) is None:
         return None
     labels = {metric.name: metric.label for metric in results.metrics}
@@ -216,7 +216,7 @@ def times_words(times: int) -> str:
 
 
 def _looks(results: StudyResults) -> Iterator[Note]:
-    """State which look at the study this is, and what planned looks saved; empty at the first look with fixed seeds."""
+    """Say which look at the study this is, and what planned looks saved. Skip the first look with fixed seeds."""
     made = [look for look in results.looks if look.made]
     if results.looks_planned:
         open_ = len(made) < len(results.looks) and any(not arm.stopped for arm in with_role(results, "arm"))
@@ -290,7 +290,7 @@ def _at_resolutions(results: StudyResults) -> Iterator[Note]:
 
 
 def _control(view: StudyResults) -> Iterator[Note]:
-    """Report on the control if it could have shown a difference; nothing in a sketch, or if it differs."""
+    """Say that the control does not differ, if the study could have shown a difference. Otherwise yield no note."""
     controls, seeds = with_role(view, "control"), len(view.seeds)
     if view.sketch or differing_controls(view):
         return
@@ -388,7 +388,7 @@ def _cost(view: StudyResults) -> Iterator[Note]:
 
 
 def _tuning(results: StudyResults) -> Iterator[Note]:
-    """Name the choices at the edge of their grid, and those that lost runs at every value."""
+    """Name the tuned values at the edge of their grid, and the settings that lost runs at every value."""
     found: dict[tuple[str, str], list[str]] = {}
     for sweep in results.tuning.sweeps if results.tuning else ():
         chosen = sweep.points[sweep.chosen]
@@ -421,7 +421,7 @@ def _on_verdicts(results: StudyResults) -> Iterator[Note]:
 
 
 def costly_part(arm: Arm) -> str:
-    """Return a warning if a part takes too much of a step; otherwise empty."""
+    """Return a warning if a part of an arm takes too much of a step's time; otherwise empty."""
     tuned = any(run.tokenizer is not None and run.tokenizer.tuned for run in arm.runs)
     return tokenizer_words(time_shares(arm).get("tokenizer"), tuned)
 
@@ -464,7 +464,7 @@ def _undecided(results: StudyResults) -> Iterator[Note]:
 
 
 def _margins(results: StudyResults) -> Iterator[Note]:
-    """Name the margins that the seeds could not reach, and the number of seeds that would."""
+    """Name the margins that were too small for the number of seeds, and the number of seeds that would suffice."""
     said: dict[tuple[str, str], list[str]] = {}
     for metric in primary_metrics(results):
         rows = [arm.comparisons[metric.name] for arm in with_role(results, "arm") if metric.name in arm.comparisons]
@@ -484,7 +484,7 @@ def _margins(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed(results: StudyResults) -> Iterator[Note]:
-    """Name the collapsed runs, first those known at the deciding look, then later ones."""
+    """Name the collapsed runs: first those known at the deciding look, then those that later looks showed."""
     early, late = list[str](), list[str]()
     for arm in compared_arms(results):
         labels: dict[tuple[frozenset[int], int], list[str]] = {}

@@ -87,9 +87,9 @@ class Curve(_Data):
     value: list[float]
 
     def stays_above(self, others: Sequence[Curve]) -> int | None:
-        """Return the logged step from which it stays above all others; None if there is none.
+        """Return the logged step from which this curve stays above all `others`; None if there is none.
 
-        Only steps that others have logged too are compared.
+        Only steps that are also logged in `others` are compared.
         """
         highest: dict[int, float] = {}
         for step, value in ((step, value) for one in others for step, value in zip(one.step, one.value, strict=True)):
@@ -113,7 +113,7 @@ class TokenizerInfo(_Data):
     identity: str = ""
     """SHA-256 of weights and normalisation; empty for a tokenizer without weights."""
     tuned: bool = False
-    """Whether the run trained it; identity and latents are then those before training."""
+    """Whether the run trained the tokenizer. Then identity and latents are those before training."""
     images: int = 0
     """Number of images on which the latents were measured; 0 if they were not."""
     mean: list[float] = []
@@ -159,9 +159,9 @@ class Run(_Data):
     error: str | None = None
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
-    """Standard error of each metric over the sampling noise, with the weights unchanged."""
+    """Standard error of each metric over the sampling noise of the same weights."""
     biases: dict[str, float] = {}
-    """By how much finite sets of images make a metric too large; empty in results that did not record it."""
+    """Bias of each metric: how much too large it is because it uses finitely many images. Empty if not recorded."""
     warnings: list[str] = []
     encoders: dict[str, EncoderInfo] = {}
     details: dict[str, dict[str, float]] = {}
@@ -177,7 +177,7 @@ class Run(_Data):
     text: TextInfo | None = None
     """None in a run that was not done, and in older results."""
     lineage: dict[str, object] | None = None
-    """The run whose weights it started from, and its own lineage; None if the initial weights were random."""
+    """The run from whose weights this run started, with that run's lineage; None if the initial weights were random."""
     previews: list[str] = []
     """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
     wrong: list[list[WrongWords]] = []
@@ -214,7 +214,7 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
 
 
 class Interval(_Data):
-    """A value with the ends of its interval; None if there is no interval."""
+    """A value and its interval, which reaches from `low` to `high`. Both ends are None if there is no interval."""
 
     value: float
     low: float | None = None
@@ -222,29 +222,29 @@ class Interval(_Data):
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Return both ends; None without an interval."""
+        """Return both ends of the interval; None if there is no interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class Comparison(_Data):
     """One metric of one arm against the baseline: a row of the table of verdicts.
 
-    Differences are arm minus baseline. In a comparison of two arms, the second takes the place of the baseline. If
-    every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed. Means on a
+    Differences are arm minus baseline. In a comparison of two arms, the second arm takes the place of the baseline. If
+    no seed has both of its runs, the numbers are NaN, and the verdict says whether runs diverged or failed. Means on a
     logarithmic scale are geometric.
     """
 
     mean: float
     baseline_mean: float
     differences: list[float]
-    """One difference for each run of the arm: from the baseline's run of the same seed, or from its mean."""
+    """One difference for each run of the arm: from the baseline's run of the same seed, or from the baseline's mean."""
     difference: float
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    """None with one seed, and if every seed differs by the same amount; there is no interval then either."""
+    """The p of the test. None with one seed, or if every seed differs by the same amount: then no interval exists."""
     p_adjusted: float | None = None
-    """None if there is no p, or if a run is missing: an incomplete set of seeds gives no verdict."""
+    """The p corrected for the number of comparisons. None if there is no p, or if a run is missing."""
     detectable: float | None = None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
@@ -255,17 +255,17 @@ class Comparison(_Data):
     scale: ScaleKind = "raw"
     """Scale on which values were compared, as defined in `study.stats.cells.Scale`. A trend has ratios."""
     level: float | None = None
-    """The confidence of the interval: the study's, shared by all its comparisons. None: the study's, unshared."""
+    """The confidence of the interval, from this comparison's share of the study's error. None: no sharing."""
     margin: float | None = None
     """Differences up to this size count as *same*."""
     corrected: Interval | None = None
-    """The estimate, given that the interval excludes zero: this corrects for the selection of large differences."""
+    """The difference, corrected for selection: differences whose interval excludes zero are too large on average."""
     correlation: float = 0.0
     """Correlation with the baseline over shared seeds that the interval uses; zero if runs are not paired."""
     margin_seeds: int | None = None
-    """Seeds that give "same" for four in five arms without a difference. None: over a thousand, or not recorded."""
+    """Seeds with which 80% of arms without an effect get "same". None: over a thousand, or not recorded."""
     seeds_needed: int | None = None
-    """Seeds per arm that would decide, if means and spreads stayed the same; None if it is decided."""
+    """Seeds per arm that would decide the comparison if means and spreads stayed the same; None if it is decided."""
     collapsed: list[int] = []
     """Seeds of the arm's collapsed runs, worst first. The mean, the difference and its interval leave them out."""
     baseline_collapsed: list[int] = []
@@ -273,7 +273,7 @@ class Comparison(_Data):
     collapsed_later: list[int] = []
     """Seeds of the arm's runs that only a later look than this row's shows as collapsed, worst first."""
     baseline_collapsed_later: list[int] = []
-    """The same for runs of the baseline and of the control."""
+    """Seeds of the baseline's and the control's runs that only a later look shows as collapsed."""
     collapse_p: float | None = None
     """One-sided p that the arm's runs collapse more often than the baseline's; None if none of them collapsed."""
     healthy_verdict: Verdict | None = None
@@ -285,7 +285,7 @@ class Comparison(_Data):
     """A remark for readers, for example that the arm's spread is much larger than the others'."""
 
     look: int | None = None
-    """The look of this row, from 1: the look that decided it, or the last; None in older results."""
+    """Number of the look that decided this row, from 1; of the last look if none did. None in older results."""
 
     @property
     def interval(self) -> Interval:
@@ -307,7 +307,7 @@ class Comparison(_Data):
 
 
 class Alone(_Data):
-    """Memory and step time of an arm, measured while nothing else used the GPU. See `study.shapes`."""
+    """Memory and step time of an arm, measured while no other process used the GPU. See `study.shapes`."""
 
     shape: str
     """Hash of everything that decides memory and time of its steps."""
@@ -323,7 +323,7 @@ class Alone(_Data):
 
 
 class Crowded(_Data):
-    """A run that went back to the queue because memory ran out beside other runs."""
+    """A run that went back to the queue because memory ran out while other runs used it too."""
 
     arm: str
     """The arm's label."""
@@ -351,7 +351,7 @@ class Arm(_Data):
     tokens: int | None = None
     """Number of tokens of its denoiser; None in a study of one resolution."""
     stopped: str = ""
-    """Why it got no more seeds, in a study that plans its looks; empty while it may get more."""
+    """Why the arm gets no more seeds, in a study with planned looks; empty while it may get more."""
     alone: Alone | None = None
     """None if nothing was measured alone on a GPU, and in older results."""
 
@@ -556,9 +556,10 @@ class DifferenceAt(_Data):
 
 
 class Reach(_Data):
-    """The first step, and the training seconds, at which an arm has the baseline's final quality.
+    """The first step, and the training seconds, at which an arm reaches the baseline's final quality.
 
-    The interval begins where the arm may have reached it, and ends where it surely has. Infinity: at no scored step.
+    The interval begins where the arm may have reached that quality, and ends where it surely has. Infinity means that
+    the arm does not reach it at any scored step.
     """
 
     step: Interval
@@ -568,7 +569,7 @@ class Reach(_Data):
 
 
 class EqualTime(_Data):
-    """An arm at the total training seconds of the baseline, minus the baseline's end."""
+    """An arm's score at the baseline's total training seconds, minus the baseline's final score."""
 
     seconds: float
     step: float | None = None
@@ -589,7 +590,7 @@ class AlongArm(_Data):
     of: int
     """Runs of the arm."""
     target: float
-    """The baseline's mean at its end, by the protocol of the scores along training."""
+    """The mean of the baseline's final scores, by the protocol of the scores along training."""
     target_step: int
     target_seconds: float
     differences: list[DifferenceAt]
@@ -597,7 +598,7 @@ class AlongArm(_Data):
     reach: Reach
     equal_time: EqualTime
     crossing: str
-    """ "ahead until step 300, behind from step 450", or that no crossing is shown."""
+    """Where the arm is ahead and behind, as "ahead until step 300, behind from step 450"; or that neither is shown."""
 
 
 class Command(_Data):
@@ -670,7 +671,7 @@ class BankRun(_Data):
 
 
 class BankSource(_Data):
-    """A study whose baseline runs serve another study."""
+    """A study whose baseline runs are used in another study."""
 
     study: str
     numerics: int
@@ -682,11 +683,11 @@ class BankSource(_Data):
     """The number of each metric's definition. Values of two definitions are never compared."""
     runs: list[BankRun]
     left_out: list[str] = []
-    """Why its other runs do not serve."""
+    """Why other runs of this study are not used."""
 
 
 class BankCheck(_Data):
-    """The study's own runs of the baseline against the stored ones, in one metric; differences are own minus stored."""
+    """The study's own baseline runs against the stored runs, in one metric. Differences are own minus stored."""
 
     metric: str
     resolution: str = ""
@@ -697,19 +698,19 @@ class BankCheck(_Data):
     """Stored runs that collapsed and are left out."""
     difference: Interval
     agrees: bool
-    """Whether the interval includes zero, so that the stored runs serve; False without an interval."""
+    """Whether the interval includes zero, so that the stored runs are used; False without an interval."""
 
 
 class Bank(_Data):
-    """Stored runs of the baseline from other studies that serve beside the study's own."""
+    """Stored baseline runs from other studies, used together with the study's own runs."""
 
     sources: list[BankSource]
     level: float
     """Confidence of the checks' intervals."""
     left_out: list[str] = []
-    """Why runs of the sources do not serve beside the study's own runs."""
+    """Why runs of the sources are not used."""
     served: int = 0
-    """Stored runs that serve."""
+    """Number of stored runs that are used."""
     checks: list[BankCheck] = []
 
 
@@ -719,7 +720,7 @@ def read_results_file(path: Path) -> StudyResults:
 
 
 def read_commands_of(path: Path) -> list[Command]:
-    """Read only the command lines of a results.json: a tenth of the work for thousands of runs."""
+    """Read only the command lines of a results.json, which takes a tenth of the time with thousands of runs."""
     return _read(path, TypeAdapter(list[Command]), lambda content: content.get("commands", []))
 
 
@@ -784,7 +785,7 @@ class StudyResults(_Data):
     picked: list[Picked] = []
     """Images picked by hand, oldest first. Verdicts do not use them."""
     crowded: list[Crowded] = []
-    """Runs whose memory ran out beside others; empty in older results."""
+    """Runs that went back to the queue because memory ran out beside other runs; empty in older results."""
     numerics: int | None = None
     """`NUMERICS` of the version that began the study; None if not recorded."""
     bank: Bank | None = None
@@ -859,15 +860,15 @@ class StudyResults(_Data):
     def baseline_mean(self, metric: str) -> float | None:
         """Return the mean from which the arms' differences are taken, at one resolution; None if nothing was compared.
 
-        Arms that stopped at an earlier look were compared with fewer runs. The mean is from the last look, with the
-        most runs.
+        Arms that stopped at an earlier look were compared with fewer baseline runs. The returned mean is that of the
+        last look, with the most runs.
         """
         known = [row for row in self._rows(metric) if math.isfinite(row.baseline_mean)]
         last = max(known, key=lambda row: (row.look or 0, len(row.differences)), default=None)
         return last.baseline_mean if last else None
 
     def like_baseline(self, metric: str) -> list[Arm]:
-        """Return the arms whose runs make the baseline's mean: the control too, except for throughput."""
+        """Return the arms whose runs the baseline's mean includes: the control too, except for throughput."""
         roles = ("baseline",) if metric == SPEED else ("baseline", "control")
         return [arm for arm in self.arms if arm.role in roles]
 

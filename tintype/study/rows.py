@@ -39,7 +39,7 @@ from tintype.study.stats.contrast import Kind
 
 TOO_FEW_SEEDS = "too few seeds"
 _FAR = 10.0
-"""An interval end this many times as far away as the means is not shown, if the seeds show nothing in the metric."""
+"""An interval's end is hidden if it is this many times as far away as the means, and too few seeds show a change."""
 MIXED = "mixed"
 """Verdict on an arm that is better on one primary metric and worse on another."""
 NO_RUNS = "no runs to compare"
@@ -151,7 +151,7 @@ class Row:
 
     @property
     def together(self) -> str:
-        """Return the combination's mean of an interaction, and the sum of its parts."""
+        """Return the mean of an interaction's combination, and the mean expected if the parts added up."""
         if self.effect is None or self.effect.expected is None:
             return ""
         return f"{self.written(self.effect.means[0].value)} (sum of the parts: {self.written(self.effect.expected)})"
@@ -178,7 +178,7 @@ class Row:
 
     @property
     def blind(self) -> bool:
-        """Return whether the seeds are too few to see a change."""
+        """Return whether the seeds are too few to detect any possible change."""
         return self.comparison is not None and too_few_seeds(self.metric, self.comparison)
 
     @property

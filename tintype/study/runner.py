@@ -65,7 +65,7 @@ class Message:
     state: State
     """State of the run. `lost`: another worker has taken it over. `died`: memory ran out. `full`: the disk is full.
 
-    `crowded`: memory ran out beside other runs, so it goes back to the queue.
+    `crowded`: memory ran out while other runs used it too, so the run goes back to the queue.
     """
     share: float = 0.0
     text: str = ""
@@ -79,7 +79,7 @@ class Message:
     gpu_bytes: int = 0
     """Peak of the GPU memory that the run needed, and the GPU's total; 0 if it did not train on a GPU."""
     needs_bytes: int = 0
-    """Least share of its GPU that a crowded run needs; 0 if its share was large enough but not free."""
+    """Bytes of GPU memory that a crowded run needs at least; 0 if its share was large enough but not free."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Task:
     folder: Path
     """Folder in which the study trains it; it may not exist yet."""
     along: Along | None = None
-    """When it is scored before its end; None if only the end is scored."""
+    """Steps at which the run is scored during training; None if only its final weights are scored."""
     retries: int = RETRIES
-    """How often it is tried again if its process dies."""
+    """How many times the run is tried again if its process dies."""
     headline: tuple[str, ...] = PRIMARY
     """Metrics to report when it is done."""
 
@@ -146,7 +146,7 @@ def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
 
 
 _kept: list[Exception] = []
-"""Errors of a failed GPU. Freeing what their frames hold would call that GPU, which may never answer."""
+"""Errors of a failed GPU, kept alive. To free the tensors in their frames, torch would call the GPU and may hang."""
 
 
 class _StoppedError(Exception):
@@ -162,7 +162,7 @@ def run_task(
     on_step: Callable[[int], None] = lambda step: None,
     score: bool = True,
 ) -> Message:
-    """Train and score. The `fence` is that of the worker's lease of the run. Without `score` it is left unscored.
+    """Train and score a run. The `fence` is that of the worker's lease. Without `score` the run is not scored.
 
     `on_step` is called after every step.
     """
@@ -204,7 +204,7 @@ def run_task(
             return Message(task.key, "interrupted", text="trained and not yet scored", step=outcome.step)
         trained_s = time.perf_counter()
         if torch.cuda.is_initialized():
-            gc.collect()  # compiled blocks stand in cycles, which would keep training's memory while images are sampled
+            gc.collect()  # reference cycles of compiled blocks would keep training's memory while images are sampled
             torch.cuda.empty_cache()
         result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step, fence=fence)
         if task.along:

@@ -72,7 +72,7 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
 
 
 def _pad(meaning: Definition) -> float:
-    """Return the continuity correction of a share: half an image, or two deviations if chance was subtracted."""
+    """Return the continuity correction of a fraction: half an image, or two deviations if chance was subtracted."""
     count = meaning.count or round(0.5 / PAD)
     return 1 / math.sqrt(count) if meaning.metric.corrected_for_chance else 0.5 / count
 
@@ -257,7 +257,7 @@ def _text(plan: Plan, identity: str) -> results.TextInfo:
 
 
 def check_identities(runs: Runs) -> None:
-    """Raise if one name or one setting stood for several weights in a study: arms would not differ as declared."""
+    """Raise if one name or setting stood for different weights in a study. Arms would differ in undeclared ways."""
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
         for part, settings, identity, remedy in identities_of(run):

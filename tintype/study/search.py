@@ -28,9 +28,9 @@ _DIGITS = 4
 _MOST_ROUNDING = 0.005
 """Share of its range by which rounding may move a random draw."""
 _NEAR_EDGE = 0.05
-"""A value lies at the edge if it is within this share of the range, on its scale, from an end."""
+"""A value lies at the edge if its distance to an end is below this fraction of the range, on the range's scale."""
 _TRIES = 100
-"""Draws per trial if a small range gives the same values again."""
+"""Most draws per trial. A draw is repeated if a small range gives the same values as an earlier trial."""
 Bounds = tuple[float, float]
 
 
@@ -165,7 +165,7 @@ def example(tune: Mapping[str, Tried]) -> dict[str, TuneValue]:
 
 
 def range_of(values: Tried) -> Range:
-    """Return a list as a choice."""
+    """Return the range of values: a list becomes a choice among its values."""
     return values if isinstance(values, Range) else Range(choice=values)
 
 

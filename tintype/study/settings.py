@@ -39,7 +39,7 @@ Seeds = Annotated[
         custom_error_message="give a list, as [0, 1, 2], or a plan of looks, as {first: 4, most: 16}",
     ),
 ]
-"""The seeds themselves, or a plan that gives undecided arms more."""
+"""A list of seeds, or a plan that gives more seeds to undecided arms."""
 
 
 RETRIES = 2
@@ -48,7 +48,7 @@ PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if 
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
 """Primary metrics if no encoder has distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
-"""Settings that all arms of a study share: the pairs of seeds, the images for training and scoring, housekeeping."""
+"""Settings that an arm cannot change: the seed, the images for training and scoring, and housekeeping."""
 
 
 class ArmSettings(Settings):

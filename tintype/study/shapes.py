@@ -1,9 +1,9 @@
 """Memory and step time of a plan's shape, measured alone on a GPU and stored in the study's folder.
 
-The shape of a plan is everything that decides the memory and the time of its steps. Arms differ in it, seeds and
-learning rates do not. `OUT/measured/` has one file for each shape and kind of device. Any number of machines may write
-there: each file is replaced whole, the larger peak stays, and the newest step time counts. A step time holds for a run
-only if all its steps do the same work (`is_steady`).
+The shape of a plan is everything that decides the memory and the time of its steps. Arms have different shapes; seeds
+and learning rates do not change the shape. `OUT/measured/` has one file for each shape and kind of device. Any number
+of machines may write there, since each file is replaced atomically. The larger of two peaks is kept, and the newest
+step time. A step time holds for a run only if all its steps do the same work (`is_steady`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def is_steady(plan: Plan) -> bool:
     if plan.train.stages or (tuning is not None and tuning.adversarial.weight and tuning.adversarial.start_step):
         return False
     schedules = [getattr(part, "schedule", None) for part in (plan.route, *plan.losses)]
-    last = max(1, plan.train.steps - 1)  # a factor that falls to 0 at the very last step changes nothing
+    last = max(1, plan.train.steps - 1)  # a factor that falls to 0 only at the last step is ignored
     factors = [one.factors_in(last) for one in schedules if isinstance(one, Schedule)]
     return not any(0.0 in of and len(of) > 1 for of in factors)
 
@@ -208,9 +208,10 @@ def _in_results(file: Path) -> _Known:
 
 
 def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]]) -> dict[str, results.Alone]:
-    """Return the measurements of each arm, by its label, all on one kind of device: the kind with most of the arms.
+    """Return the measurements of each arm, by label, on the kind of device on which most arms were measured.
 
-    Between equals it is the kind that made most of the `runs`. The step time is left out if steps differ.
+    If two kinds measured equally many arms, take the kind that made most of the `runs`. The step time is left out if
+    the work of a run's steps differs.
     """
     known = _read_all(out)
     shapes = {arm.label: shape_of(arm.plans[0]) for arm in study.arms} if known else {}
@@ -241,10 +242,10 @@ _LEAST_SLOW_STEPS = 3
 class StepTimer:
     """Times some steps of a running training on request, and changes nothing of the run.
 
-    The window has 8 to 200 steps in at least 0.6 s, and ends after 3 s with as few as 3 steps. It begins and ends with
-    a synchronized device. Its mean is the time of a step. Ordinary logging is part of a step. No checkpoint, probe or
-    snapshot is in a window: with 8 steps or more it ends before such a step, otherwise it begins again after it. So a
-    run that saves every few steps is not timed.
+    The timed window has 8 to 200 steps in at least 0.6 s; after 3 s, 3 steps are enough. The device is synchronized at
+    both ends. The window's mean is the time of a step, including ordinary logging. No checkpoint, probe or snapshot is
+    in a window. Before such a step, a window with 8 steps or more ends, and a shorter window is restarted afterwards.
+    So a run that saves every few steps is not timed.
     """
 
     def __init__(

@@ -59,9 +59,9 @@ class RunStatus:
     spent_s: float = 0.0
     """Seconds of all workers that worked on it."""
     deaths: int = 0
-    """How many workers died in it or lost it."""
+    """How many workers died while running it, or lost its lease."""
     crowded: int = 0
-    """How often its memory ran out beside other runs, so that it went back to the queue."""
+    """How many times the run went back to the queue because memory ran out beside other runs."""
     error: str = ""
     unread: str = ""
     """Its first claim that cannot be read, and why; empty if all can."""
@@ -86,7 +86,7 @@ class StudyStatus:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no worker would take any of the rest."""
+        """Return whether no worker would take any of the remaining runs."""
         return not self.of(*LEFT)
 
     @property
@@ -118,7 +118,7 @@ class _Wanted:
 
 
 class StatusReader:
-    """Reads the progress of a study again and again, and reads no ended run twice."""
+    """Reads the progress of a study repeatedly. An ended run is read only once."""
 
     def __init__(self, out: Path) -> None:
         if not (out / "study.yaml").is_file():
@@ -273,7 +273,7 @@ def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path,
     if newest is not None and newest.ended is None and not finished:
         file = Leases(out / LEASES).path(wanted.hash, newest.number)
         with suppress(OSError):
-            age_s = time.time() - file.stat().st_mtime  # of two clocks perhaps: it is shown, and decides nothing
+            age_s = time.time() - file.stat().st_mtime  # perhaps from two clocks, so it is only displayed
             return "died" if newest.is_dead else "silent" if age_s > newest.expiry_s else "running"
     if not is_settled(task, protocol):
         return "perhaps" if perhaps else "waiting"

@@ -75,7 +75,7 @@ def name_of(path: Path) -> str:
 
 
 def why_apart(other: StoredStudy, protocol: str, numerics: int) -> str:
-    """Return why runs of another study cannot serve under this protocol and `NUMERICS`; empty if they can."""
+    """Return why another study's runs cannot be used with this protocol and `NUMERICS`; empty if they can."""
     if not other.protocol:
         return f"the protocol of {other.name} is of another version, or its prompt files are not there"
     if other.protocol != protocol:
@@ -92,7 +92,7 @@ def identities(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """List the frozen networks that had other weights."""
+    """List the frozen networks that had different weights in the two studies."""
     return sorted(
         part.partition(" {")[0].partition(" [")[0] for part in mine if mine[part] != theirs.get(part, mine[part])
     )

@@ -408,7 +408,7 @@ def _made(
 def _arm_candidate(
     arm: ArmSettings, settings: StudySettings, resolution: str, known: Known, tuned: _Tuned
 ) -> Candidate:
-    """Return the arm with a choice of the values of `tune`. The arm comes after them, and must not change them."""
+    """Return the arm with a choice of the values of `tune`. The arm's own changes must not change these values."""
     values, baseline = tuned
     found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
     if found.parent:
@@ -431,8 +431,8 @@ def _arm_candidate(
 def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
     """Return the study with the chosen values of `tune`: the index of the candidate, by the labels of the arms.
 
-    The diff of an arm is then against the baseline with its own choice, so it may include the tuned keys. At each
-    value, with the same for the baseline, it was checked that an arm changes only what it declares.
+    An arm's diff is then against the baseline with the baseline's own choice, so it may include the tuned keys. For
+    each choice, applied to arm and baseline alike, it was checked that the arm changes only what it declares.
     """
     arms = []
     for group in study.by_resolution():

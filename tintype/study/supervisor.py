@@ -1,8 +1,9 @@
 """The supervisor of a study's workers on this machine: it starts, restarts and stops them.
 
-The workers take runs by their leases, as any `tintype work` does, and when memory admits them. All knowledge of a run
-is in its claim, which `tintype status` reads too. Apart from claims, the supervisor and its workers exchange only
-signals. It starts a worker if a run would fit: as many as `--jobs` gives, or as many as raise the throughput.
+A worker takes the lease of a run, as any `tintype work` does, once the run fits into memory. All knowledge about a run
+is in its claim, which `tintype status` also reads. Apart from claims, the supervisor and its workers exchange only
+signals. The supervisor starts a worker if a run would fit: as many as `--jobs` gives, or as many as raise the
+throughput.
 """
 
 from __future__ import annotations
@@ -70,17 +71,17 @@ A scheduler may send SIGTERM too, and a second SIGTERM would end the worker at o
 _MOST_STARTS = 3
 """A worker that dies this often in a row before it takes a run is not restarted."""
 _AGAIN_S = 2.0
-"""Seconds before it is restarted; each further death triples them."""
+"""Seconds before a dead worker is restarted. Each further death triples this wait."""
 _SPENT, _FAULTY = 75, 76
-"""Exit codes of a worker that leaves the other runs to a new process; with the second one, its GPU has failed."""
+"""Exit codes of a worker that leaves the remaining runs to a new process. The second code: its GPU has failed."""
 _LEAVE_S = 60.0
 """Seconds that a worker may take to save its run after the GPU has failed in another one."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
-"""Most seconds for which others pause while the steps of one run are timed, and the time until the next attempt."""
+"""Most seconds for which other runs pause while one run's steps are timed, and seconds until the next attempt."""
 _LEAST_LEFT = 30
-"""A moment is worth it only if a run has this many steps left."""
+"""A run's steps are timed only if the run has this many steps left."""
 _STRANGERS_SHARE = 0.1
-"""If more than this share of a GPU's memory is not accounted for, others probably work there."""
+"""If these workers do not explain more than this fraction of a GPU's used memory, other programs probably use it."""
 
 Jobs = int | Literal["auto"]
 """Workers of a command: a number, or as many as raise the throughput."""
@@ -346,7 +347,7 @@ class Supervisor:
         """Make the workers on a GPU save their runs and leave them to new processes, after the GPU has failed in
         another one.
 
-        Under the Multi-Process Service, later calls of a neighbour may never return.
+        Under the Multi-Process Service, later GPU calls of the other processes may never return.
         """
         for job in self.jobs:
             if self._gpu_of(job) == gpu and job.leave_by == math.inf:
@@ -462,10 +463,10 @@ def _start(crew: Crew, slot: int, barren: int, gpus: Sequence[str]) -> _Job:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep a process that starts inside from running the program of this one again, as `spawn` would.
+    """Keep processes that start inside from running this process's main program again, as `spawn` would.
 
-    A worker needs none of it. A script that runs a study outside of `if __name__ == "__main__"` would run it in every
-    worker.
+    Workers do not need that program. If a script runs a study outside of `if __name__ == "__main__"`, each worker would
+    run the study again.
     """
     name = "__main__"
     main, sys.modules[name] = sys.modules[name], ModuleType(name)

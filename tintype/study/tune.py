@@ -1,9 +1,9 @@
 """Tuned arms: try the values of `tune` for the baseline and each arm alike, and choose the best for each.
 
-All have the same number of trials and the same seeds, and the comparison uses other seeds. So a value that was lucky in
-its sweep is not lucky again. Tuning runs are runs like others, in the study's runs/. The choice is a function of their
-results alone, so a study that was killed makes the same choice again. Values proposed by a sampler of Optuna are
-written to the study's tuning.jsonl before they are trained.
+Baseline and arms have the same number of trials and the same seeds, and the comparison uses other seeds. So a value
+that won by luck in its sweep has no advantage in the comparison. Tuning runs are runs like others, in the study's
+runs/. The choice is a function of their results alone, so a study that was killed makes the same choice again. Values
+proposed by a sampler of Optuna are written to the study's tuning.jsonl before they are trained.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ def _run(run: results.Run, metric: str) -> results.TuningRun:
 
 
 def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "higher"]) -> int:
-    """Return the index of the best mean. A choice that lost runs comes after all that lost fewer; of equals, the first
-    wins.
+    """Return the index of the choice with the best mean score; the first of equal choices.
+
+    A choice that lost runs ranks below all choices that lost fewer runs.
     """
     sign = 1.0 if direction == "lower" else -1.0
 

@@ -1,10 +1,10 @@
 """Verdicts of a study: each contrast's difference, its interval, and the resulting verdict.
 
-Each comparison keeps its share of the study's error, so its interval is its test. An interval that excludes zero gives
-better or worse, an interval within the margin gives same, and any other is undecided. Both kinds of claim fit into one
-share, since no true difference makes both false. If all seeds differ by the same amount, the seed spread is not
-measurable. Then there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is zero.
-The throughput is measured and not tested.
+A comparison's interval has the comparison's share of the study's error, so the interval is the test. An interval that
+excludes zero gives better or worse. An interval within the margin gives same. Any other interval is undecided. One
+share covers both kinds of claim, since for any true difference at most one of them can be false. If all seeds differ by
+the same amount, the seed spread cannot be measured. Then there is no p and no interval, and the verdict is "no spread",
+or "identical" if the amount is zero. The throughput is measured and not tested.
 """
 
 from __future__ import annotations
@@ -195,10 +195,11 @@ def tested_row(
     unstable: bool = False,
     unbiased: tuple[Cells, Estimate] | None = None,
 ) -> Comparison:
-    """Write an estimate in the metric's unit, with its verdict.
+    """Return an estimate in the metric's unit, with its verdict.
 
-    `collapse` counts the arm's collapsed runs. `unstable` means that they are shown to be more than the baseline's.
-    `unbiased` is the same comparison without the sampling bias. "same" needs both.
+    `collapse` counts the arm's collapsed runs. `unstable` says that the arm's runs collapse more often than the
+    baseline's, by a test. `unbiased` is the same comparison without the sampling bias. The verdict "same" needs both
+    intervals within the margin.
     """
     scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)

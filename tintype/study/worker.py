@@ -58,7 +58,7 @@ _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
 """Ranks that end this often before they take their run are not restarted."""
 _ALIKE = 0.03
-"""Two times of a step show that a run is alone if they differ by at most this share."""
+"""If two measured step times differ by at most this fraction, the run was alone on its GPU."""
 _TIMED_FROM, _TIMED_STEPS = 20, 100
 """Steps of a run in this process before timing, as the first ones compile and capture, and steps that timing may need.
 """
@@ -84,8 +84,8 @@ def is_settled(task: Task, protocol: Protocol) -> bool:
 class Worker:
     """A process that runs tasks of a study, one at a time.
 
-    A `round` names the workers of one command, which go through every run once, including finished runs, to check them,
-    and failed runs. Workers without a round leave both alone.
+    A `round` names the workers of one command. They go through every run once: they also check finished runs and try
+    failed runs again. Workers without a round skip finished and failed runs.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Worker:
         """When this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
-        """Run tasks until all have ended or a signal comes; without `wait`, until only runs of others are left.
+        """Run tasks until all have ended or a signal comes; without `wait`, until other workers have the rest.
 
-        It also ends when the GPU's memory has run out, or the GPU has failed: later runs need a new process
-        (`tintype.runtime.memory`).
+        The worker also stops after the GPU's memory has run out, or the GPU has failed. Later runs then need a new
+        process (`tintype.runtime.memory`).
         """
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
@@ -184,8 +184,8 @@ class Worker:
     def _is_late(self, task: Task, newest: Claim | None) -> bool:
         """Return whether another machine has scored a run, and its scores may become visible here a little later.
 
-        After half the expiry they would be visible. Then they are lost, or of another protocol, and the run is scored
-        again.
+        After half the expiry, the scores would be visible. If they are still missing, they are lost or of another
+        protocol, and the run is scored again.
         """
         if newest is None or newest.process.is_here or (newest.ended or {}).get("state") != "done":
             return False
@@ -196,8 +196,9 @@ class Worker:
     def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None, Grant | None] | None:
         """Take the lease of the first run that is free and fits, and whose parent run has ended.
 
-        A run of several ranks is not taken here. A run that needs more GPUs than this process sees is left to other
-        workers. A run that was crowded a moment ago waits, and so does a run that does not fit yet.
+        The lease of a run with several ranks is left to its ranks. A run that needs more GPUs than this process sees is
+        left to other workers. A run that has just run out of memory beside others waits, and so does a run that does
+        not fit into memory yet.
         """
         waiting, held = list(left), list[Task]()
         if self._admission is not None:
@@ -351,8 +352,8 @@ class Worker:
     def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
         """Return a function to be called after each step.
 
-        It times steps in a quiet moment, or of a run that is alone. If others run again before the end, the time is
-        dropped. Two times in a row must agree.
+        The function times steps while the other runs are paused, or if no other run uses the GPU. If another run
+        starts before the end, the time is discarded. Two times in a row must agree.
         """
         admission = self._admission
         if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:

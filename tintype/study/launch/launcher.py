@@ -27,10 +27,10 @@ class Crew:
     workers: int
     gpus_per_worker: int = 1
     time_s: float | None = None
-    """How long a worker may run before it saves and goes back into the queue; None for the queue's own limit."""
+    """Seconds that a worker may run before it saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
     jobs: str = ""
-    """How many runs it makes at a time, as given to `--jobs`; empty for the default of `tintype work`."""
+    """How many runs a worker makes at a time, as given to `--jobs`; empty for the default of `tintype work`."""
 
     @property
     def folder(self) -> Path:
@@ -51,7 +51,7 @@ class Launcher(Protocol):
     """Starts workers somewhere."""
 
     def launch(self, crew: Crew) -> Iterable[str]:
-        """Start the workers. Yield a line for each one started, and, if the launcher stays, for each one that ended."""
+        """Start the workers. Yield a line for each started worker, and for each ended worker if the launcher waits."""
 
 
 def run_program(command: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Workers as tasks of Ray, on this machine alone or on a cluster.
 
-The tasks belong to the command that starts them, so it stays until they have ended. If a worker is killed or its
-machine is lost, Ray starts its task again. A worker that ends by an error is not started again. Ray ships no code: a
-task runs `tintype work` with the Python under the same path on every machine.
+The tasks belong to the command that starts them, so the command waits until they have ended. If a worker is killed or
+its machine is lost, Ray starts the worker's task again. A worker that ends with an error is not started again. Ray
+copies no code: a task runs `tintype work` with the Python at the same path on every machine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tintype.study.launch.launcher import Crew
 from tintype.wording import option
 
 STARTS_AGAIN = 20
-"""How often Ray restarts a killed or lost worker. The study decides how often a run is tried."""
+"""How many times Ray restarts a killed or lost worker. The study limits how often a run is tried."""
 _POLL_S = 0.2
 _TOLD = 143
 """Exit code of a worker that received a stop signal and has saved."""
 
 
 class KilledWorkerError(Exception):
-    """Raised if a worker was killed or stopped, and not by the command that started it. Ray starts it again."""
+    """Raised if a worker was killed or stopped, but not by the command that started it. Ray then restarts it."""
 
 
 class FailedWorkerError(Exception):
-    """Raised if a worker ended by an error, which would occur again after another start."""
+    """Raised if a worker ended with an error. Ray does not restart it, since the error would occur again."""
 
 
 class Ray:
@@ -70,7 +70,7 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join the cluster at this address, or one that Ray finds by itself; start one here if there is none."""
+    """Join the cluster at this address, or a cluster that Ray finds. If there is none, start one on this machine."""
     try:
         ray.init(address=address or None, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -102,7 +102,7 @@ def _start(ray: Any, crew: Crew) -> dict[Any, str]:
 
 
 def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, None, int]:
-    """Yield how each worker ended; return how many failed. On a signal, ask all to save and stop."""
+    """Yield how each worker ended; return how many workers failed. On a signal, ask all workers to save and stop."""
     left, failed, cancelled = list(names), 0, False
     while left:
         if told and not cancelled:

@@ -1,7 +1,7 @@
 """Workers as the tasks of a Slurm array. The script is written into the study's folder, to be read and changed.
 
-Slurm signals a task before its time limit and when it preempts it. The worker then saves and ends with 143, and the
-task asks to go back into the queue. `srun` is not used, and no code is shipped.
+Slurm signals a task before the task's time limit, and when Slurm preempts the task. The worker then saves and ends with
+exit code 143, and the task requeues itself. `srun` is not used, and no code is copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimates of one contrast from several studies that share no runs: their mean, and how far the studies differ.
+"""Estimates of one contrast from several studies that share no runs: their mean, and how much the studies differ.
 
 weight    w = 1 / (s² + τ²)                  s: the standard error of a study's estimate
 mean      m = Σ w y / Σ w

@@ -38,7 +38,7 @@ class Scale:
 
     kind: ScaleKind = "raw"
     unit: float = 1.0
-    """Unit of raw values, which prevents overflow of squares, and of asinh; the pad of logit."""
+    """Unit of raw values (to prevent overflow of squares) and of asinh; for logit, the continuity correction."""
 
     def place(self, value: float) -> float:
         """Return a value on the scale."""
@@ -124,7 +124,7 @@ class Cells:
     values: Mapping[str, Mapping[int, float]]
     scale: Scale = RAW
     plans: Mapping[str, str] = field(default_factory=dict)
-    """Arms with the plan of another arm, as the control has the baseline's: they share its spread."""
+    """The arm whose plan another arm has, by that arm: the control has the baseline's plan. Both share one spread."""
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The resolution of each arm, if there are several: arms of one resolution share their spread."""
     collapsed: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -189,16 +189,16 @@ class Cells:
         return found
 
     def rounding(self, arms: Iterable[str]) -> float:
-        """Return how large an error between these arms rounding alone can cause."""
+        """Return the largest standard error between these arms that rounding alone can cause."""
         values = (abs(value) for arm in arms for value in self.values[arm].values())
         return _ROUNDING * max(0.0 if self.scale.kind == "raw" else 1.0, max(values, default=0.0))
 
 
 def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
-    """Return how large an error between these values rounding alone can cause.
+    """Return the largest standard error between these values that rounding alone can cause.
 
-    `scale` is for values computed from larger ones: a logarithm has the relative error of its ratio, even if it is
-    small.
+    `scale` is the size of the numbers from which the values were computed. For example, even a small logarithm has the
+    rounding error of its ratio.
     """
     return _ROUNDING * max(scale, float(max(map(abs, values), default=0.0)))
 

@@ -1,8 +1,8 @@
 """Collapsed runs: a second mode below the other runs of an arm, which a mean would hide.
 
-A run has collapsed if a gap separates it from the arm's better runs. The gap must be wider than the range of these
-runs, and the seed spread must not explain it. That spread is the better runs' own, averaged with the other arms'. The
-other arms' spread alone is not enough, since an arm that changes much often has a larger spread.
+A run has collapsed if a gap separates it from the arm's better runs. The gap must be wider than the range of the better
+runs, and larger than the seed spread explains. That spread is the better runs' own spread, averaged with the other
+arms' spread. The other arms' spread alone is not enough, since an arm with large changes often has a larger spread.
 
 If an arm has many runs, a run far below the mean of the better runs has collapsed too. If the other arms' runs have a
 long tail towards worse values, low runs must lie farther out, since they may belong to that tail. At most half of an
@@ -24,7 +24,7 @@ from tintype.study.stats.cells import Cells, Scale, rounding_of
 from tintype.study.stats.spread import Variance, pool, skewness, variance
 
 LEVEL = 0.01
-"""Bound of the chance that any run counts as collapsed in a study of arms with one normal spread, on one metric."""
+"""Largest probability that any run counts as collapsed, on one metric, if all arms have the same normal spread."""
 OTHERS_FREEDOM = 4.0
 """Weight of the other arms' variance beside that of an arm's own better runs, in degrees of freedom.
 
@@ -49,7 +49,7 @@ This is twice Cornish and Fisher's first term, since the skewness of few runs is
 would take the tail of a skewed metric for collapses.
 """
 DOUBT = 10.0
-"""Runs by which the skewness is shrunk, since with few runs it is mostly chance."""
+"""Number of runs by which the skewness is shrunk towards zero, since with few runs it is mostly chance."""
 FARTHEST = 5.0
 """Deviations up to which that term grows; farther out the expansion is not valid."""
 _SUSPECT = 3.0
@@ -104,11 +104,10 @@ def _limit(spread: Variance, level: float, skewness: float = 0.0) -> float:
 
 
 def _usual(cells: Cells, arm: str, sign: float) -> _Usual | None:
-    """Return the median of the other plans' variances, since other arms may have collapsed runs too; None if there is
-    none.
+    """Return the usual variance and skewness: the median over the other plans; None if no other plan has a variance.
 
-    It is worth two thirds of their mean. Low runs beyond a wide gap are left out: if there is only one other plan, its
-    collapsed runs would hide those of the arm.
+    The median is used since other arms may also have collapsed runs. It has two thirds of the mean's precision. Low
+    runs beyond a wide gap are left out, since another arm's collapsed runs would otherwise hide this arm's.
     """
     block, plan = cells.block_of(arm), cells.plan_of(arm)
     steady = cells.without({other: _suspects(of, sign) for other, of in cells.values.items()})

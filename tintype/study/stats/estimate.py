@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 POWER = 0.8
 MOST_SEEDS = 1_000
 FARTHEST = 5.0
-"""Standard errors beyond which skewness widens no further: the expansion is of first order."""
+"""Standard errors up to which skewness widens an interval; farther out, the first-order expansion is not valid."""
 _QUANTILES, _FEW_QUANTILES = 2_000, 200
 _GRID = 0.02
 
@@ -43,11 +43,11 @@ class Estimate:
     skewness: float = 0.0
     """Skewness of the value over studies."""
     seeds: int = 1
-    """Number of seeds of the plan with fewest."""
+    """Number of seeds of the plan with the fewest seeds."""
     correlation: float = 0.0
     """Correlation over shared seeds that the error uses; zero without pairs."""
     stands_out: tuple[str, ...] = ()
-    """Arms whose variance is mostly their own."""
+    """Arms with a spread far above the others', whose variance therefore comes mostly from their own runs."""
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, by arm."""
 
@@ -63,10 +63,10 @@ class Estimate:
         return self.value - down, self.value + up
 
     def _reach(self, t: float, error: float) -> tuple[float, float]:
-        """Return how far an interval reaches down and up, t standard errors wide.
+        """Return how far an interval of t standard errors reaches below and above the value.
 
-        Runs with a long upper tail mostly show values that are too low. So the upper side is wider by 1 + skewness t/3
-        (Johnson 1978, to first order). With a lower tail the lower side is wider.
+        If runs have a long upper tail, most means of few runs are too low. So the upper side is wider by the factor
+        1 + skewness t/3 (Johnson 1978, to first order). With a long lower tail the lower side is wider.
         """
         wide = 1 + abs(self.skewness) * min(t, FARTHEST) / 3
         return t * error * (wide if self.skewness < 0 else 1.0), t * error * (wide if self.skewness > 0 else 1.0)
@@ -190,7 +190,8 @@ def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Est
 def planned_widening(seeds: int, arms: int, control: bool, confidence: float, stored: int = 0) -> float:
     """Return by how much the measured skewness of normal runs widens an interval on average, in a planned study.
 
-    The skewness of N normal values has the deviation √(6 / N). It widens the side that matters half of the time.
+    The measured skewness of N normal values has the standard deviation √(6 / N). In half of all studies it widens the
+    side of the interval that decides.
     """
     sets = 2 if control else 1
     error = planned_error(seeds, arms, control, stored)

@@ -4,9 +4,9 @@ A study makes many comparisons, and the chance of any false verdict in the whole
 the primary metrics share four fifths of that equally, those on all other metrics one fifth. The shares count the
 comparisons that the study planned, measured or not.
 
-Reading a study, adding seeds and reading it again is a second chance for a false verdict. So each look has its own
-share, and the shares of all looks sum to at most one. By Bonferroni's inequality the level holds, however the looks
-depend on each other.
+Reading a study's results, adding seeds and reading them again is a second chance for a false verdict. So each look has
+its own share of the error, and the shares of all looks sum to at most one. By Bonferroni's inequality, the error of the
+whole study then stays within 5%, however the looks depend on each other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FIRST_SHARE = 0.8
 
 
 UNSTABLE = 0.02
-"""Chance that a study calls any arm unstable although its runs collapse no more often than the baseline's.
+"""Probability that a study calls any arm unstable although the arm's runs collapse no more often than the baseline's.
 
-It is in addition to the 5%.
+This error is in addition to the 5%.
 """
 
 

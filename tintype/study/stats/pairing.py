@@ -1,8 +1,8 @@
-"""Pairs of runs with one seed, if they pay: an arm that changes little keeps the luck of its seed.
+"""Pair runs of the same seed if this narrows the interval: with one seed, arm and baseline share much of their luck.
 
-The correlation of an arm's runs with baseline runs of the same seeds is estimated from their residuals, so that no
-difference of means decides whether pairs are used. The correlation of one metric is averaged with that of the arm's
-other metrics and shrunk to zero. Residuals a and b are in deviations of their plans, n is the number of pairs:
+The correlation of an arm's runs with baseline runs of the same seeds is estimated from residuals. So the difference of
+means does not decide whether pairs are used. The correlation of one metric is averaged with that of the arm's other
+metrics and shrunk to zero. Residuals a and b are in deviations of their plans, n is the number of pairs:
 
     own     ρ = 2 Σab / (Σa² + Σb²), and the same ratio of sums over the arm's other metrics
     prior   F = min(4, (n - 1)(M - 1)) degrees of freedom for the others, M the effective number of metrics;
@@ -10,8 +10,8 @@ other metrics and shrunk to zero. Residuals a and b are in deviations of their p
     shrunk  ρ* = ρ³ / (ρ² + (1 - ρ²)² / (n - 1 + F))
 
 The baseline's runs without a partner (the control's, stored ones) have the weight λ = N / (N + n) (1 - ρ* s_a / s_b) in
-its mean: ρ* = 0 is the estimate without pairs. Pairs are used if they make the interval much narrower and the two
-spreads are alike. Choosing more freely would raise the error (docs/statistics.md).
+its mean: ρ* = 0 is the estimate without pairs. Pairs are used only if they make the interval much narrower and the two
+spreads are similar. Using pairs more often would raise the rate of false verdicts (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEWEST = 3
 PRIOR_FREEDOM = 4.0
 """Weight of the other metrics' correlation beside a metric's own, in degrees of freedom."""
 NARROWER = 0.6
-"""Pairs are used if the interval gets narrower than this share."""
+"""Pairs are used if the paired interval is narrower than this fraction of the unpaired one."""
 ALIKE = 4 / 3
 """Largest ratio of the two deviations for which pairs are used."""
 _LARGEST = 0.999

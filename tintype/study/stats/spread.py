@@ -1,8 +1,8 @@
 """The spread over seeds: each plan's own variance, shrunk towards the variance that all plans of a resolution share.
 
-A variance from three runs is a lottery: if it is small by luck, the interval is too narrow and the verdict too bold.
-So each plan's variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4,
-with a stated prior and a robust centre: a plan with a large spread does not widen the others).
+A variance from three runs is very uncertain: if it is small by luck, the interval is too narrow. So each plan's
+variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4). The prior is fixed
+and the centre is robust, so a plan with a large spread does not widen the other plans' intervals.
 
     weight    w = min(1, c / v)            falls smoothly with how far a plan's own spread lies above the centre
     variance  (d w c + f v) / (d w + f)    f: the plan's own degrees of freedom, d = max(2, e)
@@ -26,7 +26,7 @@ CENTRE_WEIGHT = 2.0
 LEAST_FREEDOM, MOST_FREEDOM = 1.0, 8.0
 """Bounds of e, the degrees of freedom that the centre adds to a plan's own."""
 DOUBT = 2.0
-"""Standard errors added to the measured unlikeness of spreads before it gives e, since few plans tell little."""
+"""Standard errors by which the measured heterogeneity of spreads is raised before e is computed, to be cautious."""
 SKEW = 1.5
 """Factor of the pooled skewness, since small samples underestimate it."""
 STORED_FULL = 30
@@ -35,7 +35,7 @@ STORED_FULL = 30
 With fewer, the three are interpolated.
 """
 STANDS_OUT = 0.16
-"""Below this weight reports call a plan's spread large: 2.5 times the deviation of the centre."""
+"""If the centre's weight is below this, reports call a plan's spread large: 2.5 times the centre's deviation."""
 
 
 @dataclass(frozen=True)
