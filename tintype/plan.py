@@ -64,14 +64,14 @@ UNHASHED = "run"
 
 
 def _older_sampling(plan: Plain) -> Plain:
-    """Return the sampling settings for older plans. Their sampling shift was the shift of the times, by default 1."""
+    """Return the sampling settings of an older plan, in which sampling used the shift of the training times, or 1."""
     time = plan.get("time")
     shift = time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0
     return {"shift": shift, "shift_by": "none", "guidance": "classifier-free"}
 
 
 class Plan(Named):
-    """Everything that decides what a run learns, one field per seam. Defaults are PRX's if PRX has the setting."""
+    """Everything that decides what a run learns, one field per seam. Settings that PRX has default to PRX's values."""
 
     seed: int = Field(0, ge=0, description="Seed of the weights, the data order, noise, time and dropout")
     start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
@@ -163,7 +163,7 @@ class Plan(Named):
         return self
 
     def _check_shapes(self, unit: int) -> None:
-        """Raise ValueError if the plan cannot have images of several shapes."""
+        """Raise ValueError if a part of the plan does not support images of several shapes."""
         for height, width in self.data.shapes:
             if height % unit or width % unit:
                 raise ValueError(
@@ -173,7 +173,7 @@ class Plan(Named):
         self._refuse_one_shape("data.buckets")
 
     def _check_stages(self, unit: int) -> None:
-        """Raise ValueError if the first steps cannot have smaller images."""
+        """Raise ValueError if a stage's smaller images do not fit the plan."""
         stages, size_px, steps = self.train.stages, self.data.size_px, self.train.steps
         for stage in stages:
             if stage.size_px % unit:
@@ -213,7 +213,7 @@ class Plan(Named):
                 )
 
     def _refuse_one_shape(self, setting: str) -> None:
-        """Raise ValueError if a part needs images of one shape, and this setting gives it several."""
+        """Raise ValueError if a part of the plan needs images of one shape, but `setting` gives several shapes."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["run.latents"] if self.run.latents == "disk" else []
@@ -263,7 +263,7 @@ class Plan(Named):
 
     @property
     def token_numbers(self) -> int:
-        """Return how many numbers of the latents, or pixels, a token of the denoiser has."""
+        """Return how many values of the latents, or of the pixels, one token of the denoiser has."""
         return self.tokenizer.compression.channels * self.model.patch**2
 
     @property
@@ -304,7 +304,7 @@ class Plan(Named):
 
 
 def _without_later(settings: type[Settings], content: Plain) -> Plain:
-    """Return the content without housekeeping, and without newer settings whose value keeps older behaviour."""
+    """Return the content without housekeeping, and without newer settings that have the value of older behaviour."""
     return {
         key: value
         for key, value in content.items()
@@ -318,9 +318,9 @@ _HASHED_INSIDE = ("losses", "train", "tuning")
 
 
 def _inside_without_later(settings: object, content: Any) -> Any:
-    """Return plain content without nested newer settings whose value keeps older behaviour.
+    """Return plain content without nested newer settings that have the value of older behaviour.
 
-    `settings` may be a tuple.
+    `settings` may be a tuple of settings.
     """
     if isinstance(settings, tuple):
         return [_inside_without_later(one, inner) for one, inner in zip(settings, content, strict=True)]
@@ -427,11 +427,9 @@ def plan_from_folder(folder: Path) -> Plan:
 
 
 def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
-    """Read a plan that tintype wrote, in which every default is written.
+    """Read a plan that tintype wrote with all defaults. `remake` says how to fix a damaged file.
 
-    Newer settings get the older version's behaviour.
-
-    `remake` says how to fix a damaged file.
+    Settings that are newer than the file get the values that keep the older version's behaviour.
     """
     return plan_in(read_sealed(file, remake), file, known)
 
@@ -522,9 +520,9 @@ def flat(value: object, prefix: str = "") -> Plain:
 def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[str, Change]:
     """Return the diff for people: a part that is added, removed or changes its kind is one entry.
 
-    An entry names a part's settings that are not defaults, that differ between the kinds, or whose keys are in `given`,
-    the options of techniques. All other settings are equal in both plans, or follow from the kind. Comparisons of plans
-    use `diff`, which has every setting.
+    An entry names those settings of a part that are not defaults, that differ between the kinds, or whose keys are in
+    `given`, the options of techniques. All other settings are equal in both plans, or follow from the kind. Code that
+    compares plans uses `diff`, which has every setting.
     """
     sections = {name: _part_words(getattr(before, name), getattr(after, name), given) for name in Plan.model_fields}
     if before.data.kind != after.data.kind:

@@ -59,10 +59,10 @@ class Settings(BaseModel):
 
 
 class Named(Settings):
-    """Settings that are named by a hash of their content, which is computed once: a study asks for thousands."""
+    """Settings that are named by a hash of their content. It is cached, since a study reads it thousands of times."""
 
     __slots__ = ("_hash",)
-    """Not a field, so that no copy with other settings has it."""
+    """The cached hash. It is not a field, so that copies with other settings do not inherit it."""
 
     @property
     def hash(self) -> str:
@@ -72,7 +72,7 @@ class Named(Settings):
 
     @abstractmethod
     def compute_hash(self) -> str:
-        """Return the hash."""
+        """Return the hash of the settings' content."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ PathText = Annotated[str, NamesFile()]
 
 @dataclass(frozen=True)
 class Since:
-    """Mark of a setting that was added later. A plan stored before it gets the value `then`, and keeps its hash.
+    """Mark of a setting that was added later. A plan stored before that gets the value `then`, and keeps its hash.
 
     `then` is plain data, or a function of the plain data of the section that the setting belongs to.
     """
@@ -133,7 +133,7 @@ ExportForm = Literal["PRXPipeline", "PRXPixelPipeline", "safetensors"]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a run cannot be exported in a form, and the option of `tintype train` that avoids this, if any."""
+    """Why a run cannot be exported in a form, and the option of `tintype train` that makes it exportable, if any."""
 
     reason: str
     option: str = ""
@@ -197,8 +197,8 @@ class OpenKinds(tuple[type[K], ...]):
 class OneOf:
     """Mark of a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
 
-    Settings without a `kind` have the kind `usual`. With `by_keys` they have the kind whose settings include all their
-    keys. Plugins can add to `OpenKinds`.
+    Settings without a `kind` have the kind `usual`. With `by_keys`, they have the kind that knows all their keys.
+    Plugins can add kinds to `OpenKinds`.
     """
 
     built_in: tuple[type[Settings], ...]
@@ -309,9 +309,9 @@ class DataPart(Part):
     count_key: ClassVar[str]
     """Name of the setting with the number of training images."""
     said_by_identity: ClassVar[frozenset[str]] = frozenset()
-    """Settings already covered by the source's content hash, or without effect on training images."""
+    """Settings that the source's content hash already covers, or that do not change training images."""
     has_sources: ClassVar[bool] = False
-    """Whether the data is made of other data. A diff against data without sources shows each as one line."""
+    """Whether the data consists of several sources. A diff against other data shows each side on one line."""
 
     size_px: int = Field(32, ge=16, le=LARGEST_PX, description="Width and height of the images")
 
@@ -325,7 +325,7 @@ class DataPart(Part):
         return f"{self.kind} ({', '.join(shown)})"
 
     def in_diff(self) -> Plain:
-        """Return the settings for a diff in which only one side `has_sources`."""
+        """Return the settings as shown in a diff between data with several sources and data without."""
         return {"kind": self.words, "size_px": self.size_px}
 
     @property
@@ -360,11 +360,11 @@ class DataPart(Part):
 
     @property
     def squared(self) -> DataPart:
-        """Return the same images as squares."""
+        """Return the settings of the same images as squares, without buckets of other shapes."""
         return self
 
     def at_size(self, size_px: int) -> DataPart:
-        """Return the same images, with the same ids, in another size."""
+        """Return the settings of the same images, with the same ids, but resized to `size_px`."""
         return self.model_copy(update={"size_px": size_px})
 
     def held_out(self, count: int, shaped: bool = False) -> DataPart:
@@ -376,11 +376,11 @@ class DataPart(Part):
         return {key: value for key, value in plain(self).items() if key not in self.said_by_identity}
 
     def at_most(self, count: int) -> dict[str, int]:
-        """Return settings by key that limit training to `count` images."""
+        """Return the overrides, by key, that limit training to at most `count` images."""
         return {self.count_key: min(count, plain(self)[self.count_key] or count)}
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this data."""
+        """Raise ValueError if this data does not fit the plan's other settings."""
 
     @property
     def at_hand(self) -> bool:
@@ -485,20 +485,20 @@ class ModelSettings(Settings):
 
 
 ShiftBy = Literal["none", "sqrt", "flux", "dimension"]
-"""How the shift of times depends on the number of tokens, or on the numbers in the tokens."""
+"""How the shift of times depends on the number of tokens, or on the total count of latent values (`dimension`)."""
 _BASE_NUMBERS = 4096
-"""Numbers of an image's latents at which `dimension` does not shift."""
+"""Count of an image's latent values at which `dimension` does not shift."""
 _BASE_TOKENS, _MOST_TOKENS = 256, 4096
 """Numbers of tokens for which FLUX defines its mu: 256 px and 1024 px in its latents."""
 _BASE_MU, _MOST_MU = 0.5, 1.15
 
 
 def shift_factor(by: ShiftBy, tokens: int, token_numbers: int | None = None) -> float:
-    """Return the shift factor for this many tokens of `token_numbers` numbers each.
+    """Return the shift factor for `tokens` tokens of `token_numbers` values each.
 
-    sqrt: the root of the number of tokens, scaled to 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23). flux:
-    exp(mu), where FLUX's mu is linear, with 0.5 at 256 tokens and 1.15 at 4096. dimension: the root of all numbers,
-    scaled to 1 at 4096 (arXiv 2510.11690, sqrt(m / n)).
+    - sqrt: the root of the number of tokens, scaled to 1 at 256 (Stable Diffusion 3, arXiv 2403.03206, eq. 23)
+    - flux: exp(mu), where FLUX's mu is linear in the number of tokens, with 0.5 at 256 tokens and 1.15 at 4096
+    - dimension: the root of the count of all values, scaled to 1 at 4096 (arXiv 2510.11690, sqrt(m / n))
     """
     if by == "none":
         return 1.0
@@ -596,12 +596,12 @@ class TrainSettings(Settings):
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Return the images per update of each stage; the last stage's number comes last."""
+        """Return the number of images per update in each stage, in the order of the stages."""
         return (*(stage.batch or self.batch for stage in self.stages), self.batch)
 
     @property
     def alike(self) -> int:
-        """Return how many consecutive images share one of several shapes: whole micro-batches of every stage."""
+        """Return how many consecutive images must share a shape, so that each stage's micro-batches have one shape."""
         return math.lcm(*(batch // self.accumulate for batch in self.batches))
 
     def batch_at(self, step: int) -> int:
@@ -653,8 +653,8 @@ class TrainSettings(Settings):
 class IslandSettings(Settings):
     """Operations of the denoiser whose precision can be set one by one. The defaults change nothing.
 
-    In the position `bf16` every operand and result of an operation is rounded to bf16, whatever `compute` is. Under
-    `compute: fp32` such an island is the only operation in bf16.
+    With `bf16`, every operand and result of the operation is rounded to bf16, whatever `compute` is. Under `compute:
+    fp32`, operations set to `bf16` are the only operations in bf16.
     """
 
     norms: Literal["fp32", "bf16"] = Field("fp32", description="LayerNorm and RMSNorm: statistics and scaling")
@@ -677,9 +677,8 @@ class IslandSettings(Settings):
 class PrecisionSettings(Settings):
     """Precision of a run.
 
-    `storage` is the dtype of the trained weights and their moments, `compute` that of matrix products.
-
-    Losses with weights of their own and weight averages are always fp32.
+    `storage` is the dtype of the trained weights and of the optimizer's moments. `compute` is the dtype of matrix
+    products. Weights that belong to losses, and weight averages, are always fp32.
     """
 
     storage: Literal["fp32", "bf16"] = Field("fp32", description="The dtype of the trained weights and their moments")

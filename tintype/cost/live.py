@@ -1,7 +1,7 @@
-"""Most bytes that a computation holds at one time, counted on networks without numbers (torch's meta device).
+"""Count the peak memory of a computation on networks without values (torch's meta device).
 
-Tensors come and go as they would on a GPU: autograd keeps what it needs for the backward pass, and a tensor counts
-until it is freed. Parameters and inputs that existed before do not count.
+Tensors are made and freed as they would be on a GPU: autograd keeps those that the backward pass needs, and a tensor
+counts until it is freed. Parameters and inputs that existed before the computation do not count.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from tintype.pretrained.packages import Untyped
 
 META = torch.device("meta")
 WORKSPACE = 2
-"""Size of cuDNN's workspace, as a multiple of a convolution's input and output, which it copies into its own layouts.
+"""Size of cuDNN's workspace, as a multiple of a convolution's input and output, which cuDNN copies to its own layouts.
 
-Measured for VGG16 with TF32 products on an H200; it is the largest part of a convolutional teacher's peak.
+The multiple was measured for VGG16 with TF32 products on an H200. The workspace is the largest part of a convolutional
+teacher's peak memory.
 """
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, nn.functional.conv2d)
 """Operations that autocast computes in bf16."""
@@ -40,12 +41,13 @@ def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
 
 
 def peak_per_image(work: Callable[[int], object], bf16: bool = False) -> int:
-    """Return by how many bytes one more image raises the peak of `work`, which gets a number of images.
+    """Return the peak bytes of `work` per image. `work` is called with a number of images.
 
-    Tensors that do not grow with the number of images, such as gradients of weights, cancel out.
+    The result is a difference of two peaks. Tensors that do not grow with the number of images cancel out, for example
+    gradients of weights.
     """
     with _Kernels(bf16):
-        work(1)  # the first pass makes gradients of weights, which stay
+        work(1)  # the first pass allocates the gradients of weights, which stay allocated
     one, three = (peak_bytes(lambda images=images: work(images), bf16) for images in (1, 3))  # type: ignore[misc]
     return -(-(three - one) // 2)
 
@@ -116,7 +118,7 @@ def _narrow(value: Any) -> Any:
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps queries, keys, values and the result, as flash attention does; computes nothing."""
+    """Attention that keeps queries, keys, values and result for backward, as flash attention does; computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Estimated peak memory of a run without measurements: all memory of its process on one GPU, by part.
+"""Estimate a run's peak memory without measurements: all memory of its process on one GPU, by part.
 
-`held` is there all the time: weights, optimizer, images, graphs. In addition one task runs after the other (an encoder,
-the denoiser forward and backward, the sampler), and only the largest of these counts. Activations are counted on the
-networks themselves, without numbers (`live`), or by a formula for our own kernels.
+Memory in `held` is allocated all the time: weights, optimizer, images, graphs. The other tasks run one after the other
+(an encoder, the denoiser forward and backward, the sampler), so only the largest task counts. Activations are counted
+on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
 
 B: images at a time. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -78,28 +78,28 @@ from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 HOST_BYTES = 5 << 30
 """Host memory of a process on a machine with a GPU: Python, torch and the CUDA libraries."""
 SLACK = 1.25
-"""Bytes that torch's allocator reserves for each byte of temporary memory: blocks are rounded up, and gaps stay unused.
+"""Bytes that torch's allocator reserves for each byte of temporary memory: it rounds up, and gaps stay unused.
 
-With this factor the estimate was 1.02 to 1.3 times the reserved peak of twelve plans that were measured on an H200.
+With this factor, the estimate was 1.02 to 1.3 times the reserved peak that was measured for twelve plans on an H200.
 """
 _TEXT_SIZES = 2
-"""Graphs of the denoiser if the numbers of text tokens of its batches, after rounding, are unknown."""
+"""Number of the denoiser's CUDA graphs if the rounded numbers of text tokens of its batches are unknown."""
 _SAMPLED_CAPTIONS = 512
-"""Captions whose lengths show the numbers of text tokens of a run's batches, after rounding."""
+"""Number of captions from whose lengths the rounded numbers of text tokens per batch are estimated."""
 _DEVIATIONS = 3
-"""Deviations from the mean within which the text tokens of a batch stay.
+"""Standard deviations around the mean within which a batch's number of text tokens is assumed to be.
 
-One batch in 400 is outside. If its number of text tokens, after rounding, is new, its pass runs beside the graph, and
-the run needs that much more memory.
+One batch in 400 lies outside. If its rounded number of text tokens is new, its pass runs without a graph, and the run
+needs the memory of this pass in addition.
 """
 _PRODUCTS_COPIES = 6
 """Copies of the weights in fp32 that an optimizer makes in a step if it orthogonalises by matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
-"""Parts that exist from the first step to the last and are exact: the allocator loses nothing on them."""
+"""Parts that exist from the first step to the last. Their bytes are exact, so `SLACK` does not apply to them."""
 _LATENT_TENSORS = 10
 """Tensors in fp32 of the latents' size in a step: x, noise, x_t, prediction, velocity, target, error, gradients."""
 _OUTSIDE, _ROUTED = 8, 4
-"""Vectors of the width in bf16 that an image token has outside of the blocks, and the extra ones with a route."""
+"""Number of bf16 vectors of the denoiser's width per image token outside of the blocks, and how many a route adds."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Peak:
     host_bytes: int
     """Host memory of the process alone."""
     shared_host: Mapping[str, int]
-    """Host memory that all processes of a machine share, by content: arms with the same names share it."""
+    """Host memory, by content, that all processes of a machine share. Arms with the same content share its memory."""
     missing: Sequence[str]
     """Parts of unknown size, and why."""
 
@@ -143,8 +143,8 @@ def reserved(parts: Mapping[str, int]) -> int:
 def peak_of(plan: Plan, protocol: Protocol | None = None, along: Protocol | None = None, gpus: int = 1) -> Peak:
     """Estimate the peak memory of a run and of its scoring, on each of `gpus` GPUs. No weights are read.
 
-    `along` is the protocol of the scores along training. The estimate is an upper bound: captions have text.max_tokens
-    tokens, and kernels keep as much as their plain forms would.
+    `along` is the protocol of the scores along training. The estimate is an upper bound: it assumes captions of
+    text.max_tokens tokens, and kernels that keep as much memory as plain torch operations.
     """
     try:
         found = _Run(plan, gpus)
@@ -191,8 +191,8 @@ class _Run:
         text = images * self._trained_text_bytes()
         at_work = denoiser + text
         if self._in_graph(images, step):
-            # A graph keeps its pool, which all share, and its gradients. A batch with another number of text tokens
-            # runs beside it first, with gradients of its own, and micro-batches are summed up beside it.
+            # All graphs share one memory pool, but each keeps its own gradients. A batch with a new number of text
+            # tokens first runs without a graph, with its own gradients. Sums over micro-batches also take memory.
             sizes = self._text_sizes(images, step)
             most = int(MOST_GRADIENT_SHARE * GPUS[USUAL_GPU].memory_gb * 1e9)
             held["graphs"] = denoiser + min(sizes * exact.weights, most)
@@ -200,7 +200,7 @@ class _Run:
                 at_work -= denoiser
                 held["gradients"] *= plan.train.accumulate > 1
         if text:
-            held["graphs"] = held.get("graphs", 0) + text  # that encoder is always a graph
+            held["graphs"] = held.get("graphs", 0) + text  # the frozen text encoder always runs as a graph
         for loss in plan.losses:
             if loss.weight_at(step):
                 at_work += images * self._loss_bytes(loss, step)
@@ -254,7 +254,7 @@ class _Run:
         return min(last, FEW_SIZES) - max(first, 1) + 1
 
     def _denoiser_bytes(self, step: int) -> int:
-        """Return the bytes that a training image keeps for the backward pass and needs in it."""
+        """Return the bytes per training image that the denoiser keeps for the backward pass, and needs during it."""
         plan = self.plan
         if self.fused:
             return _fused_bytes(plan, step)
@@ -326,7 +326,7 @@ class _Run:
         return (min(images, CACHED_TEACHER_BATCH) if cached else images) * forward_bytes(outline)
 
     def _loss_bytes(self, loss: LossPart, step: int) -> int:
-        """Return the bytes of an image in the loss itself, beyond the denoiser's activations."""
+        """Return the bytes per image that a loss needs in addition to the denoiser's activations."""
         plan, tokens = self.plan, prod(grid_at(self.plan, step))
         if not is_built_in("losses", loss.kind):
             self.missing.append(f"{loss.kind}: its memory, since it is of a plugin")
@@ -482,7 +482,7 @@ class _Run:
         batch = min(sampler.batch, condition.count or sampler.batch)
         guided = sampler.guidance.scale != 1
         key = f"sampling{' ' + condition.name if condition.name else ''}"
-        # Classifier-free guidance has both velocities in one batch; texts of the two are kept apart and joined.
+        # Classifier-free guidance computes both velocities in one batch. Their texts exist separately and joined.
         images = 2 * batch if guided and sampler.guidance.kind == "classifier-free" else batch
         work[key] = self._forward(images, 4 * batch if guided else batch, step)
         if autoencoder is not None:
@@ -538,8 +538,8 @@ def _block_bytes(plan: Plan, tokens: int) -> int:
 def _fused_bytes(plan: Plan, step: int) -> int:
     """Return the activations of an image with our kernels.
 
-    Besides the tensors that the blocks keep, the backward pass has gradients of one block's tensors. A few vectors of
-    the width are outside of the blocks.
+    These are the tensors that the blocks keep, the gradients of one block's tensors during the backward pass, and a few
+    vectors of the denoiser's width outside of the blocks.
     """
     tokens = prod(grid_at(plan, step))
     outside = 2 * plan.model.width * tokens * (_OUTSIDE + (_ROUTED if plan.route else 0))
@@ -561,7 +561,7 @@ def _caption_lengths(plan: Plan, encoder: WordsEncoder, step: int) -> Tensor:
 
 
 _counts: dict[str, int] = {}
-"""Counts of this process, by all settings that decide them: many arms of a study have the same networks."""
+"""Cached counts, by all settings that decide them, since many arms of a study have the same networks."""
 
 
 def _known(key: str, count: Callable[[], int]) -> int:
@@ -647,6 +647,6 @@ def _width(loss: AlignmentPart, terms: Mapping[str, tuple[LossPart, object]]) ->
 
 
 def _distance_bytes(protocol: Protocol, features: int) -> int:
-    """Return the features of both sets in float64, the intermediate results of the metrics, and covariances."""
+    """Return the bytes of both sets' features in float64, of the metrics' intermediate results, and of covariances."""
     images = protocol.reference_count + max([one.count or 0 for one in protocol.conditions], default=0)
     return 8 * (4 * images * features + 6 * features**2)

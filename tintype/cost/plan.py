@@ -1,7 +1,7 @@
 """Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
 
-Parameters and operations are counted on the networks themselves, built without numbers (torch's meta device). So are
-the bytes of weights, gradients, optimizer and averages. Activations and time are estimates: see `activation_bytes` and
+Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For this, the
+networks are built without values (torch's meta device). Activations and time are estimates: see `activation_bytes` and
 `Speed`.
 
 B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
@@ -65,7 +65,7 @@ _COUNTED = (
     LpipsLossSettings,
     ContrastiveSettings,
 )
-"""Losses whose matrix products beyond a teacher's are counted, or that have none."""
+"""Losses without uncounted operations: all their matrix products are counted, or only the teacher has any."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Gpu:
     """A kind of GPU, by its data sheet."""
 
     peak_flop_per_s: float
-    """Dense matrix products in bf16."""
+    """Peak speed of dense matrix products in bf16, in operations per second."""
     memory_gb: float
 
 
@@ -87,7 +87,7 @@ GPUS = {
 }
 USUAL_GPU = "h200"
 UTILISATION = 0.4
-"""Share of the peak speed that estimates assume. It is not measured."""
+"""Fraction of the peak speed that time estimates assume. This number is not measured."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of equal cost."""
+    """A range of training steps that all cost the same."""
 
     first: int
     end: int
@@ -139,10 +139,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU. All but `copies` and `activations` are exact.
+    """Bytes on one GPU. All parts except `copies` and `activations` are exact.
 
-    The sum is an estimate of the peak. Activations are freed while gradients are made, so not everything is in memory
-    at once. Memory outside the blocks is not included: images, noise and prediction, which are large in pixels.
+    The sum is an estimate of the peak. It can be too high: activations are freed while gradients are made. It can be
+    too low: images, noise and prediction outside the blocks are not included, and they are large in pixel space.
     """
 
     weights: int
@@ -176,7 +176,7 @@ class PlanCost:
     accumulate: int
     """Micro-batches of a step."""
     caption_tokens: int
-    """Assumed tokens of each caption: the maximum."""
+    """Number of tokens assumed for each caption: the maximum."""
     gpus: int
     speed: Speed
     missing: Sequence[str] = field(default_factory=tuple)
@@ -215,7 +215,7 @@ class PlanCost:
 
     @property
     def days(self) -> float:
-        """Return the days with all GPUs, if no GPU waits for another."""
+        """Return the days that the run takes on all GPUs, if no GPU waits for another."""
         return self.gpu_hours / self.gpus / 24
 
     @property
@@ -295,10 +295,10 @@ def _shards(plan: Plan, gpus: int) -> int:
 def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     """Estimate the bytes that the blocks keep for the backward pass of a micro-batch.
 
-    For each image token, a block keeps 12 vectors of the width and 3 of the MLP's. These are the norms' inputs and
-    outputs, the projections, q and k before and after norm and rotation, the attention's output, gate, up and their
-    product. For each text token it keeps 3 of the width. With activation checkpointing it keeps one vector, and one
-    block in full.
+    For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. They are the norms'
+    inputs and outputs, the projections, q and k before and after norm and rotation, the attention's output, gate, up
+    and their product. For each text token, a block keeps 3 vectors of the denoiser's width. With activation
+    checkpointing, a block keeps one vector per token, and only one block at a time keeps all.
     """
     model, tokens = plan.model, _tokens(plan, step)
     of_block = 12 * model.width + 3 * model.hidden
@@ -521,8 +521,8 @@ class Counted:
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
         """Return the operations of a frozen network for a loss.
 
-        A perceptual network reads two images, one of them with a gradient. A cache calls its teacher once per image,
-        which is not counted.
+        A perceptual network reads two images, one of them with a gradient. A cached teacher is not counted, since it
+        runs only once per image.
         """
         if isinstance(loss, LpipsLossSettings):
             side_px = min(self.plan.size_px_at(step), loss.largest_px)
@@ -554,7 +554,7 @@ def _encoder_flops(tokenizer: TokenizerPart, size_px: int) -> float:
 
 @cache
 def _teacher_flops(teacher: TeacherPart, grid: tuple[int, int]) -> float:
-    """Return the operations of a teacher whose patch grid is the grid of the denoiser's tokens."""
+    """Return the operations of a teacher that has as many patches as the denoiser has tokens."""
     outline = teacher.outline(grid)
     assert outline is not None
     return forward_flops(partial(outline.forward, torch.empty(1, 3, *outline.input_px, device=META)))
@@ -566,7 +566,7 @@ def _tower(network: nn.Module, arithmetic: str) -> Tower:
 
 
 def _stored(network: Lpips) -> Tower:
-    """Count the weights of LPIPS, which are buffers, each in its own type: with bf16 its last weights stay in fp32."""
+    """Count the weights of LPIPS, which are buffers. Each counts in its own dtype: under bf16 the last stay in fp32."""
     weights = list(network.buffers())
     return Tower(sum(one.numel() for one in weights), sum(one.numel() * one.element_size() for one in weights))
 
@@ -643,7 +643,7 @@ def latent_input(plan: Plan, step: int, images: int = 1) -> Tensor:
 
 
 _known: dict[str, float] = {}
-"""Counts of this process, by all settings that decide them: many arms of a study have one denoiser."""
+"""Cached counts, by all settings that decide them, since many arms of a study have the same denoiser."""
 
 
 def class_input(plan: Plan, images: int, device: torch.device) -> Tensor | None:
@@ -657,7 +657,7 @@ def teacher_width(term: AlignmentTerm) -> int:
 
 
 def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> TextTokens:
-    """Return the captions of images, encoded; `given`: as if their encoding were an input."""
+    """Return the encoded captions of images. With `given`, the encoding counts as an input and has no operations."""
     count = text_tokens(plan)
     mask_BS = torch.ones(images, count, dtype=torch.bool, device=META)
     if given or networks.text is None:
@@ -693,8 +693,8 @@ _WARM_UP_STEPS, _TIMED_STEPS = 3, 5
 def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
     """Measure the operations per second in steps of the denoiser and its optimizer, on random latents and texts.
 
-    No weights are loaded: the frozen networks count as equally fast. If a micro-batch does not fit, half of it is
-    measured, and so on.
+    No weights are loaded, and frozen networks are assumed to be equally fast. If a micro-batch does not fit into
+    memory, a half or smaller fraction of it is measured.
     """
     counted = Counted(plan)
     while True:

@@ -14,7 +14,7 @@ from tintype.settings import PrecisionSettings
 class AverageTeacher:
     """Run the denoiser on the averaged weights in place, without a second copy that could be outdated.
 
-    Fused kernels are off in its blocks: they cache bf16 copies of weights, and would miss updates of the averages.
+    Its blocks do not use fused kernels, which cache bf16 copies of weights and would miss updates of the averages.
     """
 
     def __init__(self, settings: AverageSettings, average: WeightAverage, precision: PrecisionSettings) -> None:

@@ -46,7 +46,7 @@ from tintype.wording import again
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 _RECORDS = "records.json"
-"""File of the records. The manifest only says whether it exists: the file has its own checksum."""
+"""File of the records. The manifest only says whether this file exists, since the file has its own checksum."""
 _WRITING = ".writing-"
 
 
@@ -135,7 +135,7 @@ def commit(
     if keep is not None:
         fault.point(f"{stage}.prune")
         for old in steps(folder)[:-keep] if world.leads else ():
-            shutil.rmtree(folder_of(folder, old), ignore_errors=True)  # what stays is pruned by the next save
+            shutil.rmtree(folder_of(folder, old), ignore_errors=True)  # the next save prunes what could not be removed
     return target
 
 
@@ -155,7 +155,7 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
 
 
 def _damage(path: Path, world: World) -> str:
-    """Return the damage of a checkpoint in words, or ''. Each rank checks its share of the files."""
+    """Describe the damage of a checkpoint; '' if it is intact. Each rank checks its share of the files."""
     found = ""
     with world.fail_together():
         try:
@@ -266,7 +266,7 @@ def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, An
     """Verify the checksums of the named files or of all files; return `state.json` and the recorded checksums."""
     wanted = _digests(path)
     there = {file.name for file in path.glob("*.safetensors")}
-    if strangers := there - set(wanted):  # they would be read with the others
+    if strangers := there - set(wanted):  # the loader would read these files too
         raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
     try:
         for name in sorted(wanted) if names is None else names:
@@ -293,7 +293,7 @@ def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
 
 
 def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
-    """Remove leftovers; return the newest step on all ranks, or None if the newest checkpoint is damaged."""
+    """Remove leftovers of killed processes; return the newest checkpoint's step to all ranks, None if it is damaged."""
     found = None
     with world.fail_together():
         if world.leads:
@@ -305,12 +305,12 @@ def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
 def remove_leftovers(folder: Path, fence: Fence = OPEN, suffix: str = "") -> None:
     """Remove unfinished saves of processes that died; with a `suffix`, only those of one lease holder."""
     leftovers = list(folder.glob(f"{_WRITING}*{suffix}"))
-    fence.check()  # none of these is of somebody who takes over next
+    fence.check()  # so that files of a later lease holder are not removed
     remove_paths(leftovers)
 
 
 def remove_after(folder: Path, step: int, fence: Fence = OPEN) -> None:
-    """Remove the checkpoints of later steps. Each is renamed first, so a half-removed checkpoint is a leftover."""
+    """Remove the checkpoints of later steps. Each is renamed first, so a kill leaves no half-removed checkpoint."""
     remove_leftovers(folder, fence, fence.suffix)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)

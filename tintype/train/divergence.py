@@ -1,7 +1,7 @@
 """End runs that have diverged: too many steps were skipped, or weights are not finite or absurdly large.
 
-AdamW and Muon move a weight by about the learning rate per step. So the root mean square of a tensor cannot grow by
-more than steps × learning rate: 100,000 steps at 1e-4 add at most 10. `train.most_weight_rms` is 1000 by default.
+AdamW and Muon move a weight by about the learning rate per step. So the root mean square of a tensor grows by at most
+steps × learning rate: 100,000 steps at 1e-4 add at most 10. The limit, `train.most_weight_rms`, is 1000 by default.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def count_step(folder: RunFolder, parts: Session, state: TrainState, result: Ste
 
 
 def _too_many(train: TrainSettings, state: TrainState, step: int) -> str:
-    """Return which limit on skipped steps is exceeded, in words, or ''."""
+    """Describe which limit on skipped steps is exceeded; '' if none is."""
     if state.skips_in_a_row >= train.most_skips:
         return f"{state.skips_in_a_row} steps in a row were skipped"
     share = f"more than train.most_skipped, {train.most_skipped:.0%}"

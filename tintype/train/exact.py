@@ -49,7 +49,7 @@ def exact_update(parts: Session, state: TrainState, clock: Clock, on_inexact: Ca
         return update(parts, state, clock)
     except RuntimeError as error:
         operation = inexact_operation(error)
-        if operation is None or weight._version != version:  # once the weights have moved, it would be two steps
+        if operation is None or weight._version != version:  # if weights have changed, a repeat would be a second step
             raise
     on_inexact(operation)
     allow_inexact()

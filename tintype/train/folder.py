@@ -1,8 +1,8 @@
 """Write a run's folder: its plan and log files, and the lock that keeps a second process out.
 
 All files carry checksums, and a seal with the hash of the plan and their path in the folder (`tintype.runtime.files`).
-A file of another run or step is refused like a damaged file. The checkpoints have copies of the small files, the
-records, and the number of lines in the logs. So damage and loss are noticed, and training restores the files if it can
+A file of another run or step is refused like a damaged file. The checkpoints have copies of the small files (the
+records), and the number of lines in each log. So training detects damaged and lost files, and restores them if it can
 (`restore_files`).
 """
 
@@ -73,7 +73,7 @@ class RunFolder:
     def _take_over(self) -> None:
         """Remove unfinished files of earlier lease holders. Copy the logs, so that late writes have no effect."""
         theirs = files.unfinished_in(self.path)
-        self.fence.check()  # none of these is of somebody who takes over next
+        self.fence.check()  # so that files of a later lease holder are not removed
         files.remove_paths(theirs)
         for place in (self.checkpoints, self.snapshots, self.kept):
             checkpoint.remove_leftovers(place, self.fence)
@@ -84,7 +84,7 @@ class RunFolder:
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:
-        """Write the reason to a file if the training diverges; remove the file of an earlier divergence otherwise."""
+        """Write the reason to a file if the training inside diverges; else remove the file of an earlier divergence."""
         try:
             yield
         except DivergedError as error:
@@ -117,7 +117,7 @@ class RunFolder:
         """Remove the files of an attempt with another plan that failed before its first step."""
         try:
             same = files.run_of(self.path) == plan.hash
-        except UserError:  # of a plan.yaml that is damaged, has no seal, or is no run's
+        except UserError:  # plan.yaml is damaged, has no seal, or does not belong to a run
             same = False
         if not same:
             self.fence.check()
@@ -148,8 +148,8 @@ class RunFolder:
         """Restore damaged or lost records and logs, and log an event.
 
         Records are restored from a checkpoint, and a checkpoint's copies from the records. A damaged log keeps its
-        intact lines. Lines lost from a log cannot be restored, since their steps are trained; the event says which are
-        lost.
+        intact lines. Lost lines of a log cannot be restored, since their steps are not trained again. The event says
+        which lines are lost.
         """
         if not self.writes:
             return
@@ -220,7 +220,7 @@ class RunFolder:
             self.keep_identities(identities, step)
             self.keep_plugins(parts.plan, step)
             before, now = self.record.environment.get("commit", ""), code_commit()
-            if step and before != now:  # environment.json keeps the last one alone
+            if step and before != now:  # environment.json has only the last environment
                 self.log_event("another-version", step, commit=now or "unknown", before=before or "unknown")
             self.write_about(parts)
             self.log_warnings(parts.plan, step)

@@ -52,7 +52,7 @@ def guide_step(plan: Plan, guide: Guide) -> int:
 
 
 def guide_problem(plan: Plan, guide: Guide, scored_at: Iterable[int] = ()) -> str | None:
-    """Return why a run of the plan will lack the guide's weights, or is scored before their step; None if neither."""
+    """Return why the guide's weights will be missing, or why a score is due before their step; None if neither."""
     step, steps = guide_step(plan, guide), plan.train.steps
     if plan.ema is None or not plan.ema.snapshot_due(step, steps):
         return (

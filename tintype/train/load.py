@@ -1,10 +1,10 @@
 """Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors.
 
-Training can keep the weights of chosen steps for scoring after the run. These kept weights are what sampling would load
-at that step, without any other state. Kept weights have the format of a checkpoint, in `kept/step-N` of the run's
+Training can keep the weights of chosen steps, to score them after the run. Kept weights are the weights that sampling
+would load at that step, without any other state. They have the format of a checkpoint, in `kept/step-N` of the run's
 folder. Like snapshots of the weight average, kept weights are written before the checkpoint of their step. A run that
-resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill loses none, and all kept
-weights belong to the same training as the checkpoints.
+resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill loses no kept weights,
+and all of them belong to the same training as the checkpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tintype.train.saving import Saver
 from tintype.train.state import TrainState
 
 KEPT = "kept/"
-"""Prefix of kept weights' names. No other tensor of a save has this prefix."""
+"""Prefix of the names of kept weights. No other saved tensor has this prefix."""
 OWN = (LOSSES, JOINT_ONLY)
 """Prefixes of parameters that only the training of the run needs."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -186,7 +186,7 @@ def weight_misfits(
             for name, one in parameters.items()
             if not name.startswith((*OWN, *JOINT))
         }
-        averages = under("ema/", tensors)  # of several, each name has its length before it
+        averages = under("ema/", tensors)  # if there are several averages, each name begins with its average's length
         kept = {name: one for name, one in averages.items() if not name.rpartition("/")[2].startswith(LOSSES)}
         reasons.append(misfits(forms_of(kept), forms_of(average.build(followed).tensors())))
     return "; ".join(filter(None, reasons))

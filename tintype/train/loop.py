@@ -42,9 +42,9 @@ class Outcome:
 
 
 KeepAt = Collection[int]
-"""Steps whose weights are kept for scoring (`train.load`). Keeping weights changes nothing else of the run."""
+"""Steps whose weights are kept for scoring (`train.load`). Keeping weights does not change the training."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Function that measures the model at each save, logged beside the loss. Its time is not training time."""
+"""Function that measures the model at each save. Its numbers are logged; its time does not count as training time."""
 
 
 def train(
@@ -60,8 +60,8 @@ def train(
 ) -> Outcome:
     """Train the plan in a folder, resuming if the run has begun. Return unfinished if a signal came.
 
-    While another process works in the folder, this waits, and `on_wait` gets a sentence. The `fence` stops late writes.
-    Trackers name the run by its `label`.
+    While another process works in the folder, this function waits, and calls `on_wait` with a sentence. The `fence`
+    stops late writes. Trackers show the run under its `label`.
     """
     world = current()
     folder = RunFolder(path, world, fence, label)
@@ -126,7 +126,7 @@ class RunTraining:
             self.folder.log_event("loss-over", self.state.step, loss=loss)
         fault.point("step.done")
         activity.mark("snapshot")
-        take_snapshot(self.folder.snapshots, self.parts.plan, self.state, self.saver)  # the checkpoint vouches for it
+        take_snapshot(self.folder.snapshots, self.parts.plan, self.state, self.saver)  # before the step's checkpoint
         if self.state.step in self.keep_at:
             keep_weights(self.folder.kept, self.parts.plan, self.state, self.saver)
 

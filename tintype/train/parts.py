@@ -1,4 +1,4 @@
-"""A model to sample from, built from a plan: its networks, and the modules that own parameters, registered once."""
+"""Build a model to sample from a plan: its networks, and one registry of all modules that own parameters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Model:
 
     @cached_property
     def source(self) -> seams.ImageSource:
-        """Return the training images, opened on first use: a run can be sampled on a machine without its data."""
+        """Return the training images, opened on first use, since sampling also works on a machine without the data."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     def source_of(self, size_px: int) -> seams.ImageSource:
@@ -74,7 +74,7 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> Tensor:
-        """Return the velocity for sampling and validation. By default every token goes through every block."""
+        """Return the velocity for sampling and validation. Without a `route`, every token goes through every block."""
         return self.velocities(x_t_BCHW, t_B, text, route, class_BT)[0]
 
     def velocities(
@@ -190,7 +190,7 @@ def _build_tokenizer(plan: Plan, device: torch.device) -> seams.Tokenizer:
 def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
     with seeded(plan.seed, "text"):
         text = plan.text.build(device)
-    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):  # others change
+    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):  # a trained encoder's output changes
         return CachedText(text)
     return text
 

@@ -1,10 +1,11 @@
-"""Prepare a run's teachers, cached images, latents, teachers' tokens and caption embeddings before its clock starts.
+"""Prepare a run before its training time is measured: load its teachers, and fill its caches.
 
-Without this preparation, the first arm of a study would pay for all arms. And a step with one uncached image would take
-nearly as long as a step without any cached image.
+The caches hold images, latents, teachers' tokens and caption embeddings. Without this preparation, the first arm of a
+study would spend its training time on caches that all arms use. A step with one uncached image would take nearly as
+long as a step without any cached image.
 
-The latents of the first images are also measured. Their mean and standard deviation decide the effective noise level. A
-wrongly scaled tokenizer trains worse without any error.
+This module also measures the latents of the first images. Their mean and standard deviation decide the effective noise
+level. With wrongly scaled latents a run trains worse, but raises no error.
 
 B: images, C: channels, H, W: latent rows and columns.
 """
@@ -41,7 +42,7 @@ Signals are polled between chunks.
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
-    """Load teachers. One rank of each machine goes first, to download weights and make caches."""
+    """Load teachers, and return their identities. One rank of each machine loads first, to download weights once."""
     found: dict[str, str | None] = {}
     for first in (True, False):
         with parts.world.fail_together():
@@ -53,7 +54,7 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """Prepare the images that training will read from here on, and their captions, at most one epoch of each size.
+    """Prepare the images and captions that training will still read, at most one epoch for each image size.
 
     A signal ends the preparation.
     """
@@ -65,7 +66,7 @@ def prepare_images(
 
 
 def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
-    """Yield the work in chunks: the images of each size that training will read from here on, then the captions.
+    """Yield the work in chunks: the images of each size that training will still read, then the captions.
 
     Teachers' tokens are computed only for images that training reads while the loss has a weight.
     """
@@ -112,7 +113,7 @@ def _of_whole_blocks(parts: Session, term: Term, ids: Sequence[int]) -> Iterator
 def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
     """Encode this rank's share of the latents.
 
-    Ranks that cannot see each other's files encode the rest during training.
+    If ranks cannot see each other's files, each rank encodes its missing latents during training.
     """
     if parts.kept is not None:
         parts.kept.fill(parts.world.shard(ids))
@@ -165,7 +166,7 @@ def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]
 
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
-    """Record the statistics of the latents; raise if no noise schedule fits them."""
+    """Record mean and standard deviation of the latents; raise if no noise schedule fits latents with these values."""
     if step and folder.record.latents:
         return
     mean_C, std_C, images = measure_latents(parts)

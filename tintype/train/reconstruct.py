@@ -2,12 +2,13 @@
 
 EDM2 is arXiv 2312.02696.
 
-Snapshots are permanent: `snapshots/step-N`, in the format of a checkpoint. Snapshots are fp32, because a reconstruction
-takes differences of snapshots with weights of ten and more for a short average (`power_function.fit`). These weights
-would amplify fp16's rounding errors.
+Snapshots are never pruned. They are in `snapshots/step-N`, in the format of a checkpoint. Snapshots are fp32, because
+the reconstruction of a short average is a sum of snapshots with coefficients of ten and more, of both signs
+(`power_function.fit`). These coefficients would amplify fp16's rounding errors.
 
 A snapshot is written before the checkpoint of its step. A run that resumes from a checkpoint removes the snapshots of
-later steps and writes them again. So all snapshots belong to one training, each step occurs once, and none is lost.
+later steps and writes them again. So all snapshots belong to one training, each step has one snapshot, and a kill loses
+none.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tintype.wording import again, technique
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_RESIDUAL = 0.15
-"""Largest share of a profile's norm that a reconstruction may miss."""
+"""Largest allowed residual of a reconstruction, as a fraction of the norm of the average's weight profile."""
 
 
 def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:
@@ -97,7 +98,7 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
 class Reconstruction:
     """An average of a given length and step as a weighted sum of snapshots.
 
-    `residual` is the share that the sum misses.
+    `residual` is the fraction of the average's weight profile that the sum cannot represent.
     """
 
     length: float
@@ -151,7 +152,7 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
 
 
 def try_reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """Do as `reconstruction`, but accept any residual."""
+    """Return the average like `reconstruction`, but accept any residual."""
     if not 0 < length < LONGEST:
         raise UserError(f"a length of {length:g}: it must lie between 0 and {LONGEST:.4f}, which is the plain mean")
     snapshots = _snapshots(run)

@@ -1,8 +1,8 @@
 """The record of a run: all that the files in its folder say about it.
 
-Every reader of a run's folder uses it; `RunFolder` (`train.folder`) is the writer. Reading checks checksums and seals
-(`runtime.files`). Each property reads its file on first use and caches the content, so a damaged file raises only if it
-is needed. A record describes one moment; make a new record to see what a training has written since.
+All code that reads a run's folder uses `RunRecord`; `RunFolder` (`train.folder`) writes the folder. Reading checks
+checksums and seals (`runtime.files`). Each property reads its file on first use and caches the content, so a damaged
+file raises only if it is needed. A record is not updated; make a new record to see what training has written since.
 
 `tintype export --to tintype` writes a folder with a plan and weights, without the training state. It looks like a run's
 folder, so every command that samples or scores a run accepts it. `tintype.json` marks the folder as an export, and
@@ -158,7 +158,7 @@ class RunRecord:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether there is nothing left to train. Tensors are not checked: hashing them is slow."""
+        """Return whether the run is trained to its last step. Tensors are not checked, since hashing them is slow."""
         return checkpoint.newest_whole_step(self.checkpoints, tensors=False) == self.plan.train.steps
 
     @property
@@ -274,7 +274,7 @@ class RunRecord:
 
     def check_plan(self) -> None:
         """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
-        trained = self.environment.get("plan", self.plan.hash)  # older runs did not note it
+        trained = self.environment.get("plan", self.plan.hash)  # older runs did not record the plan's hash here
         where, what = self.path / ENVIRONMENT, f"hash of {self.path / files.PLAN}"
         check_same(where, what, trained, self.plan.hash, "put back the plan that the run was trained with")
 

@@ -1,8 +1,8 @@
-"""Saves in the foreground, or in a background thread while training goes on.
+"""Save in the foreground, or in a background thread while training continues.
 
 A background save writes a copy of the tensors, since the next step changes the tensors themselves. The thread commits
 in the same way as a foreground save (`checkpoint.commit`), so a kill leaves the same files. Only one step is saved at a
-time: the next save, a stop and the end of the run wait for it.
+time: the next save, a stop and the end of the run wait for the running save.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Commit(Protocol):
 
 
 MOST_SHARE = 0.01
-"""Share of the time above which `auto` moves saves to the background."""
+"""If saves take more than this fraction of the run's time, `auto` moves them to the background."""
 _MOST_MEMORY = 0.5
-"""Share of the available memory that a copy may take under `auto`."""
+"""Fraction of the available host memory that the copy of a background save may take under `auto`."""
 
 
 class Saver:
@@ -107,7 +107,7 @@ class Saver:
         world, earlier = self.world.for_thread(), list(self._running)
 
         def write() -> None:
-            for save in earlier:  # a checkpoint vouches for the snapshot before it
+            for save in earlier:  # a checkpoint must be written after the snapshot of its step
                 save.result()
             copied()
             commit(copies, world=world, fence=self.fence)

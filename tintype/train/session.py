@@ -87,7 +87,7 @@ class Session(Model):
         return [(shape or (side, side), some) for shape, some in ids_by_shape(self.source_at(step), ids)]
 
     def terms_at(self, step: int) -> list[Term]:
-        """Return the terms that have a weight at this step."""
+        """Return the loss terms whose weight at this step is not zero."""
         return [term for term in self.terms if term.settings.weight_at(step)]
 
     def release_losses(self, step: int) -> list[str]:
@@ -199,7 +199,7 @@ def build_session(plan: Plan) -> Session:
 
 
 def one_shape(plan: Plan) -> int | None:
-    """Return the number of consecutive images that surely share one shape; None if all images do."""
+    """Return how many consecutive images are sure to share one shape; None if all images have one shape."""
     return None if len(plan.data.shapes) == 1 else plan.train.alike
 
 

@@ -42,7 +42,7 @@ def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
     stored = reader(str(folder)).read_metadata().state_dict_metadata
     about = {name: one for name, one in stored.items() if isinstance(one, metadata.TensorStorageMetadata)}
     for name, one in about.items():
-        if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():  # the rest would stay as it was
+        if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():  # the rest would stay uninitialised
             raise OSError(f"{folder}: the shards of {name} do not add up to {list(one.size)}")
     tensors = {name: place(name, one.size, one.properties.dtype) for name, one in about.items()}
     try:

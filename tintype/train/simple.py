@@ -1,7 +1,7 @@
 """Train modules outside of a run in one process: the small VAE and the scene encoder.
 
-This shares the loop, the checkpoints, the resume and the guard with a run's training. A step whose loss or gradient is
-not finite leaves the weights unchanged and ends the training.
+Loop, checkpoints, resume and the check for finite numbers are those of a run's training. A step whose loss or gradient
+is not finite leaves the weights unchanged and ends the training.
 """
 
 from __future__ import annotations

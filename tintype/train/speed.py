@@ -29,8 +29,8 @@ def images_per_s(lines: Sequence[Line]) -> float:
 def seconds_until(lines: Sequence[Line], step: int) -> float:
     """Return the training seconds up to a step, measured as in `images_per_s`: the step's parts without data loading.
 
-    Saves and probes do not count. A window that took over five times the median window (a compilation, a pause) counts
-    as the median. Within a window all steps count as equally long.
+    Saves and probes do not count. A window of log lines that took over five times as long as the median window (a
+    compilation, a pause) counts with the median time. All steps of a window count as equally long.
     """
     since = list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
     per_step = [_parts_s(line) / (line["step"] - before) for before, line in since]

@@ -1,9 +1,9 @@
 """Detect steps whose loss or gradient norm is far above the last steps.
 
 The last values stay on the device, so that the host does not wait. The values are part of the state, so that a resumed
-run makes the same decisions as an uninterrupted run. A spike is stored as the limit that it exceeded. So one spike
-raises the limit little, and a loss that stays at a higher level (a larger image, a new loss term) is accepted after
-some steps.
+run makes the same decisions as an uninterrupted run. Instead of a spike, the window stores the limit that the spike
+exceeded. So one spike raises the limit little, and a loss that stays at a higher level (larger images, a new loss term)
+is accepted after some steps.
 
 OLMo-core's `SkipStepOptimizer` differs: it stores spikes unchanged and keeps the values out of the state.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from tintype.settings import SpikeSettings
 
 _LEAST_SPREAD = 0.01
-"""Least standard deviation relative to the mean, so that a nearly constant loss has no spikes of one percent."""
+"""Smallest standard deviation, relative to the mean, so that one percent is no spike in a nearly constant loss."""
 
 
 class SpikeWindow:

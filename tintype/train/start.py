@@ -1,9 +1,9 @@
 """Resume a run from its newest intact checkpoint, or start it from the weights of another run.
 
-The weights of the denoiser, the text encoder and the router are taken over. The optimizer, the weight average and
-parameters of losses start fresh. The run records its origin in `lineage.json`, together with the lineage of the
-other run, and after its first checkpoint no longer needs the other run. If the other run was imported, its
-`imported.json` is copied too.
+A run that starts from another run takes over the weights of the denoiser, the text encoder and the router. The
+optimizer, the weight average and parameters of losses start fresh. The new run records its origin in `lineage.json`,
+together with the other run's lineage. After its first checkpoint, it no longer needs the other run. If the other run
+was imported, its `imported.json` is copied too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
     with folder.world.fail_together():
         parent = find_parent(parts.plan, start, folder.path)
         parent.check_identity("tokenizer", parts.tokenizer.identity)
-        tokens = plain(parent.plan.text)["max_tokens"]  # the number is in the identity, and may be another
+        tokens = plain(parent.plan.text)[
+            "max_tokens"
+        ]  # part of the encoder's identity, but may differ between the runs
         parent.check_identity("text", parts.text.identity_at(tokens))
     cut = any(map(is_sharded, state.parameters))
     newest = checkpoint.folder_of(parent.checkpoints, parent.saved_step)
@@ -92,8 +94,8 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
                 started = {key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")}
                 folder.log_event("started-from", 0, **started)
                 folder.write_record(LINEAGE, lineage)
-    parts.modules.load_state_dict(weights, strict=False)  # what losses own is not among them
-    return new_state(parts)  # an average follows the weights that it was built with
+    parts.modules.load_state_dict(weights, strict=False)  # parameters of losses are not among these weights
+    return new_state(parts)  # a new average starts from these weights
 
 
 def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
@@ -141,7 +143,7 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
         for key, change in changes.items()
         if (key in _MUST_FIT or key.partition(".")[0] in ("model", "text")) and key not in free
     }
-    if "text.kind" in different:  # what the one kind has and the other has not says no more
+    if "text.kind" in different:  # the other text settings differ because the kinds differ
         different = {key: change for key, change in different.items() if key in _MUST_FIT or key == "text.kind"}
     return in_words(different)
 

@@ -78,7 +78,7 @@ def run_steps(
         activity.mark("step", state.step + working)
         if working:
             window.append(training.take_step())
-            if len(window) > 1:  # the step before: by now it is done, and the GPU has work
+            if len(window) > 1:  # check the previous step: it has finished, and the GPU is busy with this step
                 training.check_step(window[-2])
             training.finish_step()
         saving = not working or state.step % cadence.save_every_steps == 0 or state.step == cadence.steps

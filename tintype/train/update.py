@@ -67,9 +67,9 @@ class StepResult:
 def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     """Advance the state by one step. A step that is not finite or a spike leaves weights and optimizer unchanged.
 
-    Nothing waits for the GPU here, unless a loss term does. The decision to skip is made on the device, and the
-    optimizer reads it there through `found_inf`, like torch's gradient scaler. So the host can prepare the next step
-    meanwhile.
+    The host does not wait for the GPU here, unless a loss term does. The decision to skip is made on the device, where
+    the optimizer reads it through `found_inf`, as with torch's gradient scaler. So the host can prepare the next step
+    at the same time.
     """
     plan = parts.plan
     batch = plan.train.batch_at(state.step)
@@ -169,8 +169,8 @@ def micro_batch_losses(
 ) -> Losses:
     """Compute the losses of the samples at positions first … first + count - 1.
 
-    The denoiser gets the tokenizer's latents, or the result of `latents`. `teacher` is for terms that learn from the
-    weight average. Without `step_text`, the captions are read here.
+    The denoiser gets the tokenizer's latents, or the result of `latents` if given. `teacher` is the averaged denoiser,
+    for terms that learn from it. Without `step_text`, this function reads the captions.
     """
     batch = read_batch(parts, first, count, step, clock, step_text)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
@@ -234,7 +234,7 @@ def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:
 
 
 def lr_factor(plan: Plan, step: int) -> float:
-    """Return the learning rate's factor: linear warm-up, then constant or a cosine to zero at the last step."""
+    """Return the factor on the learning rate: a linear warm-up, then 1 or a cosine to zero at the last step."""
     train = plan.train
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps

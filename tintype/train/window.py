@@ -18,8 +18,8 @@ from tintype.train.update import TIME_BINS, StepResult
 def window_line(parts: Session, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
     """Return the log line of a window, with means over the steps that were not skipped.
 
-    A loss term's mean only covers the steps where the term had a weight. So its mean times its mean weight is its
-    contribution to the loss.
+    A loss term's mean covers only the steps at which the term had a weight. Its mean weight covers all steps. So the
+    product of both is the term's contribution to the window's mean loss.
     """
     seconds, split = clock.read()
     taken = [result for result in window if not result.skipped]

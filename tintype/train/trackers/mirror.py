@@ -62,7 +62,7 @@ class Feed:
             while not isinstance(item := self._queue.get(), str):
                 self._send(tracker, *item)
             tracker.close(item)
-        except Exception as error:  # of any package, for any reason: the run must go on, and says so
+        except Exception as error:  # any tracker's error is only reported, and the run continues
             self.failure = " ".join(f"{type(error).__name__}: {error}".split())
 
     def _send(self, tracker: Tracker, key: int | str, action: Action) -> None:

@@ -44,8 +44,8 @@ class Tracked:
 class TrackerState:
     """Lines of a run that one tracker has received: the tracker's id for the run, the last step, and named records.
 
-    A line is noted before it is sent. If a process is killed in between, the tracker misses a line but never gets one
-    twice. A tracker that buffers its writes also loses the buffered lines.
+    A line is recorded before it is sent. If a process is killed in between, the tracker misses this line, but it never
+    gets a line twice. A tracker that buffers its writes also loses its buffered lines.
     """
 
     def __init__(self, folder: Path, tracker: str, name: str, group: str, fence: Fence = OPEN) -> None:

@@ -26,8 +26,8 @@ class Wandb(Tracker):
             config=dict(about.settings),
             dir=str(about.place),
             resume="allow",
-            reinit="create_new",  # beside a run of the caller's own
-            settings=wandb.Settings(console="off", silent=True),  # it would take over stdout
+            reinit="create_new",  # the caller may have a W&B run of its own
+            settings=wandb.Settings(console="off", silent=True),  # otherwise W&B would capture stdout
         )
         self._run.define_metric(_STEP)
         self._run.define_metric("*", step_metric=_STEP)
