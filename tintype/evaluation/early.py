@@ -1,8 +1,8 @@
 """Scores along training: score the weights kept at chosen steps, and the last weights, by one cheaper protocol.
 
-Distances between sets of images depend on the number of images. So all scores of a curve use the same number of images,
-the last score too, and are compared only with each other. The last score uses the first images of the full evaluation,
-which exist already.
+Distances between sets of images depend on the number of images. So all scores of a curve, including the last, use the
+same number of images, and are compared only with each other. The last score uses the first images of the full
+evaluation, which are already generated.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NOT_SCORED = "not-scored"
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:
     """Return the protocol of scores along training: fewer images, and only the samplings that `metrics` need.
 
-    `count` is the number of images of the main sampling, by default a quarter of the protocol's and at least 128. Other
-    samplings have at most as many; a prompt file is used whole. The validation loss uses as many images as in the full
-    protocol, since it is cheap.
+    `count` is the number of images of the main sampling, by default a quarter of the protocol's count and at least 128.
+    Other samplings have at most `count` images; a prompt file is used whole. The validation loss uses as many images as
+    in the full protocol, since it is cheap.
     """
     images = min(protocol.count, count or max(protocol.count // EARLY_SHARE, FEWEST_EARLY))
     known = definitions(protocol)
@@ -68,10 +68,10 @@ def score_along(
 ) -> None:
     """Score a finished run's last weights, at step `last`, then the weights kept at `steps`.
 
-    Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since nobody needs
-    them. Steps without kept weights are skipped: they were scored before, or their weights were never kept. If weights
-    cannot be scored, an event is logged and the run stays valid. Kept weights are scored after the last weights, so
-    remaining kept weights mean that scores are missing.
+    Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since they are not
+    needed. Steps without kept weights are skipped: they were scored before, or their weights were never kept. If
+    weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first, so as long
+    as kept weights remain, scores are missing.
     """
     folder = RunFolder(run, fence=fence)
     _score(folder, protocol, last, on_progress, kept=False)

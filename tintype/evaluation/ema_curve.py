@@ -22,7 +22,7 @@ from tintype.wording import option
 
 @dataclass(frozen=True)
 class Point:
-    """A length, the residual of its profile over the snapshots, and its evaluation if the residual is small enough."""
+    """A length of the average, its reconstruction's residual, and its evaluation if the residual is small enough."""
 
     length: float
     residual: float
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass
 class Curve:
-    """The points scored so far."""
+    """A run's curve of scores over average lengths, with the points scored so far."""
 
     run: Path
     lengths: Sequence[float]
@@ -83,11 +83,9 @@ class Curve:
 def score_lengths(
     curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None, threads: int | None = None
 ) -> None:
-    """Score each length that the snapshots can represent.
+    """Score each length that the snapshots can represent. All lengths are checked before the first is scored.
 
     `on_progress` gets the length and the progress over all lengths.
-
-    All lengths are validated before the first is scored.
     """
     found = [try_reconstruction(curve.run, length) for length in curve.lengths]
     curve.step = found[0].step

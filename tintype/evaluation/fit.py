@@ -51,10 +51,10 @@ class Fitted:
 
 
 def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
-    """Choose each setting that was not given so that it works on this data. On scenes, return the protocol unchanged.
+    """Choose settings that the user did not give, so that they work on this data. On scenes, change nothing.
 
     On a store, choose captions that the store has, at most as many images as are held out, and an encoder for any kind
-    of image. Given settings stay; `data_problems` lists those that do not work.
+    of image. Given settings stay; `data_problems` lists those that do not work on this data.
     """
     unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
     if data.of_scenes or not unset or not data.at_hand:
@@ -63,7 +63,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     given = (protocol.encoders, "", ())
     of_scenes = any(isinstance(encoder, SceneEncoderSettings) for encoder in protocol.encoders)
     encoders, note, problems = _encoders(len(source)) if "encoders" in unset and of_scenes else given
-    most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # fewer are refused by `data_problems`
+    most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # `data_problems` reports if there are too few
     chosen: dict[str, object] = {
         "prompts": _caption(source),
         "count": min(protocol.count, most),
@@ -158,7 +158,7 @@ def _store_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem
 
 
 def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
-    limit = max(held_out, FEWEST) if protocol.encoders else held_out  # fewer is a problem of the encoders
+    limit = max(held_out, FEWEST) if protocol.encoders else held_out  # below FEWEST, the encoders report the problem
     counts = {key: getattr(protocol, key) for key in ("count", "reference_count", "validation_count")}
     wrong = {f"{key}={count}": f"{key}={held_out}" for key, count in counts.items() if count > limit}
     for one in protocol.conditions[1:]:
@@ -195,7 +195,7 @@ def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: tor
 
 
 def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
-    """List captions in a file for the memorisation metrics that belong to no training image."""
+    """List captions in the memorisation metrics' prompt file that do not belong to a training image."""
     asked = protocol.memorisation
     if protocol.reads_training_images and (file := asked.prompt_file) is not None:
         found = find_captions(open_source(data.memorisable, "train", torch.device("cpu")), file.prompts)

@@ -66,7 +66,7 @@ def evaluate_images(
     began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
-    # what is quick, and may refuse, before a reference of many images is read and encoded
+    # quick checks first, since reading and encoding a large reference takes long
     fake = open_images(images, protocol.limit, follow_links)
     real = None if saved else open_images(reference, protocol.limit, follow_links)
     for settings in protocol.encoders:
@@ -125,7 +125,7 @@ def evaluate_images(
 def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
     """Return the features of the reference. If they are not cached, report how long encoding will take.
 
-    An image of the other set took `each_s` seconds.
+    This time is estimated from `each_s`, the seconds per image that the other set took.
     """
     if images is not None:
         count = images.fingerprint()[1]
@@ -164,7 +164,7 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """Raise on settings that conflict, before hours of reading images."""
+    """Raise on conflicting settings before any image is read, which can take hours."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:
@@ -201,7 +201,9 @@ def reconstruction(
             of_metric.append(metric.compare(first[None], second[None], device))
         on_pairs(1)
     found = {metric.name: metric.measure(PairValues(torch.cat(some), copy_N)) for metric, some in values.items()}
-    return {name: one for name, one in found.items() if one.value != math.inf}  # the PSNR of exact pairs
+    return {
+        name: one for name, one in found.items() if one.value != math.inf
+    }  # PSNR is infinite if all pairs are equal
 
 
 def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:

@@ -1,7 +1,7 @@
 """Look for copies of training images: sample with captions of training images, and with captions of unseen images.
 
-Both sets of captions are drawn by one rule, and get equally many samples with the same noises and guidance scales. More
-unseen images show how similar images of this data are to each other.
+Both sets of captions are drawn by one rule, and get equally many samples with the same noises and guidance scales. A
+third set of unseen images shows how similar images of this data are to each other.
 
 M: images to search for copies of, N: samples, C: channels, H, W: rows and columns.
 """
@@ -40,7 +40,7 @@ class Question:
     source: ImageSource
     ids: Sequence[int]
     own_N: Sequence[int]
-    """Index in `ids` of each caption's image."""
+    """Index in `ids` of the image that each caption belongs to."""
     captions: Sequence[str]
 
 
@@ -92,7 +92,7 @@ class FoundCopies:
 
     @cached_property
     def pairs(self) -> list[NearestPair]:
-        """Return the pairs of sample and training image with the smallest distance first, each training image once."""
+        """Return pairs of a sample and its nearest training image, closest first, each training image once."""
         near, samples, question = self.recall.training, self.asked.training, self.asked.questions.training
         count, shown = len(question.captions), dict[int, NearestPair]()
         for place in near.distance_N.argsort(stable=True).tolist():
@@ -155,7 +155,7 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     wanted = min(len(train), protocol.training_count)
     unseen = open_unseen(data, max(wanted, asked.captions) + protocol.reference_count, _CPU)
     images = min(wanted, len(unseen) // 2)
-    controls = min(max(images, asked.captions), len(unseen) // 2)  # as many captions as can be, of few images too
+    controls = min(max(images, asked.captions), len(unseen) // 2)  # at least one image per caption, if there are enough
     others = range(controls, min(len(unseen), controls + protocol.reference_count))
     if len(others) < 2:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Named protocols in the package. A study names one in `evaluation`, and `tintype evaluate` in `preset`."""
+"""Named protocols in the package. A study names a protocol in `evaluation`, `tintype evaluate` in `preset`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 def default_protocol(plan: Plan) -> Protocol:
     """Return the protocol that a plan names in `run.protocol`, or the general defaults.
 
-    The default protocol's settings count as not given by the user, so `fit_protocol` replaces settings that do not fit
-    the data.
+    The settings of these protocols count as not given by the user, so `fit_protocol` replaces those that do not fit the
+    data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())

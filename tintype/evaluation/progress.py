@@ -36,7 +36,7 @@ class Counter:
         self._report()
 
     def count(self, images: int, steps: int = 1) -> None:
-        """Count one of the `steps` that each image takes. All ranks are assumed to progress alike."""
+        """Count one of the `steps` that each image takes. All ranks are assumed to progress at the same speed."""
         self._worked = min(self._worked + images * self._ranks, self._work)
         self._done += images * self._ranks / steps
         self._report()

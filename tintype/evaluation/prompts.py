@@ -34,7 +34,7 @@ class PromptFile:
     prompts: tuple[str, ...]
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The group of each prompt, for each grouping in the file."""
+    """The group of each prompt, by grouping, such as tag or category."""
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:

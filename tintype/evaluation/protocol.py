@@ -38,7 +38,7 @@ from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_rec
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES.built_in))]
 FEWEST = 8
-"""Fewest images for a distance: neighbours and subsets must exist."""
+"""Smallest number of images for a distance, so that nearest neighbours and subsets exist."""
 DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
@@ -241,7 +241,7 @@ class Protocol(Named):
         return self.model_copy(update={"also": also, "memorisation": memorisation})
 
     def compute_hash(self) -> str:
-        """Return a hash of all that decides the numbers, including the packaged encoder and the prompts' content."""
+        """Return a hash of everything that decides the scores, even the packaged encoder and the prompts' content."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
         if not self.reads_training_images:
@@ -250,7 +250,7 @@ class Protocol(Named):
             content["memorisation"]["prompts"] = file.sha256
         for encoder in content["encoders"]:
             if encoder.get("compile") is False:
-                del encoder["compile"]  # it joined later, and older results have the same names
+                del encoder["compile"]  # added later: without it, older results keep their names
         others = [(group, name) for group, name in self.parts if not is_built_in(group, name)]
         if others:
             content["plugins"] = {
@@ -260,13 +260,13 @@ class Protocol(Named):
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["shapes"] == "square":
-            del content["shapes"]  # it joined later
+            del content["shapes"]  # added later
         if content["size"] == "data":
-            del content["size"]  # it joined later
+            del content["size"]  # added later
         if content["prompts"] == CAPTIONS[0]:
-            del content["prompts"]  # so that older results have the same names
+            del content["prompts"]  # so that older results keep their names
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
-            condition["prompts"] = sampling.prompts_sha256  # a file counts by its content, wherever it lies
+            condition["prompts"] = sampling.prompts_sha256  # the hash of a file's content, not its path
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -340,7 +340,7 @@ class Definition:
 
 
 def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
-    """Return the published name if the definition equals the published one, else name the metric and the encoder."""
+    """Return the metric's published name if its definition is the published one; else name metric and encoder."""
     published = encoder.published.get(metric.name)
     if published and encoder.name is None:
         return published
@@ -350,8 +350,8 @@ def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
 def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
     """Define each metric of an evaluation by its name, the most important first.
 
-    `of_scenes` says whether the data are scenes, whose images can be read back. An encoder's handling of images is
-    known only after it is loaded, and is recorded in the result.
+    `of_scenes` says whether the data are scenes, whose images the scene encoder can read. How an encoder preprocesses
+    images is known only after it is loaded, and is recorded in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:

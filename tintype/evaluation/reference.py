@@ -1,7 +1,7 @@
 """Features of the real images with which generated images are compared, by one encoder.
 
-Features are cached on disk under a hash of the encoder's weights and preprocessing, and of the images. So every arm of
-every study reads the same reference, and a reference made in another way is refused.
+Features are cached on disk under a hash of the images, and of the encoder's weights and preprocessing. So every arm of
+every study reads the same reference, and a reference made with another encoder or other images is refused.
 
 M: real images, F: size of a feature vector.
 """
@@ -108,11 +108,9 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
 def source_features(
     source: ImageSource, ids: Sequence[int], words: str, of_data: str, encoder: Encoder
 ) -> Tensor | None:
-    """Return the features of a source's square images, cached on disk.
+    """Return the features of a source's square images, cached on disk. `of_data` names the source.
 
     Ranks share the work; the first rank has the result.
-
-    `of_data` names the source.
     """
     fingerprint = _sha256(f"{words} {list(ids)} {of_data}")
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
@@ -276,7 +274,7 @@ def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
-    """Raise if features come from other weights or another preprocessing: distances to them would mean nothing."""
+    """Raise if features come from other weights or another preprocessing: distances to them would be meaningless."""
     where = f"{path} of the encoder '{about.encoder}' ({about.definition})"
     what = f"identity than that of '{encoder.name}' ({encoder.definition})"
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
@@ -285,8 +283,8 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
 def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
     """Return a hash of the data's settings, its content, and the pixels of a few images.
 
-    A changed renderer or resize therefore gives another reference. `shaped` is given if the data's images are not
-    square. Then the hash includes the shapes, and in a stage also the buckets, which decide the shape of each image.
+    So a changed renderer or resize gives another reference. `shaped` is given if the data's images are not square. Then
+    the hash includes the shapes, and in an earlier stage also the buckets, which decide the shape of each image.
     """
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:

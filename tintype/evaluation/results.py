@@ -94,15 +94,15 @@ class Copies(_Record):
     captions: int
     """Number of distinct training captions that were sampled."""
     images: int
-    """Number of training images that were searched for copies of."""
+    """Number of training images in which near-copies were searched."""
     unlike: float
-    """Share of the samples of training captions that do not resemble the data."""
+    """Fraction of the samples of training captions that do not resemble the data."""
     any: dict[str, Rate]
     """Rate of near-copies of any training image, overall and by guidance scale."""
     own: dict[str, Rate]
     """Rate of near-copies of the caption's own image."""
     pairs: list[CopyPair]
-    """The pairs with the smallest distance first."""
+    """Pairs of a sample and its nearest training image, closest first."""
 
     @property
     def words(self) -> str:
@@ -125,7 +125,7 @@ class MetricValues(_Record):
     """95% confidence intervals of sampling."""
     error_methods: dict[str, str] = {}
     biases: dict[str, float] = {}
-    """Known biases of metrics from finite sets of images, which make a metric too large.
+    """Known biases by metric: how much too large a metric is because it uses finitely many images.
 
     Left out of the dump if empty.
     """
@@ -150,7 +150,7 @@ class EvaluationResult(MetricValues):
     """
     weights: str
     ema: AverageInfo | None = None
-    """The average computed from snapshots; None for the weights of a checkpoint. None is left out of the dump."""
+    """The average computed from snapshots; None, left out of the dump, for the weights of a checkpoint."""
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]
@@ -277,7 +277,7 @@ def read_result(file: Path) -> EvaluationResult:
             raise damaged(file.parent / name, "it is missing", remake)
     try:
         result = result_of(content)
-    except ValidationError as error:  # of another version
+    except ValidationError as error:  # the result is of another version
         raise damaged(file, first_problem(error), remake) from None
     pairs = [(pair.image, pair.sha256) for one in result.copies.values() for pair in one.pairs]
     for name, wanted in (*zip(result.previews, result.previews_sha256, strict=False), *pairs):

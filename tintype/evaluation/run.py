@@ -62,12 +62,12 @@ def evaluate(
 ) -> EvaluationResult:
     """Score a run's newest checkpoint, an average computed from its snapshots, or the weights kept at `kept_step`.
 
-    `whole_step` is the step of these weights, from a caller that has just verified them.
+    `whole_step` is the step of the newest checkpoint, from a caller that has just verified the checkpoint.
 
-    Protocol settings that were not given follow from the run's data. Images are generated once; `on_progress` gets the
-    progress. Ranks share the work; the first rank has the numbers, writes the result and broadcasts it. On a CPU this
-    uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost the lease of the
-    run.
+    Protocol settings that were not given are chosen to fit the run's data. Images are generated once; `on_progress`
+    gets the progress. Ranks share the work; the first rank has the numbers, writes the result and broadcasts it. On a
+    CPU, scoring uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost the
+    run's lease.
     """
     world, record = current(), RunRecord(path)
     plan = record.plan
@@ -158,7 +158,7 @@ def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> No
     with world.fail_together():
         if world.size > 1 and world.local_rank == 0:
             for settings in protocol.encoders:
-                with suppress(UserError):  # named below, with all other problems
+                with suppress(UserError):  # reported below, together with all other problems
                     settings.build(device)
     with world.fail_together():
         refuse(readiness_problems(protocol, [plan.data], device))
@@ -186,7 +186,7 @@ def _stored(
     except DamagedFileError as error:
         _discard(path, file, step, error, fence)
         return None
-    # weights can change under the same name
+    # an encoder's weights may have changed since, although its name is the same
     same = (result.encoders.get(one.title) == encoder_info(one, one.build(device)) for one in protocol.encoders)
     return result if all(same) else None
 

@@ -1,7 +1,7 @@
 """Generated images, stored in shards in the run's folder, so that a metric added later needs no new sampling.
 
-The folder's name depends on what decides the images (prompts, noise, sampler, step), and not on their number or the
-metrics. A larger count adds shards. An interrupted sampling resumes after the last complete shard.
+The folder's name depends on the settings that decide the images (prompts, noise, sampler, step), but not on their
+number or the metrics. So a larger count only adds shards. Interrupted sampling resumes after the last complete shard.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ def step_name(step: int, weights: str = "") -> str:
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int, shapes: Sequence[Shape] = ()) -> str:
-    """Return a hash of how images are made. The prompts are recorded in the shards.
+    """Return a hash of the settings that decide images, without the prompts, which the shards record.
 
-    If there are several shapes, the hash covers all of them, because the number of images decides their order.
+    If there are several shapes, the hash covers the shape of every image, since the number of images decides the order.
     """
     sampler = plain(sampling.sampler)
     sampler.pop("batch")

@@ -53,7 +53,7 @@ class Scorecard:
     encoders: dict[str, EncoderInfo] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     real: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Scene metrics on the real images of the prompts, the score of a perfect model."""
+    """Scene metrics on the real images of the prompts: the scores that a perfect model would get."""
     misread: list[list[Misread]] = field(default_factory=list)
     """Words that the first images of the first sampling got wrong; empty if its prompts do not describe scenes."""
     copies: dict[str, FoundCopies] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def score(
     for one in samples:
         counter.begin("checking the images")
         if current().leads:
-            card.warnings += _duplicates(one)  # the first pass, which checks the shards
+            card.warnings += _duplicates(one)  # the first pass over the images, which also verifies the shards
         if scored.data.of_scenes and one.sampling.prompts in SCENE_METRICS:
             _score_scenes(card, parts, scored, protocol, one, previews if one is samples[0] else 0)
         for settings in protocol.encoders_of(one.sampling):
@@ -238,7 +238,7 @@ def _score_held_out(card: Scorecard, parts: Model, scored: ScoredData, protocol:
 def _duplicates(samples: Samples) -> list[str]:
     """Warn about images with equal pixels: noise was repeated, or the model maps many noises and prompts to one image.
 
-    The sampling errors still assume independent images, since each image had its own noise.
+    Sampling errors still treat these images as independent, since each image had its own noise.
     """
     different = {digest(image) for shard in samples.shards() for image in shard}
     copies = len(samples) - len(different)

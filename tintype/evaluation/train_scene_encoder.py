@@ -40,7 +40,7 @@ TRAIN_SIZES_PX = (16, 20, 24, 32, 40, 48, 64, 64, 96, 128)
 MEASURED_SIZES_PX = (16, 24, 32, 48, 64, 128)
 
 _LEARNING_RATE, _WEIGHT_DECAY, _WARMUP_STEPS = 2e-3, 1e-2, 200
-_NOISE_LEVELS = 5.0  # of 255: the most noise that is added in training
+_NOISE_LEVELS = 5.0  # largest noise that is added in training, in levels of 255
 _MEASURE_BATCH = 256
 
 Accuracy = dict[str, dict[str, dict[str, float]]]
@@ -132,7 +132,7 @@ def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, de
 
 
 def _new_encoder(seed: int, device: str) -> SceneEncoder:
-    with torch.random.fork_rng(devices=[]):  # torch's own initialisers know only the global generator
+    with torch.random.fork_rng(devices=[]):  # torch's initialisers can only use the global generator
         torch.manual_seed(seed)
         encoder = SceneEncoder()
     return encoder.to(device).train()

@@ -31,14 +31,14 @@ def copy_numbers(digests: Sequence[bytes | tuple[bytes, bytes]]) -> Tensor | Non
 
 
 def without_others(copy_N: Tensor | None, selected_N: Tensor) -> Tensor | None:
-    """Return the numbers of the selected images, renumbered from 0."""
+    """Return the content numbers of the selected images, renumbered from 0."""
     return None if copy_N is None else copy_N[selected_N.to(copy_N.device)].unique(return_inverse=True)[1]
 
 
 def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:
-    """Note how many images are duplicates within a set, and how many are in both sets.
+    """Return notes on how many images are duplicates within the set, and how many are also in the reference.
 
-    `reference` is None if unknown.
+    `reference` is None if the reference's digests are unknown.
     """
     notes = []
     if copies := len(images) - len(set(images)):

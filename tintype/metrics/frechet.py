@@ -1,8 +1,9 @@
 """Fréchet distance between Gaussians fitted to two sets of features, in float64.
 
-|m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. For any factor S_y = B Bᵀ, the last trace is the sum of the singular
-values of X B / √(N - 1), where X are the centred rows of the fake set. B is computed once per reference, and no general
-matrix root is needed. For fewer images than features, the matrix is only as large as the number of images.
+The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Take any factor B with S_y = B Bᵀ. The last trace is
+the sum of the singular values of X B / √(N - 1), where X has the centred rows of the fake set. So B is computed once
+per reference, and no general matrix root is needed. With fewer images than features, the matrix is only as large as the
+number of images.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
 """
@@ -57,7 +58,7 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
     """Return the eigenvalues of Bᵀ S_x B that can be nonzero.
 
-    The others are rounding errors, whose roots would add up.
+    All other computed eigenvalues are rounding errors, and the sum of their roots would be too large.
     """
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape

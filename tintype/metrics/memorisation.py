@@ -1,17 +1,20 @@
 """Memorisation: how often a model returns its training images when it gets their captions.
 
-Samples of training captions are compared with the training images (2212.03860, 2301.13188). A model that follows
-captions comes near an image without having seen it. So the same is done with captions of unseen images, compared with
-these unseen images, and the two shares are subtracted. Distances are between features, and relative as in 2301.13188,
-section 5.1: a sample's distance to an image, divided by its mean distance to the nearest images of a third set. The
-model is neither trained on the third set nor sampled with its captions. Two kinds of near-copies are counted:
+Samples of training captions are compared with the training images (arXiv 2212.03860, 2301.13188). A model that follows
+captions comes near an image even without having seen it. So samples of unseen images' captions are also compared with
+those unseen images, and the rate of near-copies there is subtracted.
 
-- of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold;
-- of any image: of the caption's own image, or nearer to another image than all but a share `CHANCE` of the third set's
-  real images are. Among many images some are alike, so this threshold is lower, and each set has its own.
+Distances are between features, and relative as in arXiv 2301.13188, section 5.1: a sample's distance to an image is
+divided by the sample's mean distance to the nearest images of a third set. The model is neither trained on the third
+set nor sampled with its captions. Two kinds of near-copies are counted:
 
-Differs from 2301.13188: features instead of pixels, neighbours outside of the training images, a threshold from the
-data.
+- Of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold.
+- Of any image: a near-copy of the caption's own image, or a sample very near to another image. Its relative distance
+  must be below that of all but a fraction `CHANCE` of the third set's real images. Among many images some are similar,
+  so this threshold is lower than `OWN_BAR`. Training images and unseen images each have their own threshold.
+
+Three things differ from arXiv 2301.13188: features instead of pixels, neighbours outside of the training images, and a
+threshold from the data.
 
 N: samples, M: images to search for copies of, R: images of the third set, F: size of a feature vector.
 """
@@ -36,7 +39,8 @@ _NEIGHBOURS = 50
 _FEWEST = 100
 """Fewest images of the third set. With fewer, the thresholds would depend on a handful of images."""
 _FAR = 1.2
-"""A sample does not resemble the data if its neighbours are this factor farther than those of 99% of real images."""
+"""A sample does not resemble the data if its neighbours are this factor farther away than those of 99% of real images.
+"""
 _Z = 1.96
 
 Verdict = Literal["copies", "unlike the data", "none found"]
@@ -110,14 +114,15 @@ class Recall:
 
     @property
     def unlike(self) -> float:
-        """Return the share of the samples of training captions that do not resemble the data."""
+        """Return the fraction of the samples of training captions that do not resemble the data."""
         return float(self.training.unlike_N.double().mean())
 
     @property
     def verdict(self) -> Verdict:
-        """Return "copies" if an interval lies above 0.
+        """Return "copies" if the interval of a difference of rates lies above 0.
 
-        If samples do not resemble the data, no verdict on copies is possible.
+        Otherwise return "unlike the data" if most samples do not resemble the data, so that no verdict is possible, and
+        else "none found".
         """
         if max(self.rate("any").low, self.rate("own").low) > 0:
             return "copies"
@@ -161,7 +166,7 @@ def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool 
 
 def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distance of each sample to its nearest image, and that image's row."""
-    images = Reference(image_MF if len(image_MF) > 1 else image_MF.repeat(2, 1))  # which needs two
+    images = Reference(image_MF if len(image_MF) > 1 else image_MF.repeat(2, 1))  # a reference needs two images
     points = Points.about(images.mean_F, fake_NF.double())
     found = [block.distance2().min(1) for block in images.blocks(points, images.points)]
     return torch.cat([one.values for one in found]).sqrt(), torch.cat([one.indices for one in found]) % len(image_MF)
@@ -227,9 +232,9 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
 
 _RANGE = (-1.0, 1.0)
 _MARGIN = "0.01"
-"""One image in a hundred.
+"""Margin of the metric: one image in a hundred.
 
-If a model copies nothing, the share is about zero, so a relative margin would be zero too.
+If a model copies nothing, the metric is about zero, so a relative margin would be about zero too.
 """
 ANY: Metric[Recall] = Metric(
     name="memorised",

@@ -18,7 +18,7 @@ Compared = Literal["raw", "log", "logit", "asinh"]
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its standard error of sampling: its spread over other noises with the same model."""
+    """A number with its sampling error: its standard deviation over other noises with the same model."""
 
     value: float
     error: float | None = None
@@ -60,16 +60,16 @@ class Metric(Generic[Inputs]):
     """Definition in words. `{captions}` stands for the caption column."""
     measure: Callable[[Inputs], Measured]
     range: Range = ANY_VALUE
-    """Possible values. Unbiased estimates of a distance have no bound, since they can be slightly below zero."""
+    """Range of possible values. An unbiased estimate of a distance has no lower bound, since it can be below zero."""
     scale: Compared | None = None
-    """Scale on which runs are compared. None means logit for shares, log for nonnegative values, else raw."""
+    """Scale on which runs are compared. None means logit for values in [0, 1], log for nonnegative values, else raw."""
     margin: str = MARGIN
     """Largest negligible difference: relative to the baseline's mean (3%), or in the metric's unit (0.01).
 
     A study may choose another margin.
     """
     corrected_for_chance: bool = False
-    """Whether the share is corrected for chance, and so can be below zero."""
+    """Whether the metric, a fraction, is corrected for chance and so can be below zero."""
     unit: str = ""
     decimals: int | None = None
     """Printed digits after the decimal point; None for as many as the value needs."""
@@ -90,7 +90,7 @@ class Metric(Generic[Inputs]):
     This number is part of a protocol's hash, so values of two definitions are never compared.
     """
     revised_above: int = 0
-    """References of at most this many images have the same values as in the first definition."""
+    """With a reference of at most this many images, the present definition gives the same values as the first one."""
 
     @property
     def compared(self) -> Compared:

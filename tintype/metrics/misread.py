@@ -13,7 +13,7 @@ ABSENT = "not drawn"
 
 
 class Misread(NamedTuple):
-    """A span of a prompt, from its first character to the one after its last, and what is wrong with it."""
+    """A span of a prompt, from `start` to `end` (exclusive), and how the image differs from it."""
 
     start: int
     end: int

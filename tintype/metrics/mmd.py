@@ -2,8 +2,8 @@
 
 If both sets come from one distribution, the unbiased estimate is near zero, and may be slightly negative.
 
-A discrepancy does not change when a constant is added to its kernel. Here each kernel is shifted (k - 1), so that it is
-zero for equal images or for orthogonal images. So sums contain no digits that cancel later, and the diagonal of a
+A discrepancy does not change when a constant is added to its kernel. Here 1 is subtracted from each kernel, so that the
+kernel is zero for equal images or for orthogonal images. This avoids cancellation in the sums, and the diagonal of a
 Gaussian kernel is zero.
 
 N: fake images, M: real images, F: size of a feature vector, R: rows of a block.

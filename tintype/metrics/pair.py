@@ -21,9 +21,9 @@ from tintype.metrics.resample import GROUPS, canonical_order, group_of
 
 _BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
 _SAME = 1e-12
-"""Squared distances below this share of the squared lengths count as zero: in float32 the images are equal."""
+"""Squared distances below this fraction of the squared lengths count as zero: in float32 such features are equal."""
 MEDIAN_IMAGES = 10_000
-"""Largest number of real images for the median distance, evenly spaced in their `canonical_order`."""
+"""Most real images from which the median distance is computed. They are evenly spaced in their `canonical_order`."""
 
 
 class Reference:
@@ -188,7 +188,7 @@ class Points:
     offset_NF: Tensor
     length2_N: Tensor
     along_N: Tensor
-    """Correction for dot products: x·y is the product of the offsets plus `along` of both images."""
+    """Correction for dot products: x·y is the dot product of the offsets plus the `along` of both images."""
     norm_N: Tensor
 
     @classmethod

@@ -1,8 +1,9 @@
 """Nearest-neighbour balls: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
 
 The ball of an image reaches to its k-th nearest neighbour in its own set. Precision and recall count an image on the
-edge as inside, like their paper and its code; density and coverage do not, like theirs. Distances that differ only by
-rounding count as ties. Otherwise the order of the images or the block size could decide.
+edge of a ball as inside, like their paper and its code. Density and coverage count it as outside, like their paper and
+code. Distances that differ only by rounding count as equal. Otherwise the order of the images or the block size could
+change the result.
 
 N: fake images, M: real images, R: rows of a block (real images), K: nearest neighbours, G: groups left out.
 """
@@ -36,9 +37,8 @@ class Neighbours:
     def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
         """Return the radii with a group of images left out.
 
-        Images of the group get negative radii, so their balls are empty.
-
-        If fewer than k of the stored neighbours remain, the radius is the distance to the farthest stored neighbour.
+        Images of the group get negative radii, so their balls are empty. If fewer than k of an image's stored
+        neighbours remain, its radius is the distance to the farthest stored neighbour.
         """
         remains_NK = group_N[self.index_NK] != group
         known_N = remains_NK.sum(1) >= k
@@ -63,7 +63,7 @@ def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """For each fake image, in how many real balls it lies; for the real images, the shares near fake images."""
+    """How many real balls each fake image lies in, and the fractions of real images and balls near fake images."""
 
     inside_N: Tensor
     """Whether the fake image is in a real ball of k = 3."""

@@ -76,7 +76,7 @@ def _mean(values: PairValues) -> Measured:
 
 
 def _mean_psnr(values: PairValues) -> Measured:
-    """Average the PSNR over all pairs except equal images, whose PSNR is infinite; warn how many are equal."""
+    """Average the PSNR over all pairs except equal images, whose PSNR is infinite. Warn how many pairs are equal."""
     finite_N = values.value_N.isfinite()
     exact, count = int((~finite_N).sum()), len(finite_N)
     if exact == count:

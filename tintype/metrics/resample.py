@@ -3,8 +3,8 @@
 The generated images are resampled; the reference stays fixed. So the error is the spread over other noises with the
 same model and reference. The error does not include the spread over training seeds.
 
-An error depends on the set of images and not on their order. Duplicates of an image are not independent. So `copy_N`
-gives equal images equal numbers, and an image is resampled together with its duplicates.
+An error does not depend on the order of the images. Duplicates of an image are not independent. So `copy_N` gives equal
+images equal numbers, and an image is resampled together with its duplicates.
 
 N: images, C: distinct images, G: groups, D: bootstrap draws, F: numbers of a row.
 """
@@ -29,7 +29,7 @@ _CHUNK = 1 << 22
 def canonical_order(row_NF: Tensor) -> Tensor:
     """Return an order of the rows that depends only on their content: by the first number, then the second, and so on.
 
-    A rounding error in a number can only swap neighbouring rows.
+    A rounding error in a number can only swap rows that are next to each other.
     """
     columns = 1
     while True:

@@ -1,8 +1,8 @@
 """Scene accuracy and objects right: whether images show what their captions say, as the scene encoder reads them.
 
-Both metrics are scaled. 0 is the score of the same images on the prompts of other images, and 1 is the score of real
-images of the prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute only counts
-if the caption states it, the encoder can read it at the image's size, and it differs between prompts.
+Both metrics are scaled. 0 is the score of the same images on other images' prompts, and 1 is the score of real images
+of the prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute counts only if the
+caption states it, the encoder can read it at the image's size, and it differs between prompts.
 
 B: images. P: positions. R: positions that were read.
 """
@@ -23,9 +23,9 @@ from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
 BACKDROP_WEIGHT = 0.2
-"""Weight of background and light in an image's score; the rest is for objects.
+"""Weight of background and light in an image's score. The remaining weight is for objects.
 
-Both right alone score less than this.
+An image with only background and light right scores less than this.
 """
 SHIFTS = 64
 """Number of other prompts that each image is compared with; if there are fewer prompts, all of them."""
@@ -170,8 +170,8 @@ def _mean(values: Tensor) -> float:
 def score_shuffled(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
     """Score each image on the scenes of the prompts that follow its own, and average.
 
-    Each shift assigns every scene to one other image. So a model with the same image for all prompts scores here
-    exactly as on its own prompts.
+    Each shift pairs every scene with one other image. So a model that makes the same image for all prompts gets the
+    same score here as on its own prompts.
     """
     shifts = range(1, min(SHIFTS, len(stated) - 1) + 1)
     found = [score(read, _shifted(stated, shift), asked) for shift in shifts]
@@ -189,7 +189,8 @@ def _shifted(scenes: SceneBatch, shift: int) -> SceneBatch:
 def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
     """Return a number for each image whose mean is (own - shuffled) / (real - shuffled), for the means of all three.
 
-    The numbers are the ratio's first-order expansion in each image, so the error of their mean is the ratio's error.
+    The numbers are the ratio's first-order expansion in each image. So the standard error of their mean is that of the
+    ratio.
     """
     floor, top = shuffled_B.mean(), real_B.mean()
     if not top > floor:

@@ -25,7 +25,7 @@ from tintype.plugins.table import Table
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
 """Metrics of the scene encoder's readings, by caption column.
 
-For short captions both would be equal, so there is one.
+For short captions, both metrics would have the same value, so only one is used.
 """
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
 """Metrics of the features of images and their captions."""
@@ -61,10 +61,10 @@ PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
-    """Return the metrics whose values differ from their first definition, with the number of the definition.
+    """Return the metrics whose values differ from those of their first definition, with their definition's number.
 
-    Metrics that chose images by their index were redefined: fd_inf, and mmd with a large reference. Scene metrics were
-    not scaled at first. The validation loss used the uncorrected velocity of a contrastive loss.
+    The first definitions of fd_inf, and of mmd with a large reference, chose images by index. The first scene metrics
+    were not scaled. The first validation loss used the uncorrected velocity of a contrastive loss.
     """
     metrics: list[AnyMetric] = [ON_FEATURES[kind] for kind in kinds if reals > ON_FEATURES[kind].revised_above]
     metrics += [*HELD_OUT_METRICS, *(metric for kind in prompts for metric in SCENE_METRICS.get(kind, ()))]

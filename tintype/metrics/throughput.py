@@ -8,7 +8,7 @@ from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.train.speed import Line, images_per_s
 
 MUCH_FOR_A_TOKENIZER = 0.1
-"""Largest reasonable share of a step for a frozen network whose latents can be cached."""
+"""Above this fraction of a step's time, advice is given to cache a frozen tokenizer's latents."""
 
 METRIC = Metric[Sequence[Line]](
     name="images_per_s",
@@ -23,9 +23,9 @@ METRIC = Metric[Sequence[Line]](
 
 
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
-    """Return advice on a tokenizer that takes a large share of a step; empty if it does not.
+    """Return advice on a tokenizer that takes a large share of a step's time; empty if it does not.
 
-    A tokenizer in training has no latents to cache, and its share includes its training.
+    The latents of a tokenizer in training cannot be cached. Its share includes the time of its own training.
     """
     if share is None or share <= MUCH_FOR_A_TOKENIZER:
         return ""

@@ -1,9 +1,10 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
-The loss is measured on velocities whatever the arm's objective, so that arms can be compared. A contrastive loss moves
-the best velocity in a known way, which is undone first, like in sampling (`unbias`). The loss is measured in the
-latents of the run's own tokenizer, and with the run's own noise scale. So arms with another tokenizer or `noise_scale`
-are not compared in it (`study.contrasts.another_space`). Every arm reads the same caption column here.
+The loss is measured on velocities, whatever the arm's objective is, so that arms can be compared. A contrastive loss
+shifts the optimal velocity in a known way. This shift is undone first, as in sampling (`unbias`). The loss is measured
+in the latents of the run's own tokenizer, and with the run's own noise scale. So studies do not compare this loss
+between arms with different tokenizers or `noise_scale` (`study.contrasts.another_space`). All arms read the same
+caption column here.
 
 B: images of a batch, N: all images, T: times.
 """
