@@ -70,9 +70,9 @@ def ranked_arms(results: StudyResults) -> list[Arm]:
 def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
     """Return whether these seeds could not show any possible change of the metric.
 
-    That is so if the smallest detectable difference is larger than the baseline's own value or, for a metric between
-    two bounds, than half of its range. An interval without zero refutes it, corrected for others or not. If runs were
-    lost, the verdict says so instead.
+    This is true if the smallest detectable difference is larger than the baseline's own value. For a metric between two
+    bounds, it is true if that difference is larger than half of the metric's range. It is false if an interval,
+    corrected or not, excludes zero. If runs were lost, it is also false, since the verdict then says so.
     """
     if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
         return False
@@ -127,8 +127,8 @@ def relative(comparison: Comparison) -> float | None:
 def metric_decimals(results: StudyResults, metric: str) -> int:
     """Return one number of decimals for all of a metric's values, so that they can be read down a column.
 
-    They show two digits of the intervals. If few seeds make the intervals wide, they show one digit of the baseline's
-    spread.
+    The decimals show two digits of the intervals. If few seeds make the intervals wide, the decimals show one digit of
+    the baseline's spread.
     """
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
     reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]

@@ -1,7 +1,8 @@
 """How many concurrent runs raise the throughput of a study, measured while they run.
 
-The unit is a run that has the GPU for itself. A run counts one half if it takes half as many steps per second as it
-would alone. The sum over the runs of a GPU is its throughput, and its growth is the gain from one more run.
+The unit is the speed of a run that has the GPU for itself. A run counts one half if it makes half as many steps per
+second as it would alone. The sum over a GPU's runs is the GPU's throughput. The growth of this sum is the gain from one
+more run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ MOST = 16
 _WINDOW_S = 12.0
 """Seconds over which the speed of the runs is measured."""
 _GAIN = 0.02
-"""One more run must add this much of the throughput."""
+"""One more run must raise the throughput by this fraction."""
 _NO_GAIN = 1.05
-"""If the sum is at most this, the GPU was full with one run."""
+"""If the throughput of several runs is at most this, one run alone already used the GPU fully."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Pace:
 
     def note(self, running: Mapping[str, Pulse], now_s: float) -> None:
         """Record the progress of the running runs, by their names."""
-        if running.keys() != self._began.keys():  # one has begun or ended: the window begins anew
+        if running.keys() != self._began.keys():  # a run has begun or ended, so the window restarts
             self._began, self._began_s = dict(running), now_s
             return
         seconds = now_s - self._began_s

@@ -1,18 +1,19 @@
-"""Several studies of one comparison, read together.
+"""Pool several studies of one comparison.
 
-An arm is the same in two studies if its plan and the baseline's are equal apart from the seed, whatever its name. A run
-counts once: studies that share runs are read as one study with the runs of all.
+An arm is the same in two studies if its plan and the baseline's plan are equal apart from the seed, whatever its name.
+A run counts once: studies that share runs are read as one study with the runs of all.
 
-Each study without shared runs gives one estimate of the arm minus the baseline. The seed spread is shared by all of
-them, on the metric's scale. There are two means of these estimates, each weighted by precision.
+Each study without shared runs gives one estimate of the arm minus the baseline. The seed spread is pooled over all
+studies, on the metric's scale. There are two means of these estimates, each weighted by precision:
 
-*As one*: studies of the same plans by the same protocol should have the same true difference, so all runs are read as
-one study. *Across*: the true difference may differ between studies, as on other devices (`stats.between`). With two
-studies this interval is very wide.
+- *As one*: studies of the same plans by the same protocol should have the same true difference, so all runs are read as
+  one study.
+- *Across*: the true difference may differ between studies, for example between devices (`stats.between`). With two
+  studies the interval of this mean is very wide.
 
-The verdict comes from the first mean. If the studies lie farther apart than chance explains (p below 10%), it comes
-from the second. Each has a confidence of 95% by itself. Pooling asks one question of finished studies, and shares no
-error with the verdicts of the single studies.
+The verdict comes from the mean *as one*. If the studies differ by more than chance explains (p below 10%), the verdict
+comes from the mean *across*. Each mean's interval has a confidence of 95% by itself. Pooling is a separate question to
+finished studies, and does not share the error of their own verdicts.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class StudyEstimate:
 
     studies: list[str]
     seeds: int
-    """Runs of the arm that count."""
+    """Number of the arm's runs that count."""
     baseline_seeds: int
-    """Runs of the baseline that count, including the control's."""
+    """Number of the baseline's runs that count, including the control's."""
     difference: Interval
-    """In the metric's unit; the interval has a confidence of 95%."""
+    """The difference in the metric's unit, with its 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +63,25 @@ class PooledMetric:
     label: str
     direction: Literal["lower", "higher"]
     primary: bool
-    """Whether it is primary in the first study."""
+    """Whether the metric is primary in the first study."""
     studies: list[StudyEstimate]
     difference: Interval
     """The mean that gives the verdict: `as_one`, or `across` if the studies differ."""
     as_one: Interval
-    """The mean under one true difference."""
+    """The mean, assuming that all studies have the same true difference."""
     across: Interval | None
     """The mean if the true difference may vary; None for one study, and for studies that share runs."""
     relative: float | None
-    """The mean over the baseline's mean."""
+    """The difference, divided by the baseline's mean."""
     between: float | None
     """Deviation of the true difference between studies, on the metric's scale; None for studies that share runs."""
     heterogeneity_p: float | None
-    """Probability that studies of one true difference lie this far apart."""
+    """Probability that studies with the same true difference differ by at least this much."""
     verdict: PooledVerdict
     lost: int
-    """Runs that diverged or failed."""
+    """Number of runs that diverged or failed."""
     collapsed: int
-    """Collapsed runs, which are left out."""
+    """Number of collapsed runs, which are left out."""
 
     @property
     def agreement(self) -> str:
@@ -95,16 +96,16 @@ class PooledMetric:
 @dataclass(frozen=True)
 class PooledArm:
     arm: str
-    """Its label in the first study that has it."""
+    """The arm's label in the first study that has this arm."""
     names: dict[str, str]
-    """Its label in each study that has it, by study."""
+    """The arm's label in each study that has this arm, by study."""
     seeds: int
     """Runs of the arm, each once."""
     baseline_seeds: int
     shared: int
     """Runs of the arm and the baseline that are in more than one study, and count once."""
     metrics: list[PooledMetric]
-    """The primary ones first."""
+    """The arm's metrics, the primary metrics first."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,9 @@ def _pooled_arms(
 ) -> list[PooledArm]:
     """Pool the arms of one study with the same arms of others; arms of a study `before` were pooled with it already."""
     if not (reference.folder / "study.yaml").is_file():
-        return []  # its results alone do not have the plans of its arms
+        return []  # results without the study's folder do not have the plans of its arms
     study = stored_study(reference.folder)
-    metrics = dict[str, MetricInfo]()  # of the newest definition: values of another one are left out
+    metrics = dict[str, MetricInfo]()  # newest definitions; values by other definitions are left out
     for info in (info for one in (reference, *others) for info in one.results.metrics):
         if info.name not in metrics or info.revision > metrics[info.name].revision:
             metrics[info.name] = info.model_copy(update={"primary": info.name in study.settings.primary})
@@ -286,7 +287,8 @@ def _has(runs: Sequence[Run], metric: str) -> bool:
 def _cells(groups: Sequence[_Group], info: MetricInfo) -> Cells:
     """Return the cells of one metric, without collapsed runs.
 
-    The arms of all groups have one plan, and so have the baselines: they share their spreads, and no means.
+    The arms of all groups have one plan, and so have the baselines. So spreads are pooled over groups, but means are
+    not.
     """
     values = {
         f"{role} {number}": {

@@ -47,7 +47,7 @@ MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
 """Affordable numbers of seeds, whose detectable changes are always given."""
 FEW_DEGREES = 10
-"""Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
+"""With fewer degrees of freedom, the true spread may differ from the measured spread by a factor of 1.5."""
 _UNLIKE = 3.0
 
 
@@ -65,7 +65,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricPower:
-    """The power of the planned study on one metric. Three values are at the measured, smallest and largest spread."""
+    """The power of the planned study on one metric. Sequences are for the measured, smallest and largest spread."""
 
     metric: MetricInfo
     baseline: float
@@ -75,25 +75,24 @@ class MetricPower:
     spread: Spread
     """Spread of single runs."""
     deviation: float
-    """Spread of single runs in the metric's unit, around the baseline: half of the range of one deviation to either
-    side.
+    """Spread of single runs in the metric's unit: half of the range from one deviation below the baseline to one above.
     """
     by_arm: dict[str, float]
-    """The deviation of each arm."""
+    """The spread of each arm's runs, by the arm's label."""
     level: float
     power: Sequence[float] | None
-    """None if the effect is relative and the baseline's mean is zero."""
+    """Probability that the study finds the effect; None if the effect is relative and the baseline's mean is zero."""
     detectable: Sequence[float]
     by_seeds: dict[int, Sequence[float]]
     """The detectable changes with other numbers of seeds, ascending."""
     seeds_needed: Sequence[int | None] | None
-    """A None within it means more than a thousand."""
+    """Seeds with which 80% of studies find the effect. A None within it means more than a thousand."""
     margin: str
     """The margin: the largest difference that counts as *same*."""
     same: Sequence[float] | None
     """Probability that the planned study calls an arm without a difference "same"; None if the margin is zero."""
     same_seeds: Sequence[int | None] | None
-    """Seeds with which 80% of studies call it "same". A None within it means more than a thousand."""
+    """Seeds with which 80% of studies call an arm without an effect "same". None within it: more than a thousand."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Group:
     metrics: list[MetricPower]
     notes: list[str]
     stored: int = 0
-    """Stored runs of the baseline that serve the new study."""
+    """Number of stored baseline runs that the new study uses."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class PowerPlan:
     between: int = 0
     """Pairs of arms that are compared with each other."""
     stored: int = 0
-    """Stored runs of the baseline that serve the new study, by `analysis.bank`."""
+    """Number of stored baseline runs that the new study uses, by `analysis.bank`."""
 
     @property
     def has_control(self) -> bool:
@@ -409,7 +408,7 @@ def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[st
 
 
 _ANY_EFFECT = Effect(0.05, True)
-"""The effect in a plan that is only about margins."""
+"""A placeholder effect for plans that only ask which margins can be reached."""
 
 
 def _collapsed(studies: Sequence[StudyResults], metric: str) -> set[str]:
@@ -433,7 +432,7 @@ def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
 
 
 def _once(arms: Iterable[Arm]) -> list[Arm]:
-    """Leave out arms that share a run with an arm that has more: studies of one baseline often repeat runs."""
+    """Leave out arms that share a run with an arm of more runs, since studies of one baseline often repeat its runs."""
     kept: list[Arm] = []
     counted: set[str] = set()
     for arm in sorted(arms, key=lambda arm: len(_hashes(arm)), reverse=True):

@@ -1,4 +1,4 @@
-"""A study or a replication before its first step: its cost, and what to know before."""
+"""Describe a study or a replication before its first step: its cost, and notes for the user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlannedStudy:
 
 @dataclass(frozen=True)
 class HeldVerdict:
-    """A verdict that fresh seeds will support or not."""
+    """A verdict that a replication will test on fresh seeds."""
 
     arm: str
     metric: str
@@ -56,7 +56,7 @@ class PlannedReplication:
     cost: Cost | None = None
     """Fresh runs, and the time that they take; None where those of a finished study are taken."""
     source: str = ""
-    """Name of that study."""
+    """Name of the finished study whose runs are taken; empty if fresh runs are made."""
 
 
 def notes_before(study: Study, out: Path, past: Sequence[Path] = ()) -> list[Note]:

@@ -7,9 +7,9 @@ For one metric at one resolution, a plan is *shown better* than another by one o
 - A conclusion: one is better than the baseline, and the other is worse than it.
 
 Among K plans (the arms and the baseline), an arm's best rank is 1 + the number of plans shown better. Its worst rank is
-K - the number of plans that it is shown better than. It is *on the front* unless a plan of at most its cost is shown
-better. The cost is the time of a step, measured alone on a GPU. A plan of unknown cost is neither cheaper nor dearer
-than another.
+K - the number of plans that the arm is shown better than. An arm is *on the front* unless a plan of equal or lower cost
+is shown better. The cost is the time of a step, measured alone on a GPU. A plan of unknown cost is neither cheaper nor
+dearer than another plan.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Priority:
     step_s: float | None = None
     """Seconds of a step, measured alone on a GPU."""
     cost: float | None = None
-    """These seconds over the baseline's."""
+    """Seconds of a step, divided by the baseline's."""
     rank: tuple[int, int] | None = None
-    """First and last possible rank; None if it is not ranked."""
+    """Best and worst possible rank of the arm; None if it is not ranked."""
     of: int = 0
     """Number of plans that are ranked."""
     dominated_by: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Priority:
 
     @property
     def front(self) -> bool | None:
-        """Return whether it is on the front; None if it is not ranked."""
+        """Return whether the arm is on the front; None if the arm is not ranked."""
         return None if self.rank is None else not self.dominated_by
 
     @property
@@ -186,11 +186,11 @@ def _shown_better(
     for one, other in _undeclared(view):
         if one.name in rows and other.name in rows:
             better |= _ordered(one, other, metric, rows[other.name].margin or 0.0, sheets, level)
-    # An arm whose runs collapse more often than the baseline's is no better than anything.
+    # An arm whose runs collapse more often than the baseline's is never shown better than another plan.
     better = {(first, second) for first, second in better if first == baseline or rows[first].verdict != "unstable"}
     while follows := {(a, d) for a, b in better for c, d in better if b == c} - better:
         better |= follows
-    return {(a, b) for a, b in better if (b, a) not in better}  # looks of other seeds may contradict each other
+    return {(a, b) for a, b in better if (b, a) not in better}  # looks with different seeds may contradict each other
 
 
 def _ordered(

@@ -30,7 +30,7 @@ class SampledPrompts(BaseModel):
     def scored_on(self, metrics: Collection[str]) -> list[str]:
         """Return the prompts on which any metric is measured, those of the main sampling first.
 
-        A sampled condition can give no number: without distances, scenes or an encoder that reads text.
+        A sampled condition gives no number if there are no distances, no scenes and no encoder that reads text.
         """
         named = [one.prompts for one in self.also if any(metric.endswith(f"_{one.name}") for metric in metrics)]
         return list(dict.fromkeys([self.prompts, *named]))
@@ -56,8 +56,8 @@ def kind_words(prompts: str) -> str:
 def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: Collection[str]) -> str:
     """Return a warning if these arms read other captions and all are scored on one kind of prompt; otherwise ''.
 
-    A model does best on prompts like its training captions. PRX trained an arm on short captions and scored it on long
-    prompts only. That mixes the effect of the captions with the effect of unfamiliar prompts.
+    A model does best on prompts like its training captions. PRX trained an arm on short captions, but scored the arm on
+    long prompts only. Such a score mixes the effect of the captions with the effect of unfamiliar prompts.
     """
     sampled = SampledPrompts.model_validate(protocol)
     if not arms or len(sampled.scored_on(metrics)) > 1:

@@ -7,12 +7,13 @@ own). It is
   or if the last look shows no gain;
 - given more seeds otherwise.
 
-The level is from the ledger (tintype/study/ledger.py). It is one-sided, since `keep` is the only claim. The looks share
-it in proportion to their seeds. The first proposal fixes the seeds of the baseline at each look. Otherwise one could
-wait for an unlucky baseline. Spreads are shared between the arm and the baseline as in any study.
+The ledger (tintype/study/ledger.py) gives a proposal's level. The test is one-sided, since `keep` is the only claim.
+The looks share the level in proportion to their seeds. The first proposal fixes the baseline's seeds at each look.
+Otherwise a user could wait for a baseline with unlucky seeds. Spreads are pooled over the arm and the baseline as in
+any study.
 
-If a run of the baseline is lost, proposals are refused, not dropped. If this is known in time, they are not charged.
-The baseline never changes: to build on a kept arm, begin a new study with its plan.
+If a run of the baseline is lost, a proposal is refused, not dropped. If this is known before the proposal begins, no
+error is spent. The baseline never changes: to build on a kept arm, begin a new study with its plan.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Runs: TypeAlias = Mapping[Role, Sequence[Run]]
 LOOKS = SeedPlan(first=4, most=16)
 """Looks at proposals to a study that plans none itself."""
 NOT_WORSE = CONFIDENCE
-"""Confidence of the interval that shows a kept arm to be worse in another primary metric, without correction."""
+"""Confidence of the uncorrected interval that tests whether an arm is worse in another primary metric."""
 _SUREST = 1 - 1e-12
 """Largest confidence of an interval: the float before one."""
 _NAME = re.compile(r"[\w][\w -]*")
@@ -110,7 +111,7 @@ def judge(
 ) -> Judgement:
     """Test a proposal at one look. It must be better in the first of the metrics.
 
-    `level` is the one-sided level of this look, `most` are the seeds of the last one.
+    `level` is the one-sided level of this look. `most` is the number of seeds at the last look.
     """
     (first, meaning), *others = metrics.items()
     row = compare_proposal(runs, first, metrics, analysis, 1 - 2 * level)
@@ -441,7 +442,7 @@ class _Work:
         failed: Sequence[str] = (),
         signal: int | None = None,
     ) -> Proposal:
-        """Return that a look remains, and its cost."""
+        """Return the state of a proposal that needs another look, with the expected cost of that look."""
         left, seconds = self._left(look)
         minutes = self.budget.expected_s(left, seconds) / 60 if seconds.known else None
         found = _open(self.chain.ledger, entered, seen, rows, reason=f"the look at {len(look.arm)} seeds is not made")

@@ -1,7 +1,7 @@
 """A run of several ranks (`run.ranks`): `torchrun` starts them in a child of the worker, which scores the run itself.
 
-The first rank holds the run's lease while they train (`tintype.study.rank`), so the process that writes also notices a
-lost lease. Output of the ranks is in `launch/` of the study's folder.
+The first rank holds the run's lease while the ranks train (`tintype.study.rank`). So the process that writes files is
+also the process that detects a lost lease. The ranks' output is in `launch/` of the study's folder.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ def start_ranks(run: RankedRun) -> subprocess.Popen[bytes]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command = [*torchrun, str(task.plan.run.ranks), "-m", "tintype.study.rank", str(place.with_suffix(".json"))]
     script = ["bash", "-c", 'exec "${@:2}" >> "$1" 2>&1 < /dev/null', "bash", str(place.with_suffix(".log")), *command]
-    # In a session of its own: the terminal's SIGINT goes to the worker, which asks the ranks once.
+    # In a session of its own: Ctrl-C then signals only the worker, which asks the ranks once to stop.
     return subprocess.Popen(command_with_parent(script), start_new_session=True)

@@ -3,8 +3,8 @@
 A verdict is about a large measured difference, so its first estimate tends to be too large (the winner's curse). Fresh
 seeds are free of this selection. The first study stated each claim with its sign, so each is tested by itself,
 one-sided at 95%: the fresh interval has a confidence of 90%. A verdict of better or worse, in the claimed direction,
-- holds if the near end of the fresh interval is beyond zero;
-- is contradicted if the far end is short of half of the first estimate, corrected for selection;
+- holds if the fresh interval lies wholly on the claimed side of zero;
+- is contradicted if the fresh interval does not reach half of the first estimate, corrected for selection;
 - is open otherwise: the fresh seeds are too few.
 
 A verdict of same
@@ -12,12 +12,12 @@ A verdict of same
 - is contradicted if it lies wholly outside;
 - is open otherwise.
 
-The fresh runs are made for this, or come from a finished study of the same plans and protocol, on seeds that this study
-never used.
+The fresh runs are made for the replication, or come from a finished study of the same plans and protocol. Their seeds
+were never used in this study.
 
-An open verdict states how many fresh seeds would settle it. If fresh runs diverged it is open, and their number is
-given. If some failed or are missing, it is incomplete. Collapsed runs are counted, and the verdict is on the others. If
-all fresh seeds differ by the same amount, that amount is the interval.
+An open verdict states how many fresh seeds would settle it. If fresh runs diverged, the verdict is open, and their
+number is given. If fresh runs failed or are missing, the verdict is incomplete. Collapsed runs are counted, and the
+other runs are tested. If all fresh seeds differ by the same amount, that amount is the interval.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def _ends(fresh: Comparison) -> tuple[float, float] | None:
 def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
     """Return the fresh seeds that would settle an open verdict; None if a thousand would not.
 
-    The difference stays, and both sides of its interval shrink with the root of the number of seeds. The degrees of
-    freedom of more seeds would shrink them a little more.
+    This assumes that the difference stays the same, and that its interval shrinks with the root of the number of seeds.
+    The additional degrees of freedom would shrink the interval a little more.
     """
     ends, seeds = _ends(fresh), len(fresh.differences)
     if ends is None:

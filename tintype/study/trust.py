@@ -26,7 +26,7 @@ _OF_BIAS = (
 
 @dataclass(frozen=True)
 class Trust:
-    """A metric at one resolution. A number is None if there are too few runs for it."""
+    """How far to trust a metric at one resolution. A number is None if there are too few runs to compute it."""
 
     metric: MetricInfo
     baseline_mean: float | None

@@ -1,4 +1,4 @@
-"""The version that began a study: workers whose training computes other numbers may not join it."""
+"""The version that began a study. Workers whose version computes different numbers in training must not join it."""
 
 from __future__ import annotations
 

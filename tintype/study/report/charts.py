@@ -1,7 +1,7 @@
 """Figures of a report: pure functions from data to inline SVG.
 
-Colours come from the page's style sheet, so that one drawing serves light, dark and paper. In every chart of
-differences right is better. Every colour is doubled by a word, a shape or a label.
+Colours come from the page's style sheet, so that a drawing works on light pages, on dark pages and on paper. In every
+chart of differences, right is better. No colour is the only sign: a word, a shape or a label always repeats it.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ class Combined:
 
 
 def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Combined) -> Markup:
-    """Draw the effect of the second part without and with the first. If they add up, the dashed line is covered.
+    """Draw the second part's effect without and with the first part. If the effects add up, the dashed line is covered.
 
     Up is better. `css` is the class of the first part.
     """
