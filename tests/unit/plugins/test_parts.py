@@ -185,7 +185,11 @@ def test_samplers_and_guidances_count_in_the_hash_of_a_protocol_and_in_the_recor
     before = main.hash, also.hash, Protocol().hash
     forget(loaded()[EVERY_PART.name])
     load_files([write_plugin(tmp_path, EVERY_PART.read_text() + "# changed\n", EVERY_PART.name)])
-    assert (main.model_copy().hash != before[0], also.model_copy().hash != before[1], Protocol().hash == before[2]) == (True, True, True)
+    assert (main.model_copy().hash != before[0], also.model_copy().hash != before[1], Protocol().hash == before[2]) == (
+        True,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
